@@ -181,16 +181,23 @@ class StepFailedError(QuireError):
     Attributes:
         report: Error that a client may read, with its cause.
         slots: Errors of the slots that are known to have failed; empty if only the whole batch is.
+        plan_id: Id of the step plan, once the engine knows of the failure.
     """
 
     code = "step_failed"
 
     def __init__(
-        self, message: str, *, report: "ErrorReport", slots: "Mapping[int, ErrorReport]"
+        self,
+        message: str,
+        *,
+        report: "ErrorReport",
+        slots: "Mapping[int, ErrorReport]",
+        plan_id: int = 0,
     ) -> None:
         super().__init__(message)
         self.report = report
         self.slots = dict(slots)
+        self.plan_id = plan_id
 
 
 class RequestError(QuireError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from quire.launch.composing import Composed
 from quire.launch.workers.key_exchange import KeyExchange
 
 if TYPE_CHECKING:
-    from quire.layers.parallel import StageLink, TensorParallelGroup
+    from quire.layers.parallel import RankGroup, StageLink, TensorParallelGroup
     from quire.worker.device.group_place import GroupPlace
 
 
@@ -26,7 +27,48 @@ def make_only_worker(composed: Composed) -> Worker:
     return ModelWorker(composed.settings, parts, SingleDevice())
 
 
-def make_worker(composed: Composed, rank: int, exchange: KeyExchange) -> Worker:
+@dataclass(frozen=True, slots=True)
+class RankWorker:
+    """Worker of a rank, with the groups of ranks that it computes with.
+
+    Attributes:
+        worker: The worker.
+        groups: Tensor-parallel group, and links to the pipeline stages beside it.
+    """
+
+    worker: Worker
+    groups: Sequence[RankGroup]
+
+    def abort(self) -> None:
+        """Make the calls of ranks that wait for this one fail, where they can go on afterwards.
+
+        Where they cannot, the engine decides: if all ranks failed alike, none waits for another.
+        """
+        for group in self._resettable:
+            group.abort()
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether the groups can be used again after a rank has waited for another in vain."""
+        return len(self._resettable) == len(self.groups)
+
+    @property
+    def _resettable(self) -> list[RankGroup]:
+        return [group for group in self.groups if group.can_reset]
+
+    def resume(self, epoch: int) -> None:
+        """Make the groups usable again, once no rank is in a call."""
+        for group in self._resettable:
+            group.reset(epoch)
+
+    def shutdown(self) -> None:
+        """Release all resources of the worker, and leave the groups."""
+        self.worker.shutdown()
+        for group in self.groups:
+            group.close()
+
+
+def make_worker(composed: Composed, rank: int, exchange: KeyExchange) -> RankWorker:
     """Build the worker of a rank, connected to the ranks that it computes with.
 
     Args:
@@ -41,14 +83,17 @@ def make_worker(composed: Composed, rank: int, exchange: KeyExchange) -> Worker:
     composition = composed.composition
     parts = WorkerParts.load(composed.settings, composition, composed.plugins.registries)
     ranks = Ranks(composed, rank, exchange)
+    group, previous, following = ranks.group(), ranks.link(ranks.stage - 1), ranks.link(ranks.stage)
     stage = Stage(
         index=ranks.stage,
         count=composition.grid.pp_size,
         layers=composition.stage_layers[ranks.stage],
-        previous=ranks.link(ranks.stage - 1),
-        next=ranks.link(ranks.stage),
+        previous=previous,
+        next=following,
     )
-    return ModelWorker(composed.settings, parts, ranks.group(), stage)
+    worker = ModelWorker(composed.settings, parts, group, stage)
+    links = [link for link in (previous, following) if link is not None]
+    return RankWorker(worker, [group, *links])
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +135,7 @@ class Ranks:
         return SharedMemoryGroup.join(self.exchange, f"group {self.stage}", place)
 
     def link(self, stage: int) -> StageLink | None:
-        """Join the link from a stage to the next one, between the ranks of this tensor-parallel rank.
+        """Join the link from a stage to the next one, between ranks of one tensor-parallel rank.
 
         Returns:
             None if one of the two stages does not exist.

@@ -51,6 +51,10 @@ class RankResults:
         rows = _with_errors(by_rank, self._sampling_rank)
         return StepResult(plan_id=plan_id, results=rows, transfers=self._transfers.pop())
 
+    def drop(self) -> None:
+        """Drop all results: the steps in flight failed. Transfers of a KV store go on."""
+        self._by_plan.clear()
+
 
 def _with_errors(by_rank: Mapping[int, StepResult], sampling_rank: int) -> list[SlotResult]:
     """Return the rows of the sampling rank; a slot that failed on another rank has failed."""

@@ -5,29 +5,34 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Callable
 from typing import Any
 
-from quire.errors import EngineDeadError, QuireError
+from quire.errors import CollectiveError, EngineDeadError, QuireError, StepFailedError
 from quire.frontend.dispatch.engine_client import death_by
-from quire.interfaces.executor import StepRunner, Worker
+from quire.interfaces.executor import StepRunner
 from quire.launch.agreement import own_choices
 from quire.launch.composing import Composed, compose_engine
 from quire.launch.kv_memory import plan_memory
 from quire.launch.workers.key_exchange import KeyExchange
-from quire.launch.workers.rank_worker import make_worker
+from quire.launch.workers.rank_worker import RankWorker, make_worker
 from quire.launch.workers.worker_wire import (
     Allocate,
     Allocated,
     Completed,
     Execute,
     Failed,
+    Halt,
+    Halted,
     Joined,
     Load,
     Loaded,
     Refused,
+    Resume,
     Returned,
     Run,
     Sample,
+    StepFailed,
     Stop,
     ToWorker,
     WorkerConfig,
@@ -102,7 +107,8 @@ class WorkerServer:
         self._composed = composed
         self._rank = rank
         self._channel = channel
-        self._worker: Worker | None = None
+        self._worker: RankWorker | None = None
+        self._is_halted = False
         self._runner: StepRunner | None = None
 
     def serve(self) -> None:
@@ -126,10 +132,15 @@ class WorkerServer:
             case Allocate():
                 self._allocate(message.kv_bytes)
             case Execute():
-                self._running.execute(message.plan)
+                self._compute(message.plan.plan_id, lambda: self._running.execute(message.plan))
             case Sample():
-                self._running.sample(message.plan_id, message.masks)
-                self._channel.send(Completed(self._running.collect(message.plan_id)))
+                self._compute(message.plan_id, lambda: self._sample(message))
+            case Halt():
+                self._is_halted = True
+                self._channel.send(Halted(self._loaded.can_resume))
+            case Resume():
+                self._is_halted = False
+                self._loaded.resume(message.epoch)
             case Run():
                 self._channel.send(self._returned(message.command))
             case _:
@@ -138,19 +149,32 @@ class WorkerServer:
     def _load(self) -> None:
         exchange = KeyExchange(self._channel)
         self._worker = make_worker(self._composed, self._rank, exchange)
-        self._channel.send(Loaded(self._worker.load()))
+        self._channel.send(Loaded(self._worker.worker.load()))
 
     def _allocate(self, kv_bytes: list[int]) -> None:
-        if self._worker is None:
-            raise EngineDeadError("the engine asked to allocate before the weights were loaded")
         composed = self._composed
         plans = plan_memory(
             composed.settings, composed.composition, composed.plugins.registries, kv_bytes
         )
-        self._runner = self._worker.allocate(plans)
+        self._runner = self._loaded.worker.allocate(plans)
         gc.collect()
         gc.freeze()  # these objects stay alive, so that collections during steps can skip them
         self._channel.send(Allocated(plans[0].num_blocks, plans[0].max_model_len))
+
+    def _compute(self, plan_id: int, phase: Callable[[], None]) -> None:
+        """Run a phase of a step unless this rank is halted; a failure is reported, and halts it."""
+        if self._is_halted:
+            return
+        try:
+            phase()
+        except (StepFailedError, CollectiveError) as error:
+            self._is_halted = True
+            self._loaded.abort()
+            self._channel.send(_report(plan_id, error))
+
+    def _sample(self, message: Sample) -> None:
+        self._running.sample(message.plan_id, message.masks)
+        self._channel.send(Completed(self._running.collect(message.plan_id)))
 
     def _returned(self, command: WorkerControl) -> Returned:
         """Run a command; a `QuireError` becomes its result."""
@@ -160,10 +184,22 @@ class WorkerServer:
             return Returned(None, ErrorMessage.of(error))
 
     @property
+    def _loaded(self) -> RankWorker:
+        if self._worker is None:
+            raise EngineDeadError("the engine asked for more before the weights were loaded")
+        return self._worker
+
+    @property
     def _running(self) -> StepRunner:
         if self._runner is None:
             raise EngineDeadError("the engine sent a step before the KV cache was allocated")
         return self._runner
+
+
+def _report(plan_id: int, error: StepFailedError | CollectiveError) -> StepFailed:
+    if isinstance(error, CollectiveError):
+        return StepFailed(plan_id, None, {}, str(error))
+    return StepFailed(plan_id, error.report, error.slots, str(error))
 
 
 def _log(error: BaseException) -> None:

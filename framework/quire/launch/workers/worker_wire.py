@@ -1,9 +1,9 @@
 """Messages between the engine and the processes of its workers.
 
 engine -> worker   WorkerConfig on its standard input; then Load, Allocate, Execute, Sample, Run,
-                   KeyValue and Stop
-worker -> engine   Joined or Refused; Loaded; Allocated; one Completed per step; Returned; Failed;
-                   SetKey and GetKey, with which ranks find each other
+                   KeyValue and Stop; Halt and Resume after a failed step
+worker -> engine   Joined or Refused; Loaded; Allocated; one Completed or StepFailed per step;
+                   Halted; Returned; Failed; SetKey and GetKey, with which ranks find each other
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from quire.config import Settings
-from quire.messages import RowBitmask, StepPlan, StepResult, WorkerControl, WorkerInfo
+from quire.messages import ErrorReport, RowBitmask, StepPlan, StepResult, WorkerControl, WorkerInfo
 from quire.process.error_message import ErrorMessage
 
 
@@ -103,6 +103,46 @@ class Completed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     result: StepResult
 
 
+class StepFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A step failed on one rank, which computes nothing until `Resume`.
+
+    Attributes:
+        plan_id: Id of the step.
+        report: Error that a client may read; None if the rank only waited for another one.
+        slots: Errors of the slots that are known to have failed.
+        message: What happened, for the operator.
+    """
+
+    plan_id: int
+    report: ErrorReport | None
+    slots: dict[int, ErrorReport]
+    message: str
+
+
+class Halt(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Compute nothing until `Resume`, and answer `Halted`."""
+
+
+class Halted(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The rank is in no step.
+
+    Attributes:
+        can_resume: Whether its groups can be used again.
+    """
+
+    can_resume: bool
+
+
+class Resume(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Reset the groups of ranks, and compute the steps that follow.
+
+    Attributes:
+        epoch: Number of the reset, greater than that of each earlier one.
+    """
+
+    epoch: int
+
+
 class Run(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Run a command between two steps."""
 
@@ -146,5 +186,5 @@ class Stop(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Shut down and exit."""
 
 
-ToWorker = Load | Allocate | Execute | Sample | Run | KeyValue | Stop
+ToWorker = Load | Allocate | Execute | Sample | Halt | Resume | Run | KeyValue | Stop
 FromWorker = Joined | Refused | Loaded | Allocated | Completed | Returned | SetKey | GetKey | Failed

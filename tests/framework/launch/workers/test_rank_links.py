@@ -112,7 +112,7 @@ def test_the_last_words_of_a_dead_rank_are_the_reason(ranks):
 
     start(ranks, silent, fails)
     ranks.links.send(Load())
-    with pytest.raises(EngineDeadError, match="worker 1 of 2 .* failed: no memory for this"):
+    with pytest.raises(EngineDeadError, match=r"worker 1 of 2 .* failed: no memory for this"):
         ranks.links.gather(Loaded, 5)
 
 
@@ -185,7 +185,7 @@ def test_an_idle_check_notices_a_death_and_nothing_else(ranks):
     ranks.links.check()
     ranks.links.check()
     ranks.processes[0].die()
-    with pytest.raises(EngineDeadError, match="worker 0 of 2"):
+    with pytest.raises(EngineDeadError, match=r"worker 0 of 2"):
         ranks.links.check()
 
 

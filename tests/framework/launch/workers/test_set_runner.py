@@ -3,12 +3,24 @@
 import pytest
 from scripted_rank import ScriptedRanks
 
-from quire.errors import AdapterError, EngineDeadError
+from quire.errors import AdapterError, EngineDeadError, StepFailedError
 from quire.interfaces.executor import WorkerGrid
 from quire.launch.workers.set_runner import SetRunner
-from quire.launch.workers.worker_wire import Completed, Execute, Joined, Returned, Run, Sample
+from quire.launch.workers.worker_wire import (
+    Completed,
+    Execute,
+    Halt,
+    Halted,
+    Joined,
+    Resume,
+    Returned,
+    Run,
+    Sample,
+    StepFailed,
+)
 from quire.messages import (
     AdapterRef,
+    ErrorReport,
     LoadAdapter,
     RowBitmask,
     ScheduledRequest,
@@ -92,13 +104,14 @@ def test_a_command_that_fails_everywhere_raises_its_error(ranks):
     ranks.links.check()
 
 
-def test_a_command_that_only_some_ranks_can_run_ends_the_engine(ranks):
+def test_a_command_that_one_rank_cannot_run_raises_its_error(ranks):
     def fails(channel, message):
         channel.send(Returned(None, ErrorMessage.of(AdapterError("no memory"))))
 
     runner = runner_of(ranks, completes, fails)
-    with pytest.raises(EngineDeadError, match=r"worker 1 .* failed where others did not: no mem"):
+    with pytest.raises(AdapterError, match="no memory"):
         runner.control(COMMAND)
+    ranks.links.check()
 
 
 def test_a_rank_that_does_not_complete_a_step_is_named(ranks):
@@ -125,3 +138,113 @@ def test_a_death_during_a_step_names_the_step(ranks):
     ranks.processes[1].die()
     with pytest.raises(EngineDeadError, match=r"worker 1 .* SIGKILL, during or after step 6"):
         runner.collect(6)
+
+
+class Failing:
+    """Rank whose steps fail until it is resumed; it answers `Halt`, as every rank does."""
+
+    def __init__(self, report=None, slots=None, can_resume=True, plan_id=None):
+        self.report, self.slots, self.can_resume = report, slots or {}, can_resume
+        self.plan_id = plan_id
+        self.is_halted = False
+        self.epochs = []
+
+    def __call__(self, channel, message):
+        if isinstance(message, Halt):
+            self.is_halted = True
+            channel.send(Halted(self.can_resume))
+        elif isinstance(message, Resume):
+            self.is_halted = False
+            self.report, self.slots, self.plan_id = None, {}, -1
+            self.epochs.append(message.epoch)
+        elif isinstance(message, Sample) and not self.is_halted:
+            if self.plan_id in (None, message.plan_id):
+                self.is_halted = True
+                text = "waited in vain" if self.report is None else "smoke"
+                channel.send(StepFailed(message.plan_id, self.report, self.slots, text))
+            else:
+                completes(channel, message)
+
+
+REPORT = ErrorReport("request_failed", "smoke in the model")
+
+
+def fail_step(runner, *plan_ids):
+    for plan_id in plan_ids:
+        runner.execute(plan_of(plan_id))
+        runner.sample(plan_id, [])
+    with pytest.raises(StepFailedError) as caught:
+        runner.collect(plan_ids[0])
+    return caught.value
+
+
+def test_a_failed_step_is_that_of_the_rank_that_knows_why_and_all_go_on(ranks):
+    scripts = Failing(), Failing(REPORT, {0: REPORT})
+    runner = runner_of(ranks, *scripts)
+    error = fail_step(runner, 7)
+    assert (error.report, error.slots, error.plan_id) == (REPORT, {0: REPORT}, 7)
+    assert str(error).startswith("worker 1 of 2")
+    runner.execute(plan_of(8))
+    runner.sample(8, [])
+    assert runner.collect(8).results == [SlotResult(0, [8])]
+    assert [script.epochs for script in scripts] == [[2], [2]]
+
+
+def test_every_failure_has_a_later_epoch(ranks):
+    scripts = Failing(REPORT), Failing()
+    runner = runner_of(ranks, *scripts)
+    fail_step(runner, 1)
+    scripts[0].report, scripts[0].plan_id, scripts[1].plan_id = REPORT, None, None
+    fail_step(runner, 2)
+    assert [script.epochs for script in scripts] == [[2, 3], [2, 3]]
+
+
+def test_a_step_launched_after_the_failed_one_is_dropped(ranks):
+    scripts = Failing(REPORT), Failing()
+    runner = runner_of(ranks, *scripts)
+    assert fail_step(runner, 1, 2).plan_id == 1
+    runner.execute(plan_of(3))
+    runner.sample(3, [])
+    assert runner.collect(3).plan_id == 3
+
+
+def test_a_rank_that_has_completed_the_failed_step_goes_on_with_the_others(ranks):
+    scripts = Failing(REPORT), Failing(plan_id=-1)
+    runner = runner_of(ranks, *scripts)
+    assert fail_step(runner, 1).report == REPORT
+    runner.execute(plan_of(2))
+    runner.sample(2, [])
+    assert runner.collect(2).plan_id == 2
+
+
+def test_ranks_that_all_wait_in_vain_end_the_engine(ranks):
+    runner = runner_of(ranks, Failing(), Failing())
+    runner.execute(plan_of(1))
+    runner.sample(1, [])
+    text = "cannot go on together: worker 0 .* waited in vain; worker 1 .* waited in vain"
+    with pytest.raises(EngineDeadError, match=text):
+        runner.collect(1)
+
+
+@pytest.mark.parametrize("both_fail", [False, True])
+def test_ranks_that_cannot_be_reset_go_on_only_if_all_failed_alike(ranks, both_fail):
+    scripts = (
+        Failing(REPORT, can_resume=False),
+        Failing(REPORT if both_fail else None, can_resume=False),
+    )
+    runner = runner_of(ranks, *scripts)
+    runner.execute(plan_of(1))
+    runner.sample(1, [])
+    with pytest.raises(StepFailedError if both_fail else EngineDeadError, match="smoke"):
+        runner.collect(1)
+
+
+def test_a_rank_that_does_not_halt_is_named(ranks):
+    def never_halts(channel, message): ...
+
+    runner = runner_of(ranks, Failing(REPORT), never_halts, timeout_s=0.3)
+    runner.execute(plan_of(9))
+    runner.sample(9, [])
+    text = r"^stopping after step 9, which failed, did not complete within 0.3 s: worker 1"
+    with pytest.raises(EngineDeadError, match=text):
+        runner.collect(9)
