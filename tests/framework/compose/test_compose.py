@@ -902,7 +902,8 @@ def test_what_workers_compare_has_every_part_with_its_version(quire_registries):
     assert composition.fingerprint() != other.fingerprint()
     kinds = [kind for kind, *_ in composition.fingerprint()]
     assert {"kv_cache_specs", "samplers", "lora_sources", "tool_parsers"} <= set(kinds)
-    assert len(kinds) == len(composition.choices)
+    assert kinds[:-2] == [choice.entry.kind.name for choice in composition.choices]
+    assert kinds[-2:] == ["computing", "workers"]
 
 
 def test_a_block_size_that_is_asked_for_is_taken(quire_registries):
