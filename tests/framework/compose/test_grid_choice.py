@@ -9,12 +9,13 @@ from grid_parts import CONFIG, MACHINE, composed_grid, placing_any_grid, with_ca
 from quire.compose.checkpoint import Checkpoint
 from quire.compose.compose import compose
 from quire.compose.composition import Choice
-from quire.compose.grid_choice import check_devices, check_shards
+from quire.compose.grid_choice import check_devices, check_shards, cores_warning
 from quire.compose.layer_specs import kv_layer_indexes
 from quire.config import Settings
 from quire.errors import CapacityError, RefusedError, SettingsError
 from quire.interfaces.executor import ExecutorCapabilities, WorkerGrid
 from quire.interfaces.kv_cache import KVLayer
+from quire.launch.composing import log_composition
 from quire.machine.machine import Machine
 from quire.plugins.loading import Plugins
 
@@ -203,6 +204,49 @@ def test_too_few_gpus_are_said_when_the_engine_is_composed(quire_registries):
         composed_grid(quire_registries, machine=machine, **options)
     enough = replace(machine, num_gpus=4)
     assert composed_grid(quire_registries, machine=enough, **options).device == "cuda"
+
+
+def on_cores(registries, cores, machine=MACHINE, **options):
+    return composed_grid(registries, machine=replace(machine, num_cores=cores), **options)
+
+
+def test_more_ranks_than_cores_are_allowed_with_a_warning(quire_registries, caplog):
+    four = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+    assert cores_warning(on_cores(quire_registries, 4, **four)) is None
+    composition = on_cores(quire_registries, 3, **four)
+    assert cores_warning(composition).startswith("4 ranks share 3 CPU cores of this machine, so")
+    log_composition(composition)
+    (warning,) = [record for record in caplog.records if "ranks share" in record.getMessage()]
+    assert warning.levelname == "WARNING"
+
+
+def test_one_rank_on_any_cores_and_ranks_elsewhere_are_no_warning(quire_registries):
+    two = {"tensor_parallel_size": 2}
+    assert cores_warning(on_cores(quire_registries, 0)) is None
+    assert cores_warning(on_cores(quire_registries, None, **two)) is None
+    assert cores_warning(on_cores(quire_registries, 1, **two)) is not None
+    on_gpus = on_cores(quire_registries, 1, GPUS, device="cuda", **two)
+    assert cores_warning(on_gpus) is None
+    wide = with_capabilities(quire_registries, "executors", spans_machines=True)
+    assert cores_warning(on_cores(wide, 1, **two)) is None
+
+
+def test_the_log_has_the_workers_and_their_layers(quire_registries, caplog):
+    caplog.set_level("INFO")
+    log_composition(composed_grid(quire_registries, pipeline_parallel_size=2))
+    workers = "workers: 2 (tensor_parallel_size 1, pipeline_parallel_size 2: layers 0-1, 2-3)"
+    assert workers in caplog.messages
+
+
+def test_steps_of_several_ranks_are_not_captured(quire_registries):
+    """Of a CPU and of a GPU, by the executors' other ranks: one that computes alone may be."""
+    machine = replace(MACHINE, native_unavailable_reason=None)
+    alone = composed_grid(quire_registries, machine=machine)
+    assert alone.cpu_graphs.value is True
+    for option, reason in (("tensor", "are sharded over"), ("pipeline", "are divided into")):
+        sizes = {f"{option}_parallel_size": 2}
+        graphs = composed_grid(quire_registries, machine=machine, **sizes).cpu_graphs
+        assert (graphs.value, reason in graphs.reason) == (False, True)
 
 
 def described(registries, *layers):
