@@ -193,7 +193,7 @@ def _rank_lines(memory: MemoryEstimate) -> Iterator[str]:
         "cache",
         "blocks",
     )
-    rows = [heads]
+    rows: list[tuple[str, ...]] = [heads]
     for rank in memory.ranks:
         cells = (rank.rank, rank.stage, rank.tp_rank)
         layers = f"{rank.layers.start}-{rank.layers.stop - 1}"

@@ -83,6 +83,7 @@ def check_shards(
             or _specs_refusal(check_specs, size)
         )
 
+    check_specs(1)  # what no number of devices changes is said as it is
     reason = refusal(tp_size)
     if reason is None:
         return

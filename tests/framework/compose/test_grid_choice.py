@@ -109,6 +109,14 @@ def test_a_state_that_is_not_divided_is_refused_by_its_spec(quire_registries):
         check_shards(described, None, 4, check_specs)
 
 
+def test_a_layer_that_no_size_suits_is_not_blamed_on_the_size(quire_registries):
+    def check_specs(size):
+        raise SettingsError("no such layer")
+
+    with pytest.raises(SettingsError, match=r"^no such layer$"):
+        check_shards(composed_grid(quire_registries).description, None, 2, check_specs)
+
+
 def quantized(registries, group_size, tp_size, key="group_size"):
     """Check a checkpoint quantized in groups, with attention of 192 and an MLP of 384 wide."""
     composition = composed_grid(registries, HEADS)
