@@ -237,7 +237,9 @@ def _divided(composition: Composition, settings: Settings, registries: Registrie
     check_model(composition.model, grid)
 
     def check_specs(tp_size: int) -> None:
-        kinds = {replace(kv, name="", layer_index=None): kv for kv in description.kv_layers}
+        kinds = {
+            replace(kv, name="", layer_index=None): kv for kv in reversed(description.kv_layers)
+        }
         for layer in kinds.values():
             build_spec(registries, composition, layer, tp_size)
 

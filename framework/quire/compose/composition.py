@@ -171,6 +171,15 @@ class Composition:
         return f"without CPU graphs ({self.cpu_graphs.reason})"
 
     @property
+    def workers(self) -> str:
+        """Number of workers and the layers of each pipeline stage, for people."""
+        stages = ", ".join(f"{layers.start}-{layers.stop - 1}" for layers in self.stage_layers)
+        return (
+            f"{self.grid.size} (tensor_parallel_size {self.grid.tp_size}, pipeline_parallel_size "
+            f"{self.grid.pp_size}: layers {stages})"
+        )
+
+    @property
     def choices(self) -> list[Choice]:
         """All parts, in the order in which `quire explain` lists them."""
         optional = (
@@ -195,8 +204,17 @@ class Composition:
         return list({field.name: field for field in every}.values())
 
     def fingerprint(self) -> list[tuple[str, str, str, str]]:
-        """Return (kind, name, distribution, version) of each part, to compare processes by."""
+        """Return what the processes of an engine compare: the same four words on each line.
+
+        They are (kind, name, distribution, version) of each part, then the kernels and dtypes, and
+        the grid with the layers of each pipeline stage.
+        """
+        stages = ",".join(str(len(layers)) for layers in self.stage_layers)
         return [
-            (c.entry.kind.name, c.name, c.entry.source.distribution, c.entry.source.version)
-            for c in self.choices
+            *(
+                (c.entry.kind.name, c.name, c.entry.source.distribution, c.entry.source.version)
+                for c in self.choices
+            ),
+            ("computing", self.kernels.value, self.dtype.value, f"{self.kv_dtype} KV cache"),
+            ("workers", f"tp {self.grid.tp_size}", f"pp {self.grid.pp_size}", f"layers {stages}"),
         ]

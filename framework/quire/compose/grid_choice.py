@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from quire.compose.choosing import choose_named
-from quire.compose.composition import Choice
+from quire.compose.composition import Choice, Composition
 from quire.config import DEFAULT_EXECUTOR
 from quire.errors import CapacityError, RefusedError, SettingsError
 from quire.interfaces.executor import ExecutorCapabilities, WorkerGrid
@@ -83,6 +83,7 @@ def check_shards(
             or _specs_refusal(check_specs, size)
         )
 
+    check_specs(1)  # what no number of devices changes is said as it is
     reason = refusal(tp_size)
     if reason is None:
         return
@@ -107,8 +108,20 @@ def check_devices(
     raise CapacityError(
         f"tensor_parallel_size {grid.tp_size} with pipeline_parallel_size {grid.pp_size} needs "
         f"{grid.size} GPUs, {visible} {'is' if visible == 1 else 'are'} visible on this machine; "
-        f"choose sizes with a product of at most {visible}, make more GPUs visible "
+        f"choose sizes with a product of at most {max(1, visible)}, make more GPUs visible "
         "(CUDA_VISIBLE_DEVICES), or choose an executor that uses several machines"
+    )
+
+
+def cores_warning(composition: Composition) -> str | None:
+    """Return a warning if the ranks outnumber the cores of this machine; None if they do not."""
+    ranks, cores = composition.grid.size, composition.machine.num_cores
+    spans_machines = composition.executor.entry.capabilities.spans_machines
+    if composition.device != "cpu" or spans_machines or cores is None or ranks <= max(1, cores):
+        return None
+    return (
+        f"{ranks} ranks share {cores} CPU core{'' if cores == 1 else 's'} of this machine, so each "
+        "waits for the others; sizes with a product of at most the number of cores are faster"
     )
 
 

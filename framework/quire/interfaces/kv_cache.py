@@ -185,12 +185,15 @@ class KVPlan:
         groups: KV groups in the order of a request's block tables.
         tensors: Allocations; block `b` of a tensor begins at byte `b * page_bytes(tensor)`.
         max_model_len: Number of tokens of the longest request that is admitted.
+        rank: Rank in the grid that has this cache; before it is with a worker, the first of the
+            pipeline stage. A KV store that several ranks write to keeps their blocks apart by it.
     """
 
     num_blocks: int
     groups: tuple[KVGroup, ...]
     tensors: tuple[KVTensor, ...] = field(default=())
     max_model_len: int = 0
+    rank: int = 0
 
     @property
     def block_size(self) -> int:

@@ -55,7 +55,11 @@ def plan_memory(
         _check_backends(composition, plan)
     largest = max(plans, key=lambda plan: plan.num_bytes)
     length = _fitting_length(settings, composition, largest)
-    return [replace(plan, max_model_len=length) for plan in plans]
+    tp_size = composition.grid.tp_size
+    return [
+        replace(plan, max_model_len=length, rank=tp_size * stage)
+        for stage, plan in enumerate(plans)
+    ]
 
 
 def planned_requests(settings: Settings, composition: Composition) -> int | None:

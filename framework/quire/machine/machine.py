@@ -28,7 +28,7 @@ class Machine:
             unknown.
         native_unavailable_reason: Reason why compiled CPU kernels cannot be used; None: they can,
             unless compiling them fails.
-        num_gpus: Number of visible GPUs; None if unknown.
+        num_gpus: Number of visible GPUs; None without a GPU or its driver.
         num_cores: Number of CPU cores that this process may use; None if unknown.
     """
 

@@ -122,7 +122,8 @@ class ModelWorker(Worker):
         self._warm_up_and_capture(runner, plan)
         if (choice := self.composition.kv_store) is not None:
             options = self.settings.cache.store_options
-            runner.kv_store = build_kv_store(choice, options, plan, memory, runner.backends)
+            own = replace(plan, rank=plan.rank + self.group.rank)
+            runner.kv_store = build_kv_store(choice, options, own, memory, runner.backends)
         return runner
 
     def check_health(self) -> None:
@@ -199,7 +200,7 @@ class ModelWorker(Worker):
     def _cache_bytes(self, model: Model) -> int:
         """Return the number of bytes available for the KV cache beside the weights."""
         if self.device.type != "cuda":
-            return host_cache_bytes()
+            return host_cache_bytes(self.composition.grid.size)
         return gpu_cache_bytes(self._loaded(model), CudaMeter(self.device))
 
     def _build_model(self) -> Model:

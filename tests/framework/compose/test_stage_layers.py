@@ -3,6 +3,7 @@
 from itertools import combinations, pairwise
 
 import pytest
+import torch
 from grid_parts import composed_grid
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 from quire.compose.stage_layers import balanced_ranges
 from quire.compose.weight_bytes import weight_bytes, weight_sizes
 from quire.errors import SettingsError
+from quire.layers import LayerContext
+from quire.layers.parallel import SingleDevice
 
 LAYER_SIZES = st.lists(st.integers(0, 20), min_size=1, max_size=8)
 
@@ -125,6 +128,63 @@ def test_all_processes_choose_the_same(quire_registries):
     options = {"pipeline_parallel_size": 2, "tensor_parallel_size": 2}
     one, other = (composed_grid(quire_registries, **options) for _ in range(2))
     assert one.stage_layers == other.stage_layers
+
+
+class Rank(SingleDevice):
+    """A rank of a group that computes nothing together."""
+
+    def __init__(self, rank, size):
+        self.rank, self.size = rank, size
+
+
+def held_bytes(registries, composition, rank):
+    """Build the part of the model that a rank holds, and return the bytes of its parameters."""
+    stage, tp_rank = composition.grid.place(rank)
+    context = LayerContext(
+        dtype=torch.float32,
+        device=torch.device("meta"),
+        tp=Rank(tp_rank, composition.grid.tp_size),
+        layers=composition.stage_layers[stage],
+    )
+    model = registries.models.load(composition.model.entry)(composition.description, context)
+    return sum(parameter.nbytes for parameter in model.parameters())
+
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": {},
+    "Qwen2ForCausalLM": {},
+    "Qwen3ForCausalLM": {"head_dim": 32},
+    "Gemma3ForCausalLM": {
+        "head_dim": 16, "query_pre_attn_scalar": 16, "rms_norm_eps": 1e-6,
+        "hidden_activation": None, "sliding_window": 32,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("is_tied", [False, True], ids=["own head", "tied head"])
+@pytest.mark.parametrize(("tp_size", "pp_size"), [(1, 1), (2, 1), (4, 1), (1, 3), (4, 3)])
+def test_ranks_hold_what_is_estimated(quire_registries, architecture, is_tied, tp_size, pp_size):
+    """With four ranks and two KV heads, each of these is on two; 323 ids are not divided.
+
+    Not counted: norms are whole on every rank, and those of heads are repeated for each head.
+    """
+    config = {
+        "architectures": [architecture], "vocab_size": 323, "tie_word_embeddings": is_tied,
+        **ARCHITECTURES[architecture],
+    }  # fmt: skip
+    options = {"dtype": "float32", "quantization": "none"}
+    composition = composed_grid(
+        quire_registries,
+        config,
+        tensor_parallel_size=tp_size,
+        pipeline_parallel_size=pp_size,
+        **options,
+    )
+    for rank in range(composition.grid.size):
+        held = held_bytes(quire_registries, composition, rank)
+        expected = weight_bytes(composition, tp_size, rank // tp_size)
+        assert held == pytest.approx(expected, rel=0.005 if tp_size == 1 else 0.025)
 
 
 @pytest.mark.parametrize("is_tied", [False, True])

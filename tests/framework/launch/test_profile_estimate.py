@@ -55,6 +55,14 @@ def test_a_step_is_as_large_as_its_budget_or_as_all_requests_together(its):
     assert few.sampling_bytes == 2 * 320 * 4 * 4
 
 
+def test_only_the_last_stage_samples(its):
+    specs = layer_specs(its.settings, its.composition, its.plugins.registries)
+    given = (its.settings, its.composition, 1000, specs, MEMORY)
+    last, other = (estimate_profile(*given, is_last_stage=is_last) for is_last in (True, False))
+    assert last.sampling_bytes > 0 == other.sampling_bytes
+    assert last.forward_bytes == other.forward_bytes
+
+
 def test_what_others_use_and_the_driver_are_counted(its):
     profile = estimated(its)
     assert profile.other_bytes == 2 * 10**9 + DRIVER_BYTES
