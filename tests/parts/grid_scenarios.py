@@ -207,7 +207,7 @@ SCENARIOS: dict[str, Scenario] = {
     "lora": Scenario(lora, {"enable_lora": True}, adapters_differ),
     "several": Scenario(several, {}, children_differ),
     "grammar": Scenario(grammar, {}, follows_its_grammar),
-    "stored": Scenario(stored, {"kv_store": "host_memory", "num_blocks": 26}, was_stored),
+    "stored": Scenario(stored, {"kv_store": "host_memory", "num_blocks": 30}, was_stored),
 }
 
 
@@ -216,7 +216,7 @@ def run_scenario(folder: Path, name: str, grid: Grid, **options: Any) -> Outcome
     scenario = SCENARIOS[name]
     options = {**scenario.options, **options}
     if folder.name == "gemma3" and "num_blocks" in options:
-        options["num_blocks"] += 10  # its layers are three KV groups
+        options["num_blocks"] += 6  # its layers are three KV groups
     with grid_engine(folder, grid, **options) as engine:
         outcome = scenario.run(engine, folder)
         errors = {name: each.error for name, each in outcome.items() if each.error}
