@@ -106,7 +106,7 @@ def chunked(engine: GridEngine, folder: Path) -> Outcome:
 
 
 def preempted(engine: GridEngine, folder: Path) -> Outcome:
-    return engine.run([request(str(i), tokens(20, i), max_tokens=20) for i in range(5)])
+    return engine.run([request(str(i), tokens(20, i), max_tokens=20) for i in range(6)])
 
 
 def was_preempted(engine: GridEngine, outcome: Outcome) -> None:
