@@ -202,7 +202,7 @@ SCENARIOS: dict[str, Scenario] = {
         mixed, {"max_num_batched_tokens": 16, "num_blocks": 18, "enable_lora": True}, was_mixed
     ),
     "chunked": Scenario(chunked, {"max_num_batched_tokens": 16, **NO_PREFIXES}),
-    "preempted": Scenario(preempted, {"num_blocks": 25, **NO_PREFIXES}, was_preempted),
+    "preempted": Scenario(preempted, {"num_blocks": 22, **NO_PREFIXES}, was_preempted),
     "prefix hit": Scenario(prefix_hit, {}, was_hit),
     "lora": Scenario(lora, {"enable_lora": True}, adapters_differ),
     "several": Scenario(several, {}, children_differ),
