@@ -106,7 +106,7 @@ def chunked(engine: GridEngine, folder: Path) -> Outcome:
 
 
 def preempted(engine: GridEngine, folder: Path) -> Outcome:
-    return engine.run([request(str(i), tokens(20, i), max_tokens=20) for i in range(6)])
+    return engine.run([request(str(i), tokens(20, i), max_tokens=21) for i in range(6)])
 
 
 def was_preempted(engine: GridEngine, outcome: Outcome) -> None:
@@ -202,7 +202,7 @@ SCENARIOS: dict[str, Scenario] = {
         mixed, {"max_num_batched_tokens": 16, "num_blocks": 18, "enable_lora": True}, was_mixed
     ),
     "chunked": Scenario(chunked, {"max_num_batched_tokens": 16, **NO_PREFIXES}),
-    "preempted": Scenario(preempted, {"num_blocks": 22, **NO_PREFIXES}, was_preempted),
+    "preempted": Scenario(preempted, {"num_blocks": 24, **NO_PREFIXES}, was_preempted),
     "prefix hit": Scenario(prefix_hit, {}, was_hit),
     "lora": Scenario(lora, {"enable_lora": True}, adapters_differ),
     "several": Scenario(several, {}, children_differ),
