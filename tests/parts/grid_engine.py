@@ -62,16 +62,20 @@ class Grid:
 
 
 class GridRunner(StepRunner):
-    """Sends each call to all ranks, and adds the token patches that a scheduler of stages sends.
+    """Sends each call to all ranks, and adds the token patches that stages need.
 
     Attributes:
         runners: Runner of each rank.
         digests: Digest of each step, from every rank of the last stage.
+        adds_patches: Whether token patches are added; only workers of several stages need them.
+        num_patches: Number of patches that were added.
     """
 
     def __init__(self, threads: RankThreads, runners: Sequence[ModelRunner]) -> None:
         self.runners = list(runners)
         self.digests: list[list[int]] = []
+        self.adds_patches = threads.pp_size > 1
+        self.num_patches = 0
         self._threads = threads
         self._calls: list[Future[Any]] = []
         self._num_known: dict[int, int] = {}
@@ -109,10 +113,12 @@ class GridRunner(StepRunner):
         for given in plan.assignments:
             self._num_known[given.slot] = len(given.token_ids)
             self._patches.pop(given.slot, None)
-        if self._threads.pp_size == 1:
+        if not self.adds_patches or plan.token_patches:
             return plan
         found = (self._patches.pop(scheduled.slot, None) for scheduled in plan.requests)
-        return msgspec.structs.replace(plan, token_patches=[patch for patch in found if patch])
+        patches = [patch for patch in found if patch]
+        self.num_patches += len(patches)
+        return msgspec.structs.replace(plan, token_patches=patches)
 
     def _note(self, slot: int, token_ids: list[int]) -> None:
         if token_ids:
