@@ -149,7 +149,9 @@ class SetRunner(StepRunner):
         Raises:
             EngineDeadError: No rank knows the reason, or the ranks cannot go on.
         """
-        texts = {rank: f"{self._links.links[rank]}: {f.message}" for rank, f in failures.items()}
+        texts = {
+            rank: f"{self._links.links[rank]}: {f.message}" for rank, f in sorted(failures.items())
+        }
         own = {rank: f for rank, f in failures.items() if f.report is not None}
         was_waited_for = len(own) < len(self._links.links)
         if not own or (was_waited_for and not can_resume):

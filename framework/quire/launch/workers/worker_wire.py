@@ -187,4 +187,16 @@ class Stop(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 ToWorker = Load | Allocate | Execute | Sample | Halt | Resume | Run | KeyValue | Stop
-FromWorker = Joined | Refused | Loaded | Allocated | Completed | Returned | SetKey | GetKey | Failed
+FromWorker = (
+    Joined
+    | Refused
+    | Loaded
+    | Allocated
+    | Completed
+    | StepFailed
+    | Halted
+    | Returned
+    | SetKey
+    | GetKey
+    | Failed
+)
