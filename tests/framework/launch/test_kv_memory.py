@@ -12,7 +12,7 @@ from quire.errors import CapacityError, RefusedError
 from quire.launch.composing import Composed, compose_engine
 from quire.launch.kv_memory import (
     NUM_KEPT_REQUESTS,
-    available_stage_bytes,
+    _stage_bytes,
     plan_memory,
     planned_requests,
 )
@@ -247,8 +247,8 @@ def test_a_plan_names_the_first_rank_of_its_stage(quire_registries, tmp_path):
 def test_a_stage_has_what_its_smallest_rank_has(quire_registries, tmp_path):
     its = stages_of(quire_registries, tmp_path, 2, 1, tensor_parallel_size=2)
     gpus = replace(its.composition, device="cuda")
-    assert available_stage_bytes(gpus, [40, 30, 60, 50]) == [30, 50]
-    shared = available_stage_bytes(its.composition, [40, 30, 60, 50])
+    assert _stage_bytes(gpus, [40, 30, 60, 50]) == [30, 50]
+    shared = _stage_bytes(its.composition, [40, 30, 60, 50])
     assert shared == [30, 30], "the last to load saw what the host has left for all"
 
 
