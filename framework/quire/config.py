@@ -28,6 +28,7 @@ LIST_WORDS = {str: "strings", int: "whole numbers"}
 DEFAULT_MODEL = "demo"
 DEFAULT_STRUCTURED_OUTPUT = "outlines"
 DEFAULT_LORA_SOURCE = "peft"
+DEFAULT_EXECUTOR = "in_process"
 DEFAULT_SCHEDULING_POLICY = "fcfs"
 DEFAULT_LOGITS_PROCESSORS = ("temperature", "top_k_top_p", "min_p")
 DEFAULT_SAMPLERS = {
@@ -298,10 +299,7 @@ class ParallelSettings:
         "Number of layers of each pipeline stage, such as 10,12,10; empty: stages of about equal "
         "bytes.",
     )
-    executor: str = option(
-        "auto",
-        "Executor, which places the workers; auto: one on this machine that can place them all.",
-    )
+    executor: str = option(DEFAULT_EXECUTOR, "Name of the executor that runs the workers.")
     engine_process: bool | None = option(
         None, "Run the engine in a separate process; None: when serving on a GPU."
     )

@@ -6,29 +6,28 @@ Each error names sizes that would work.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from quire.compose.choosing import AUTO, choose_named, find_offer
-from quire.compose.composition import Choice, Composition, Rejection
+from quire.compose.choosing import choose_named
+from quire.compose.composition import Choice, Composition
+from quire.config import DEFAULT_EXECUTOR
 from quire.errors import CapacityError, RefusedError, SettingsError
-from quire.interfaces.executor import Executor, ExecutorCapabilities, WorkerGrid
+from quire.interfaces.executor import ExecutorCapabilities, WorkerGrid
 from quire.interfaces.model import ModelCapabilities, ModelDescription
 from quire.interfaces.quantization import QuantizationCapabilities
 from quire.machine.machine import Machine
 from quire.plugins.loading import Registries
-from quire.plugins.registry import Entry, Registry
 
 NONE_INSTALLED = "none of the installed ones"
 
 
 def choose_executor(registries: Registries, wanted: str, grid: WorkerGrid) -> Choice:
-    """Choose the executor; `auto` takes one that places the grid on this machine.
+    """Choose the executor by name.
 
     Raises:
-        PluginError: No plugin offers it, or it does not support the grid.
+        PluginError: No plugin offers it.
+        RefusedError: It does not support the grid.
     """
     registry = registries.executors
-    if wanted == AUTO:
-        return _best_executor(registry, grid)
-    choice = choose_named(registry, wanted)
+    choice = choose_named(registry, wanted, DEFAULT_EXECUTOR)
     reason = _executor_refusal(choice.entry.capabilities, grid)
     if reason is None:
         return choice
@@ -37,43 +36,6 @@ def choose_executor(registries: Registries, wanted: str, grid: WorkerGrid) -> Ch
         f"executor {wanted!r} supports {reason} is set; executors that support it: "
         f"{', '.join(dict.fromkeys(able)) or NONE_INSTALLED}"
     )
-
-
-def _best_executor(registry: Registry[type[Executor]], grid: WorkerGrid) -> Choice:
-    """Choose among the executors that can place the grid on this machine.
-
-    Raises:
-        RefusedError: None can.
-    """
-    able: list[Entry] = []
-    rejected: list[Rejection] = []
-    for name in registry:
-        entry, reason = find_offer(registry, name)
-        reason = reason or _reason_against(entry.capabilities, grid)
-        if reason is None:
-            able.append(entry)
-        else:
-            rejected.append(Rejection(name, reason))
-    number = "1 worker" if grid.size == 1 else f"{grid.size} workers"
-    if not able:
-        reasons = "; ".join(f"{each.name}: {each.reason}" for each in rejected)
-        raise RefusedError(f"no executor can place {number} on this machine: {reasons}")
-    best = max(able, key=lambda entry: entry.capabilities.priority)
-    rejected += (
-        Rejection(entry.name, f"supported, but {best.name} has priority")
-        for entry in able
-        if entry is not best
-    )
-    reason = f"auto: it places {number} on this machine"
-    return Choice(registry.kind.title, best, reason, tuple(rejected))
-
-
-def _reason_against(capabilities: ExecutorCapabilities, grid: WorkerGrid) -> str | None:
-    """Return why `auto` cannot choose an executor, or None."""
-    limit = _executor_refusal(capabilities, grid)
-    if limit is not None:
-        return f"it supports {limit} is set"
-    return "it uses several machines" if capabilities.spans_machines else None
 
 
 def check_model(model: Choice, grid: WorkerGrid) -> None:

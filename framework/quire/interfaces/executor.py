@@ -29,14 +29,11 @@ class ExecutorCapabilities:
         max_pipeline_parallel_size: Largest number of pipeline stages; None: any.
         spans_machines: True if it places ranks on other machines too, so that a grid may have more
             ranks than this machine has devices.
-        priority: Rank for `auto`, which takes the executor with the highest one of those that place
-            the grid on this machine.
     """
 
     max_tensor_parallel_size: int | None = 1
     max_pipeline_parallel_size: int | None = 1
     spans_machines: bool = False
-    priority: int = 0
 
 
 class StepRunner(ABC):

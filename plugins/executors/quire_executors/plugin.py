@@ -10,5 +10,5 @@ def register_executors(registry: Registrar[type[Executor]]) -> None:
     registry.add(
         "in_process",
         "quire_executors.in_process:InProcessExecutor",
-        capabilities=ExecutorCapabilities(max_tensor_parallel_size=1, priority=20),
+        capabilities=ExecutorCapabilities(max_tensor_parallel_size=1),
     )

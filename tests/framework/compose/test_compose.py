@@ -504,15 +504,15 @@ EXECUTOR = """
 
 def test_an_executor_with_too_few_devices_is_refused_with_those_that_can(site):
     site.install("acme", EXECUTOR)
-    with pytest.raises(RefusedError, match=r"'in_process' supports .* at most 1, .* it: .*acme"):
-        composed(tensor_parallel_size=2, executor="in_process")
+    with pytest.raises(RefusedError, match=r"'in_process' supports .* at most 1, .* it: acme"):
+        composed(tensor_parallel_size=2)
 
 
 def test_a_contested_executor_hides_no_refusal(site):
     site.install("acme", EXECUTOR)
     site.install("other", EXECUTOR)
-    with pytest.raises(RefusedError, match=r"that support it: .*acme$"):
-        composed(tensor_parallel_size=2, executor="in_process")
+    with pytest.raises(RefusedError, match=r"that support it: acme$"):
+        composed(tensor_parallel_size=2)
 
 
 def test_heads_must_be_divisible_among_devices(site):
@@ -749,7 +749,7 @@ PARTS = {
     "lora_sources__peft": {"enable_lora": True},
     "scheduling_policies__fcfs": {},
     "kv_stores__host_memory": {"kv_store": "host_memory"},
-    "executors__in_process": {"executor": "in_process"},
+    "executors__in_process": {},
     "attention_backends__torch_sdpa": {"attention_backend": "torch_sdpa"},
     "quantizations__int8": {"quantization": "int8", "machine": COMPILES, "dtype": "float32"},
 }
@@ -787,10 +787,9 @@ def executes(registries, most):
 
 def test_an_executor_runs_as_many_devices_as_it_says(quire_registries):
     registries = executes(quire_registries, 2)
-    named = {"executor": "in_process"}
-    assert of_ours(registries, tensor_parallel_size=2, **named).executor.name == "in_process"
+    assert of_ours(registries, tensor_parallel_size=2).executor.name == "in_process"
     with pytest.raises(RefusedError, match="of at most 2, and 3 is set"):
-        of_ours(registries, tensor_parallel_size=3, **named)
+        of_ours(registries, tensor_parallel_size=3)
 
 
 def test_it_is_the_heads_that_devices_share(quire_registries):

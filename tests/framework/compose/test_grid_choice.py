@@ -17,7 +17,7 @@ from quire.interfaces.executor import ExecutorCapabilities, WorkerGrid
 from quire.interfaces.kv_cache import KVLayer
 from quire.launch.composing import log_composition
 from quire.machine.machine import Machine
-from quire.plugins.loading import Plugins, Registries
+from quire.plugins.loading import Plugins
 
 HEADS = {"num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 16}
 
@@ -171,79 +171,33 @@ def test_a_model_that_does_not_support_the_grid_is_refused(quire_registries):
 @pytest.mark.parametrize("option", ["tensor_parallel_size", "pipeline_parallel_size"])
 def test_an_executor_that_cannot_place_so_many_is_refused(quire_registries, option):
     few = placing_any_grid(quire_registries, **{f"max_{option}": 2})
-    named = {"executor": "in_process"}
-    assert composed_by(few, **{option: 2}, **named).grid.size == 2
+    assert composed_by(few, **{option: 2}).grid.size == 2
     with pytest.raises(RefusedError, match=rf"supports a {option} of at most 2, and 4 is set; .*"):
-        composed_by(few, **{option: 4}, **named)
-
-
-def limits(registries, **by_name):
-    """Return the registries with these executors alone, by their capabilities."""
-    (own, *_) = registries.executors.offers()
-    changed = Registries()
-    for registry in registries:
-        if registry.kind.name != "executors":
-            changed[registry.kind.name].accept(registry.offers())
-    changed.executors.accept(
-        [replace(own, name=name, capabilities=there) for name, there in by_name.items()]
-    )
-    return changed
-
-
-ANY, ELSEWHERE = ExecutorCapabilities(None, None), ExecutorCapabilities(None, None, True, 99)
-
-
-def test_auto_takes_the_executor_with_priority_that_places_the_grid_here(quire_registries):
-    registries = limits(
-        quire_registries,
-        one=ExecutorCapabilities(priority=2),
-        ray=ELSEWHERE,
-        many=replace(ANY, priority=1),
-        another=ANY,
-    )
-    alone = composed_by(registries).executor
-    assert (alone.name, alone.reason) == ("one", "auto: it places 1 worker on this machine")
-    two = composed_by(registries, pipeline_parallel_size=2).executor
-    assert (two.name, two.reason) == ("many", "auto: it places 2 workers on this machine")
-    assert {rejection.name: rejection.reason for rejection in two.rejected} == {
-        "one": "it supports a pipeline_parallel_size of at most 1, and 2 is set",
-        "ray": "it uses several machines",
-        "another": "supported, but many has priority",
-    }
-    assert composed_by(registries, executor="ray", pipeline_parallel_size=2).executor.name == "ray"
-
-
-def test_a_grid_that_no_executor_places_says_why_each_cannot(quire_registries):
-    registries = limits(quire_registries, one=ExecutorCapabilities(), ray=ELSEWHERE)
-    with pytest.raises(RefusedError) as caught:
-        composed_by(registries, tensor_parallel_size=2)
-    assert str(caught.value) == (
-        "no executor can place 2 workers on this machine: one: it supports a tensor_parallel_size "
-        "of at most 1, and 2 is set; ray: it uses several machines"
-    )
+        composed_by(few, **{option: 4})
 
 
 GPUS = replace(MACHINE, has_cuda=True, num_gpus=2)
+PLACES = ExecutorCapabilities(None, None)
 
 
 def test_more_ranks_than_gpus_are_refused():
-    check_devices(WorkerGrid(2, 1), GPUS, "cuda", ANY)
+    check_devices(WorkerGrid(2, 1), GPUS, "cuda", PLACES)
     with pytest.raises(CapacityError) as caught:
-        check_devices(WorkerGrid(2, 2), GPUS, "cuda", ANY)
+        check_devices(WorkerGrid(2, 2), GPUS, "cuda", PLACES)
     assert (
         "needs 4 GPUs, 2 are visible on this machine; choose sizes with a product of at most 2"
         in (str(caught.value))
     )
     with pytest.raises(CapacityError, match="needs 2 GPUs, 1 is visible"):
-        check_devices(WorkerGrid(1, 2), replace(GPUS, num_gpus=1), "cuda", ANY)
+        check_devices(WorkerGrid(1, 2), replace(GPUS, num_gpus=1), "cuda", PLACES)
 
 
 @pytest.mark.parametrize(
     ("machine", "device", "executor"),
     [
-        (GPUS, "cpu", ANY),
-        (replace(GPUS, num_gpus=None), "cuda", ANY),
-        (GPUS, "cuda", replace(ANY, spans_machines=True)),
+        (GPUS, "cpu", PLACES),
+        (replace(GPUS, num_gpus=None), "cuda", PLACES),
+        (GPUS, "cuda", replace(PLACES, spans_machines=True)),
     ],
     ids=["on a CPU", "unknown", "on several machines"],
 )
@@ -282,7 +236,7 @@ def test_one_rank_on_any_cores_and_ranks_elsewhere_are_no_warning(quire_registri
     on_gpus = on_cores(quire_registries, 1, GPUS, device="cuda", **two)
     assert cores_warning(on_gpus) is None
     wide = with_capabilities(quire_registries, "executors", spans_machines=True)
-    assert cores_warning(on_cores(wide, 1, executor="in_process", **two)) is None
+    assert cores_warning(on_cores(wide, 1, **two)) is None
 
 
 def test_the_log_has_the_workers_and_their_layers(quire_registries, caplog):
