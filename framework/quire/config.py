@@ -303,9 +303,17 @@ class ParallelSettings:
     engine_process: bool | None = option(
         None, "Run the engine in a separate process; None: when serving on a GPU."
     )
+    worker_start_timeout_s: float = option(
+        600.0, "Time for all workers to start, to load the weights and to allocate, in seconds."
+    )
+    step_timeout_s: float = option(
+        300.0, "Time for one step of the workers, in seconds; a hanging worker ends the engine."
+    )
 
     def __post_init__(self) -> None:
         _check_at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
+        _check_at_least("worker_start_timeout_s", self.worker_start_timeout_s, 1)
+        _check_at_least("step_timeout_s", self.step_timeout_s, 1)
         _check_at_least("pipeline_parallel_size", self.pipeline_parallel_size, 1)
         for num_layers in self.pipeline_layers:
             _check_at_least("each number of pipeline_layers", num_layers, 1)

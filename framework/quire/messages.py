@@ -271,11 +271,19 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
 
     The worker verifies draft tokens: a slot's `token_ids` are the accepted ones, at least one and
     at most `num_samples`.
+
+    Attributes:
+        plan_id: Id of the step plan.
+        results: Results of slots. A pipeline stage that is not the last samples no tokens.
+        transfers: Transfers of the KV store that have ended, if there is one.
+        digest: Digest of plan id, slots and token ids, equal on all workers that sample the same
+            tokens; 0 if a worker is the only one that samples them.
     """
 
     plan_id: int
     results: list[SlotResult]
     transfers: TransferReport | None = None
+    digest: int = 0
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -292,12 +300,11 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The properties of a worker that are known only once the weights are in memory.
 
     Attributes:
-        available_kv_bytes: Number of bytes of memory for the KV cache; for several workers, the
-            smallest of all.
+        kv_bytes: Number of bytes of memory for the KV cache that each rank has, in order.
         is_asynchronous: Whether a launched step runs while the host continues.
     """
 
-    available_kv_bytes: int
+    kv_bytes: list[int]
     is_asynchronous: bool = False
 
 

@@ -29,14 +29,14 @@ class ModelCapabilities:
         describe: Import string of a torch-free `describe(config) -> ModelDescription`.
         supports_lora: True if all linear layers come from `quire.layers`.
         supports_tensor_parallel: True if all layers come from `quire.layers`.
-        supports_pipeline_parallel: True if it builds only the layers of `LayerContext.layers`, and
-            takes and returns `StageTensors`.
+        supports_pipeline_parallel: True if the model builds only the layers of its stage, and its
+            forward pass takes and returns `StageTensors`.
     """
 
     describe: str
     supports_lora: bool = True
     supports_tensor_parallel: bool = True
-    supports_pipeline_parallel: bool = True
+    supports_pipeline_parallel: bool = False
 
     def __post_init__(self) -> None:
         check_reference(self.describe, "a model's describe")
@@ -105,6 +105,9 @@ class Model(ABC):
     They are constructed as `cls(description, context)` with a `quire.layers.LayerContext`, which
     has the dtype, device, tensor-parallel group, quantization, and the layers of this stage.
 
+    With several pipeline stages, each builds its own decoder layers. The first one also has the
+    embedding, and the last one the norm, the LM head, and the embedding if the head is tied to it.
+
     Attributes:
         packed_modules: Name of a merged module -> names of the checkpoint's modules in it, in
             order. LoRA adapters and checkpoints use the checkpoint's names.
@@ -123,16 +126,25 @@ class Model(ABC):
         inputs_embeds: Tensor | None = None,  # [T, hidden_size], instead of input_ids
         stage_input: StageTensors | None = None,  # of the previous stage, instead of both
     ) -> Tensor | StageTensors:
-        """Return hidden states after the last norm, `[T, hidden_size]`, or the stage's tensors."""
+        """Return hidden states after the last norm, `[T, hidden_size]`, or the stage's tensors.
+
+        The tensors of `stage_input` may be overwritten. Those that are returned must be the same on
+        every device of a tensor-parallel group, and nothing may write to them afterwards.
+        """
 
     @abstractmethod
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """Return logits `[N, V]` of the selected rows `[N, hidden_size]`.
 
+        With tensor parallelism they are those of this device's shard of the vocabulary, which
+        `quire.layers.LMHead` returns; a model that changes them does so for each logit alone.
         Logits may have any floating-point dtype. The worker converts them to float32 for sampling,
         and may write to them in place.
         """
 
     def map_weight_name(self, name: str) -> str | None:
-        """Return the model's name of a checkpoint weight; None skips it. By default the same."""
+        """Return the model's name of a checkpoint weight; by default the same name.
+
+        None skips the weight: the model does not need it, or another pipeline stage has it.
+        """
         return name

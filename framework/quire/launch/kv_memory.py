@@ -33,7 +33,7 @@ def plan_memory(
     settings: Settings,
     composition: Composition,
     registries: Registries,
-    stage_bytes: Sequence[int],
+    kv_bytes: Sequence[int],
 ) -> list[KVPlan]:
     """Plan the KV cache of a loaded model on each pipeline stage.
 
@@ -43,12 +43,13 @@ def plan_memory(
         settings: Settings as given by the user.
         composition: Composition of the engine.
         registries: Registries of the installed plugins.
-        stage_bytes: Bytes that each rank of a stage has left for the cache, by stage.
+        kv_bytes: Bytes that each rank has left for the cache, in order.
 
     Raises:
         CapacityError: The cache, or a request of the `max_model_len` that is set, does not fit.
         RefusedError: An attention backend does not support the blocks of the plan.
     """
+    stage_bytes = _stage_bytes(composition, kv_bytes)
     plans = _plan_blocks(settings, composition, registries, stage_bytes)
     for plan in plans:
         _check_backends(composition, plan)
@@ -59,20 +60,6 @@ def plan_memory(
         replace(plan, max_model_len=length, rank=tp_size * stage)
         for stage, plan in enumerate(plans)
     ]
-
-
-def available_stage_bytes(composition: Composition, rank_bytes: Sequence[int]) -> list[int]:
-    """Return the bytes for the cache on each rank of a stage, by stage.
-
-    Args:
-        composition: Composition of the engine.
-        rank_bytes: Bytes that each rank has left for the cache, as it measured them. On a CPU,
-            ranks share the host's memory, and the last one to load saw what is left for all.
-    """
-    tp_size, pp_size = composition.grid.tp_size, composition.grid.pp_size
-    if composition.device == "cpu":
-        return [min(rank_bytes)] * pp_size
-    return [min(rank_bytes[tp_size * stage :][:tp_size]) for stage in range(pp_size)]
 
 
 def planned_requests(settings: Settings, composition: Composition) -> int | None:
@@ -100,6 +87,20 @@ def log_memory(plan: KVPlan) -> None:
         len(plan.groups),
         plan.num_bytes / 1e6,
     )
+
+
+def _stage_bytes(composition: Composition, kv_bytes: Sequence[int]) -> list[int]:
+    """Return the bytes for the cache on each rank of a stage, by stage.
+
+    Args:
+        composition: Composition of the engine.
+        kv_bytes: Bytes that each rank has left for the cache, as it measured them. On a CPU,
+            ranks share the host's memory, and the last one to load saw what is left for all.
+    """
+    tp_size, pp_size = composition.grid.tp_size, composition.grid.pp_size
+    if composition.device == "cpu":
+        return [min(kv_bytes)] * pp_size
+    return [min(kv_bytes[tp_size * stage :][:tp_size]) for stage in range(pp_size)]
 
 
 def _plan_blocks(

@@ -1,7 +1,8 @@
 """Warm-up steps before the first request: a part that always fails stops start-up.
 
 They run every part that a request will use: the embedding, each attention backend with its KV
-cache, the LM head, each logits processor and the sampler. They also compile the kernels.
+cache, the LM head, each logits processor and the sampler. They also compile the kernels. Pipeline
+stages run them together, and pass tensors on as in any step.
 """
 
 from __future__ import annotations
@@ -56,9 +57,11 @@ def run_warm_up_steps(
 def _compute(runner: ModelRunner, lengths: Sequence[int]) -> None:
     with _name_failures(runner.computed_by, OTHER_BACKEND):
         rows = _last_rows(runner, lengths)
+    if not runner.stage.is_last:
+        return
     with _name_failures(runner.computed_by):
         logits = runner.logits_of(rows)
-        _check_finite(logits, runner.computed_by)
+        _check_finite(runner.pipeline.vocabulary.gather(logits), runner.computed_by)
     with _name_failures(runner.pipeline.sampler_name, OTHER_SAMPLERS):
         for sampled in runner.pipeline.warm_up(logits):
             _check_sampled(sampled, runner.pipeline.sampler_name)
@@ -77,7 +80,7 @@ def _last_rows(runner: ModelRunner, lengths: Sequence[int]) -> Tensor:  # [N, hi
     return hidden_states if inputs.last_rows is None else hidden_states[inputs.last_rows]
 
 
-def _check_finite(logits: Tensor, computed_by: str) -> None:  # [N, V] float32
+def _check_finite(logits: Tensor, computed_by: str) -> None:  # [N, V]
     if not logits.amax(-1).isfinite().all():
         raise RequestFailedError(f"{computed_by}: {INVALID_LOGITS.message}")
 

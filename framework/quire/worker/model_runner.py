@@ -1,8 +1,12 @@
 """Model runner: runs the forward pass of a step plan and samples its tokens.
 
 An error raised by a part must fail only the request that caused it. When a pass over the whole
-batch fails, each request is therefore computed alone: writing its KV again is harmless, and only
-the requests that fail alone are reported as failed.
+batch fails, a single worker therefore computes each request alone: writing its KV again is
+harmless, and only the requests that fail alone are reported as failed. One worker of several ends
+the step instead, see `failures`.
+
+With several pipeline stages, each runs the same plans. Tensors go from stage to stage, and the last
+stage alone samples.
 
 A decode step, one token for each of some requests, replays a graph: a CUDA graph on a GPU, where
 the step's inputs are gathered on the device, or a traced CPU graph.
@@ -12,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,13 +45,15 @@ from quire.worker.batch.step_inputs import StepInputs, build_inputs
 from quire.worker.batch.step_results import LaunchedStep, failure
 from quire.worker.device.copies import HostCopier, upload
 from quire.worker.device.device_faults import end_if_device_failed
+from quire.worker.failures import BatchWork, FailurePolicy, IsolateAlone
 from quire.worker.graphs.cpu_graphs import CPUGraphs
 from quire.worker.kv_store_host import KVStoreHost
-from quire.worker.loading.weight_loading import as_module
 from quire.worker.lora.adapter_manager import AdapterManager
 from quire.worker.sampling.prompt_logprobs import PromptLogprobs, compute_prompt_logprobs
 from quire.worker.sampling.sampled_tokens import SampledTokens
 from quire.worker.sampling.sampling_pipeline import SamplingPipeline
+from quire.worker.stage import WHOLE_MODEL, Stage
+from quire.worker.stage_forward import stage_forward
 
 if TYPE_CHECKING:  # they load Triton
     from quire.worker.batch.device_inputs import DeviceInputs
@@ -62,7 +68,7 @@ class _Rows:
 
     slots: list[int]
     hidden_states: Tensor  # [N, hidden_size]
-    logits: Tensor  # [N, V] float32
+    logits: Tensor  # [N, M], of this device's shard of the vocabulary
     captured: CapturedStep | None = None  # that computed these rows
 
 
@@ -71,12 +77,21 @@ _Pass = tuple[_Rows | None, list[PromptLogprobs]]  # the outputs of one forward 
 
 @dataclass(slots=True)
 class _Pending:
-    """A launched step whose tokens are not sampled yet."""
+    """A launched step whose tokens are not sampled yet.
+
+    Attributes:
+        plan_id: Id of the step plan.
+        parts: Rows to sample, one entry for each forward pass.
+        prompts: Prompt log probabilities of the step.
+        errors: Errors of slots that failed.
+        sampled_elsewhere: Slots for which the last pipeline stage samples a token, not this one.
+    """
 
     plan_id: int
     parts: list[_Rows]
     prompts: list[PromptLogprobs]
     errors: dict[int, ErrorReport]
+    sampled_elsewhere: list[int]
 
 
 class ModelRunner(StepRunner):
@@ -91,6 +106,9 @@ class ModelRunner(StepRunner):
         description: Description of the model, against which its outputs are checked.
         computed_by: Names of the model and its backends, for error messages.
         device_inputs: Buffers that gather inputs on the device; None if the host builds them.
+        stage: Pipeline stage of the model.
+        failures: Treatment of failures.
+        has_digest: Whether other workers sample the same tokens, so that results have a digest.
 
     Attributes:
         graphs: Captured decode steps, if there are any; they need `device_inputs`.
@@ -108,9 +126,14 @@ class ModelRunner(StepRunner):
         description: ModelDescription,
         computed_by: str,
         device_inputs: DeviceInputs | None = None,
+        *,
+        stage: Stage = WHOLE_MODEL,
+        failures: FailurePolicy | None = None,
+        has_digest: bool = False,
     ) -> None:
         self.model = model
-        self._forward_pass = as_module(model)
+        self.stage = stage
+        self._forward_pass = stage_forward(model, stage, description, computed_by)
         self.backends = backends
         self.tables = tables
         self.pipeline = pipeline
@@ -123,11 +146,18 @@ class ModelRunner(StepRunner):
         self.device_inputs = device_inputs
         self._block_sizes = [backend.shape.block_size for backend in backends]
         self._copier = HostCopier(tables.device)
+        self._has_digest = has_digest
+        self._failures = IsolateAlone() if failures is None else failures
         self._pending: _Pending | None = None
         self._launched: deque[LaunchedStep] = deque()
 
     def execute(self, plan: StepPlan) -> None:
-        """Start the transfers of a plan, which run beside it, and launch its forward pass."""
+        """Start the transfers of a plan, which run beside it, and launch its forward pass.
+
+        Raises:
+            StepFailedError: It failed, and this is one worker of several.
+            CollectiveError: Another worker did not take part.
+        """
         if self.kv_store is not None:
             self.kv_store.begin_step(plan)
         self._launch(plan)
@@ -138,15 +168,24 @@ class ModelRunner(StepRunner):
 
         Raises:
             RuntimeError: Another plan, or none, was launched.
+            StepFailedError: It failed, and this is one worker of several.
+            CollectiveError: Another worker did not take part.
         """
         pending, self._pending = self._pending, None
         if pending is None or pending.plan_id != plan_id:
             raise RuntimeError(f"plan {plan_id} is not the one that was launched")
         launched = LaunchedStep(
-            plan_id, [], pending.prompts, pending.errors, self.pipeline.sampler_name
+            plan_id,
+            [],
+            pending.prompts,
+            pending.errors,
+            self.pipeline.sampler_name,
+            self._has_digest,
         )
         for part in pending.parts:
-            self._sample_isolated(part, masks, launched)
+            launched.sampled += self._sample_rows(part, masks, launched.errors)
+        if pending.sampled_elsewhere:
+            self.tables.note_sampled(np.array(pending.sampled_elsewhere))
         self._launched.append(launched)
 
     def collect(self, plan_id: int) -> StepResult:
@@ -194,12 +233,12 @@ class ModelRunner(StepRunner):
         requests: Sequence[ScheduledRequest] = plan.requests
         if errors:
             requests = [request for request in requests if request.slot not in errors]
-        replayed = self._replay_captured(requests)
-        passes = self._forward_isolated(requests, errors) if replayed is None else [replayed]
+        passes = self._compute(requests, errors)
         self.tables.note_computed(requests)
         parts = [part for part, _ in passes if part is not None]
         prompts = [prompt for _, found in passes for prompt in found]
-        self._pending = _Pending(plan.plan_id, parts, prompts, errors)
+        sampled = [] if self.stage.is_last else _slots_of(r for r in requests if r.num_samples)
+        self._pending = _Pending(plan.plan_id, parts, prompts, errors, sampled)
 
     def _apply_changes(self, plan: StepPlan) -> dict[int, ErrorReport]:
         """Update the slot tables, and return the errors of slots that must fail."""
@@ -221,6 +260,7 @@ class ModelRunner(StepRunner):
         for patch in plan.token_patches:
             self.tables.patch_tokens(patch)
         self.tables.push()
+        self._failures.exclude(errors)
         return errors
 
     def _load_adapters(self, plan: StepPlan) -> dict[int, ErrorReport]:
@@ -240,6 +280,7 @@ class ModelRunner(StepRunner):
                     "adapter %r cannot be used; its requests fail", adapter.name, exc_info=True
                 )
                 errors[slot] = failure("loading the adapter", error)
+        self._failures.exclude(errors)
         return errors
 
     def _adapter_index(self, ref: AdapterRef, in_use: Set[AdapterRef]) -> int:
@@ -247,28 +288,29 @@ class ModelRunner(StepRunner):
             raise AdapterError(f"adapter {ref.name!r}: LoRA is off; start with --enable-lora")
         return self.adapters.load(ref, in_use)
 
-    def _forward_isolated(
+    def _compute(
         self, requests: Sequence[ScheduledRequest], errors: dict[int, ErrorReport]
     ) -> list[_Pass]:
-        """Compute all requests in one pass or, if that fails, each alone; fills `errors`."""
+        """Compute the requests of a step, by a captured step if one fits; fills `errors`."""
         if not requests:
             return []
-        try:
-            return [self._forward(requests)]
-        except Exception as error:  # the edge of model and backend plugins
-            end_if_device_failed(error)
-            logger.warning("the forward pass of %d request(s) failed", len(requests), exc_info=True)
-            if len(requests) == 1:
-                errors[requests[0].slot] = failure(f"the forward pass of {self.computed_by}", error)
-                return []
-        return [done for request in requests for done in self._forward_isolated([request], errors)]
+        replayed = self._replay_captured(requests)
+        if replayed is not None:
+            return [replayed]
+        what = f"the forward pass of {self.computed_by}"
+        work = BatchWork(what, self._forward, _slots_of, _each_alone)
+        return self._failures.run(work, requests, errors)
 
     def _forward(self, requests: Sequence[ScheduledRequest]) -> _Pass:
         inputs = self.inputs_of(requests)
         hidden_states = self.hidden_states_of(inputs, self._adapter_batch(inputs))
+        if not self.stage.is_last:
+            return None, []
         prompts: list[PromptLogprobs] = []
         if self.tables.with_prompt_logprobs:
-            prompts = compute_prompt_logprobs(requests, hidden_states, self.tables, self.logits_of)
+            prompts = compute_prompt_logprobs(
+                requests, hidden_states, self.tables, self.whole_logits_of
+            )
         for prompt in prompts:
             prompt.start_copy(self._copier)
         if not inputs.sampled:
@@ -285,16 +327,22 @@ class ModelRunner(StepRunner):
             return build_inputs(requests, self.tables, self._block_sizes)
         return self.device_inputs.build(requests)
 
-    def logits_of(self, rows: Tensor) -> Tensor:  # [N, hidden_size] -> [N, V] float32
-        """Return the logits of some rows, in memory that the caller may overwrite.
+    def logits_of(self, rows: Tensor) -> Tensor:  # [N, hidden_size] -> [N, M]
+        """Return the logits of some rows in this device's shard of the vocabulary.
+
+        The caller may overwrite them.
 
         Raises:
             RequestFailedError: The model returned something other than such logits.
         """
         logits = self.model.compute_logits(rows)
-        shape = (len(rows), self.description.vocab_size)
+        shape = (len(rows), len(self.pipeline.vocabulary.token_ids))
         check_returned(logits, shape, None, rows.device, f"compute_logits of {self.computed_by}")
-        return logits.float()
+        return logits
+
+    def whole_logits_of(self, rows: Tensor) -> Tensor:  # [N, hidden_size] -> [N, V] float32
+        """Return the logits of some rows for the whole vocabulary, on every device."""
+        return self.pipeline.vocabulary.gather(self.logits_of(rows)).float()
 
     def hidden_states_of(
         self, inputs: StepInputs, adapters: AdapterBatch | None
@@ -340,36 +388,28 @@ class ModelRunner(StepRunner):
         if found is None:
             return None
         slots, step = found
-        try:
-            hidden_states = step.compute()
-        except Exception as error:  # reported if it fails again in eager mode
-            end_if_device_failed(error)
-            logger.warning(
-                "a captured step of %d request(s) failed; it is computed eagerly",
-                len(slots),
-                exc_info=True,
-            )
+        hidden_states = self._failures.attempt("a captured step", slots, step.compute)
+        if hidden_states is None:
             return None
         count = len(slots)
         return _Rows(slots, hidden_states[:count], step.logits[:count], step), []
 
-    def _sample_isolated(
-        self, part: _Rows, masks: Sequence[RowBitmask], launched: LaunchedStep
-    ) -> None:
-        """Sample all rows in one launch or, if that fails, each alone; fills `launched`."""
-        try:
-            launched.sampled.append((part.slots, self._sample(part, masks)))
-            return
-        except Exception as error:  # the edge of sampler plugins
-            end_if_device_failed(error)
-            logger.warning("sampling %d row(s) failed", len(part.slots), exc_info=True)
-            if len(part.slots) == 1:
-                launched.errors[part.slots[0]] = failure("sampling", error)
-                return
+    def _sample_rows(
+        self, part: _Rows, masks: Sequence[RowBitmask], errors: dict[int, ErrorReport]
+    ) -> list[tuple[list[int], SampledTokens]]:
+        """Sample a token for each row; fills `errors`."""
+
+        def sample(rows: _Rows) -> tuple[list[int], SampledTokens]:
+            return rows.slots, self._sample(rows, masks)
+
+        work = BatchWork("sampling", sample, lambda rows: rows.slots, self._rows_alone)
+        return self._failures.run(work, part, errors)
+
+    def _rows_alone(self, part: _Rows) -> Iterator[_Rows]:
+        """Return each row alone, with new logits: sampling has overwritten them."""
         for row, slot in enumerate(part.slots):
-            hidden = part.hidden_states[row : row + 1]  # the logits were overwritten
-            single = _Rows([slot], hidden, self.logits_of(hidden))
-            self._sample_isolated(single, masks, launched)
+            hidden = part.hidden_states[row : row + 1]
+            yield _Rows([slot], hidden, self.logits_of(hidden))
 
     def _sample(self, part: _Rows, masks: Sequence[RowBitmask]) -> SampledTokens:
         captured, slots = part.captured, np.array(part.slots)
@@ -383,3 +423,11 @@ class ModelRunner(StepRunner):
             sampled.start_copy(self._copier)
             self.tables.append_tokens(slots, sampled.token_ids)
         return sampled  # on an error above, num_known is unchanged: sampling again is safe
+
+
+def _slots_of(requests: Iterable[ScheduledRequest]) -> list[int]:
+    return [request.slot for request in requests]
+
+
+def _each_alone(requests: Sequence[ScheduledRequest]) -> list[Sequence[ScheduledRequest]]:
+    return [[request] for request in requests]

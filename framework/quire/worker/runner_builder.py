@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,8 +14,13 @@ from quire.compose.sampler_choice import fused_steps
 from quire.errors import PluginLoadError, RefusedError
 from quire.interfaces.attention import KVBackend
 from quire.interfaces.model import Model
-from quire.interfaces.sampling import LogitsProcessor, Sampler, Stage
+from quire.interfaces.sampling import LogitsProcessor, Sampler
+from quire.interfaces.sampling import Stage as SamplingStage
+from quire.layers.parallel import TensorParallelGroup
+from quire.layers.vocabulary import VocabularyShard
 from quire.worker.batch.slots import SlotTables
+from quire.worker.failures import IsolateAlone, ReportFailures
+from quire.worker.graphs.agreement import all_agree
 from quire.worker.graphs.cpu_graphs import CPUGraphs
 from quire.worker.graphs.graph_capture import step_capture
 from quire.worker.loading.weight_loading import as_module
@@ -23,19 +29,25 @@ from quire.worker.memory.device_memory import CudaMeter, enough_memory
 from quire.worker.model_runner import ModelRunner
 from quire.worker.parts import WorkerParts
 from quire.worker.sampling.sampling_pipeline import SamplingPipeline
+from quire.worker.stage import Stage
+
+if TYPE_CHECKING:  # it loads Triton
+    from quire.worker.graphs.decode_graphs import DecodeGraphs
 
 logger = logging.getLogger(__name__)
 
 
-def build_pipeline(parts: WorkerParts, tables: SlotTables) -> SamplingPipeline:
-    """Build the samplers.
+def build_pipeline(
+    parts: WorkerParts, tables: SlotTables, group: TensorParallelGroup
+) -> SamplingPipeline:
+    """Build the samplers, for this device's shard of the vocabulary.
 
     Raises:
         PluginLoadError: The class of a sampler does not match its declared stage.
     """
     composition = parts.composition
     vocab_size = composition.description.vocab_size
-    steps: list[tuple[Stage, LogitsProcessor]] = []
+    steps: list[tuple[SamplingStage, LogitsProcessor]] = []
     samplers: list[Sampler] = []
     for choice, step_class in zip(composition.samplers, parts.samplers, strict=True):
         step = step_class(vocab_size, tables.device)
@@ -57,6 +69,12 @@ def build_pipeline(parts: WorkerParts, tables: SlotTables) -> SamplingPipeline:
         [str(choice) for choice in composition.samplers],
         fused=fused_steps(composition.samplers),
         kernels=composition.kernels.value,
+        vocabulary=VocabularyShard(vocab_size, group),
+        vocab_parallel=[
+            index
+            for index, choice in enumerate(composition.samplers)
+            if choice.entry.capabilities.is_vocab_parallel
+        ],
     )
 
 
@@ -68,8 +86,14 @@ def build_runner(
     adapters: AdapterManager | None,
     composition: Composition,
     max_num_batched_tokens: int,
+    group: TensorParallelGroup,
+    stage: Stage,
 ) -> ModelRunner:
-    """Build the runner; with Triton kernels it gathers step inputs on the device."""
+    """Build the runner; with Triton kernels it gathers step inputs on the device.
+
+    One worker of several reports failures, and on the last stage its tokens are compared with those
+    of the others. Decode steps of a pipeline stage are not traced.
+    """
     names = map(str, (composition.model, *composition.attention_backends))
     device_inputs = None
     if composition.kernels.value == "triton":
@@ -89,20 +113,30 @@ def build_runner(
         composition.description,
         " with ".join(names),
         device_inputs,
+        stage=stage,
+        failures=IsolateAlone() if group.size * stage.count == 1 else ReportFailures(),
+        has_digest=group.size > 1 and stage.is_last,
     )
-    if composition.cpu_graphs.value:
-        runner.cpu_graphs = CPUGraphs(as_module(model), backends, tables)
+    if composition.cpu_graphs.value and _may_have_graphs(stage):
+        runner.cpu_graphs = CPUGraphs(as_module(model), backends, tables, group)
     return runner
 
 
 def capture_graphs(
-    runner: ModelRunner, composition: Composition, *, is_required: bool = False
+    runner: ModelRunner,
+    composition: Composition,
+    group: TensorParallelGroup,
+    *,
+    is_required: bool = False,
 ) -> None:
     """Capture the runner's decode steps in the sizes of the composition.
+
+    Either all devices of the group have captured steps afterwards, or none has.
 
     Args:
         runner: Runner that gets the captured steps.
         composition: Chosen parts, with the largest size to capture.
+        group: Tensor-parallel group of the worker.
         is_required: Whether the user set the largest size. If not, a part that cannot be captured
             is no error: steps are then launched kernel by kernel.
 
@@ -111,6 +145,8 @@ def capture_graphs(
         RefusedError: A part of a step cannot be captured, and the user set the largest size.
     """
     if runner.device_inputs is None or not composition.cuda_graphs.value:
+        return
+    if not _may_have_graphs(runner.stage):
         return
     from quire.worker.graphs.decode_graphs import DecodeGraphs  # loads Triton
 
@@ -122,17 +158,12 @@ def capture_graphs(
             runner.device_inputs,
             runner.pipeline,
             graph_sizes(composition.cuda_graphs.value),
-            composition.description.vocab_size,
         )
-    has_adapters = runner.adapters is not None
-    head = runner.model.compute_logits
-    try:
-        graphs.capture(
-            step_capture(device), runner.hidden_states_of, head, with_adapters=has_adapters
-        )
-    except RefusedError as refusal:
+    refusal = _capture(graphs, runner)
+    if not all_agree(group, refusal is None, device):
+        refusal = refusal or RefusedError("they cannot be captured on another tensor-parallel rank")
         if is_required:
-            raise
+            raise refusal
         logger.warning(
             "CUDA graphs are off, and every step is launched kernel by kernel, which is slower: %s",
             refusal,
@@ -141,6 +172,34 @@ def capture_graphs(
     runner.graphs = graphs
     if device.type == "cuda":
         logger.info("CUDA graphs took %.2f GB", (free_bytes - _free_bytes(device)) / 1e9)
+
+
+def _capture(graphs: DecodeGraphs, runner: ModelRunner) -> RefusedError | None:
+    """Capture the decode steps of a runner; the error if a part of them cannot be captured."""
+    has_adapters = runner.adapters is not None
+    head = runner.model.compute_logits
+    try:
+        graphs.capture(
+            step_capture(runner.tables.device),
+            runner.hidden_states_of,
+            head,
+            with_adapters=has_adapters,
+        )
+    except RefusedError as refusal:
+        return refusal
+    return None
+
+
+def _may_have_graphs(stage: Stage) -> bool:
+    """Whether steps may be replayed; not those of a pipeline stage, which receive tensors."""
+    if stage.count > 1:
+        logger.info(
+            "pipeline stage %d of %d runs without graphs: its steps exchange tensors with the "
+            "stages beside it",
+            stage.index,
+            stage.count,
+        )
+    return stage.count == 1
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -1,15 +1,19 @@
-"""Worker of one device: builds and loads the model, allocates the KV cache and runs steps."""
+"""Worker of one device: builds and loads the model, allocates the KV cache and runs steps.
+
+A worker is one rank of a grid: it has a shard of each layer of one pipeline stage.
+"""
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
+from quire.compose.composition import Choice
 from quire.compose.weight_bytes import weight_bytes
 from quire.config import Settings
-from quire.errors import CapacityError
+from quire.errors import CapacityError, EngineDeadError, RefusedError
 from quire.interfaces.executor import Worker
 from quire.interfaces.kv_cache import KVPlan
 from quire.interfaces.model import Model
@@ -39,6 +43,7 @@ from quire.worker.memory.profiling import LoadedModel, gpu_cache_bytes
 from quire.worker.model_runner import ModelRunner
 from quire.worker.parts import WorkerParts
 from quire.worker.runner_builder import build_pipeline, build_runner, capture_graphs
+from quire.worker.stage import WHOLE_MODEL, Stage
 
 TORCH_DTYPES = {
     "float32": torch.float32,
@@ -50,12 +55,16 @@ logger = logging.getLogger(__name__)
 
 
 class ModelWorker(Worker):
-    """Worker of one tensor-parallel rank.
+    """Worker of one tensor-parallel rank and one pipeline stage.
 
     Args:
         settings: Settings of the engine, as given by the user.
         parts: Model, attention backends, samplers and the other parts that compute.
         group: Tensor-parallel group of the devices that split each layer, with this rank.
+        stage: Pipeline stage of the worker.
+
+    Raises:
+        RefusedError: The model does not support pipeline stages.
     """
 
     def __init__(
@@ -63,11 +72,15 @@ class ModelWorker(Worker):
         settings: Settings,
         parts: WorkerParts,
         group: TensorParallelGroup,
+        stage: Stage = WHOLE_MODEL,
     ) -> None:
         self.settings = settings
         self.parts = parts
         self.composition = composition = parts.composition
+        if stage.count > 1:
+            _check_stages(composition.model)
         self.group = group
+        self.stage = stage
         self.device = _device(composition.device)
         self.dtype = TORCH_DTYPES[composition.dtype.value]
         self._model: Model | None = None
@@ -77,9 +90,9 @@ class ModelWorker(Worker):
     def load(self) -> WorkerInfo:
         """Build the model and load its weights."""
         if self.device.type == "cpu" or self.settings.model.threads is not None:
-            THREADS.use(self.settings.model.threads, self.group.size)
+            THREADS.use(self.settings.model.threads, self.group.size * self.stage.count)
         started = time.perf_counter()
-        expected = weight_bytes(self.composition, self.group.size)
+        expected = weight_bytes(self.composition, self.group.size, self.stage.index)
         what = f"the model ({expected:,} bytes of weights)"
         with enough_memory(what, self.device, "free memory of the device"):
             model = self._model = self._build_model()
@@ -93,14 +106,15 @@ class ModelWorker(Worker):
             held / 1e9,
         )
         return WorkerInfo(
-            available_kv_bytes=self._cache_bytes(model),
+            kv_bytes=[self._cache_bytes(model)],
             is_asynchronous=self.device.type == "cuda",
         )
 
-    def allocate(self, plan: KVPlan) -> ModelRunner:
+    def allocate(self, plans: Sequence[KVPlan]) -> ModelRunner:
         """Allocate the KV cache, bind it to the layers, and build the runner of the steps."""
         if self._model is None:
             raise RuntimeError("allocate before load")
+        plan = plans[self.stage.index]
         memory = self._allocate_tensors(plan)
         what = "memory for attention workspaces and slot tables, beside the KV cache,"
         with enough_memory(what, self.device, "lower gpu_memory_utilization"):
@@ -111,6 +125,15 @@ class ModelWorker(Worker):
             own = replace(plan, rank=plan.rank + self.group.rank)
             runner.kv_store = build_kv_store(choice, options, own, memory, runner.backends)
         return runner
+
+    def check_health(self) -> None:
+        """Check that the worker was not shut down: it lives as long as its process.
+
+        Raises:
+            EngineDeadError: It was shut down, or has not loaded a model.
+        """
+        if self._model is None:
+            raise EngineDeadError("the worker is not running: it has no model")
 
     def shutdown(self) -> None:
         """Drop the model, the KV cache and the captured graphs, and free their memory."""
@@ -136,7 +159,7 @@ class ModelWorker(Worker):
         )
         if self.device.type == "cpu":
             keep_freed_memory()
-        pipeline = build_pipeline(self.parts, tables)
+        pipeline = build_pipeline(self.parts, tables, self.group)
         return build_runner(
             model,
             backends,
@@ -145,6 +168,8 @@ class ModelWorker(Worker):
             self._adapters,
             self.composition,
             self.settings.scheduler.max_num_batched_tokens,
+            self.group,
+            self.stage,
         )
 
     def _warm_up_and_capture(self, runner: ModelRunner, plan: KVPlan) -> None:
@@ -158,7 +183,7 @@ class ModelWorker(Worker):
             steps = STEPS_WITH_KERNELS if self.device.type == "cuda" else STEPS
             run_warm_up_steps(runner, max(1, longest), steps)
         is_required = self.settings.model.max_cuda_graph_size is not None
-        capture_graphs(runner, self.composition, is_required=is_required)
+        capture_graphs(runner, self.composition, self.group, is_required=is_required)
 
     def _loaded(self, model: Model) -> LoadedModel:
         return LoadedModel(
@@ -168,6 +193,8 @@ class ModelWorker(Worker):
             adapters=self._adapters,
             device=self.device,
             dtype=self.dtype,
+            stage=self.stage,
+            group=self.group,
         )
 
     def _cache_bytes(self, model: Model) -> int:
@@ -178,14 +205,19 @@ class ModelWorker(Worker):
 
     def _build_model(self) -> Model:
         composition = self.composition
-        description = replace(composition.description, max_model_len=composition.max_model_len)
-        model = self.parts.model(description, self._layer_context())  # type: ignore[call-arg]
+        model = self._make_model(self._layer_context())
         if self.settings.model.load_format == "dummy":
             init_dummy_weights(model, self.settings.model.dummy_seed)
         else:
             with loading_progress(composition.checkpoint.name) as progress:
                 load_weights(model, composition.checkpoint.folder, progress)
         return model
+
+    def _make_model(self, context: LayerContext) -> Model:
+        """Build the model, with undefined weights."""
+        composition = self.composition
+        description = replace(composition.description, max_model_len=composition.max_model_len)
+        return self.parts.model(description, context)  # type: ignore[call-arg]
 
     def _layer_context(self) -> LayerContext:
         return LayerContext(
@@ -195,6 +227,7 @@ class ModelWorker(Worker):
             quantization=self.parts.quantization,
             prepack=Prepacked.is_available(self.dtype, self.device),
             batch_invariant=self.settings.model.batch_invariant,
+            layers=self.stage.layers,
             kernels=self.composition.kernels.value,
         )
 
@@ -212,7 +245,15 @@ class ModelWorker(Worker):
             lora.max_lora_rank,
             sources=sources,
             base=base,
+            whole_model=self._whole_model(model),
         )
+
+    def _whole_model(self, model: Model) -> Model:
+        """Return a model with the layers of every stage; others than the own have no weights."""
+        if self.stage.count == 1:
+            return model
+        context = LayerContext(dtype=self.dtype, device=torch.device("meta"), tp=self.group)
+        return self._make_model(context)
 
     def _allocate_tensors(self, plan: KVPlan) -> dict[str, torch.Tensor]:
         """Allocate the KV cache; layers of several KV groups share one tensor.
@@ -236,6 +277,18 @@ class ModelWorker(Worker):
                 f"a KV cache tensor of {num_bytes:,} bytes does not fit on {self.device}; set a "
                 "smaller kv_cache_memory_bytes or num_kv_blocks"
             ) from error
+
+
+def _check_stages(model: Choice) -> None:
+    """Check that a model supports pipeline stages.
+
+    Raises:
+        RefusedError: It does not.
+    """
+    if not model.entry.capabilities.supports_pipeline_parallel:
+        raise RefusedError(
+            f"{model} does not support pipeline stages; set pipeline_parallel_size to 1"
+        )
 
 
 def _device(name: str) -> torch.device:

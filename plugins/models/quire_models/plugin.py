@@ -19,5 +19,5 @@ def register_models(registry: Registrar[type[Model]]) -> None:
         registry.add(
             architecture,
             f"quire_models.{module}:{architecture}",
-            capabilities=ModelCapabilities(describe=describe),
+            capabilities=ModelCapabilities(describe=describe, supports_pipeline_parallel=True),
         )

@@ -7,6 +7,7 @@ from installed import sites
 from quire.config import Settings
 from quire.errors import PluginLoadError
 from quire.launch.composing import compose_engine
+from quire.layers import SingleDevice
 from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import write_checkpoint
 from quire.worker.batch.slots import SlotTables
@@ -54,7 +55,8 @@ def build(site, tmp_path):
         plugins = load_plugins(settings.plugins)
         composition = compose_engine(settings, plugins).composition
         tables = SlotTables(2, 16, [4], composition.sampler_fields, torch.device("cpu"))
-        return build_pipeline(WorkerParts.load(settings, composition, plugins.registries), tables)
+        parts = WorkerParts.load(settings, composition, plugins.registries)
+        return build_pipeline(parts, tables, SingleDevice())
 
     return build
 

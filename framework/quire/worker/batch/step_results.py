@@ -1,9 +1,12 @@
 """Results of a step for the engine, read once the sampled tokens have reached the host."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import msgspec
+import numpy as np
 
 from quire.errors import QuireError, RequestFailedError
 from quire.messages import ErrorReport, SlotResult, StepResult
@@ -27,6 +30,7 @@ class LaunchedStep:
         prompts: Prompt log probabilities of the step.
         errors: Errors of slots that failed before sampling.
         sampler_name: Name of the sampler, for error messages.
+        has_digest: Whether other workers sample the same tokens, to be compared with these.
     """
 
     plan_id: int
@@ -34,13 +38,25 @@ class LaunchedStep:
     prompts: list[PromptLogprobs]
     errors: dict[int, ErrorReport]
     sampler_name: str
+    has_digest: bool = False
 
     def read(self) -> StepResult:
         """Wait for the tokens, and return the result of the step."""
         results = [SlotResult(slot, [], None, error) for slot, error in self.errors.items()]
         for slots, sampled in self.sampled:
             results += _results(slots, sampled, self.sampler_name)
-        return StepResult(plan_id=self.plan_id, results=_with_prompts(results, self.prompts))
+        return StepResult(
+            plan_id=self.plan_id,
+            results=_with_prompts(results, self.prompts),
+            digest=token_digest(self.plan_id, results) if self.has_digest else 0,
+        )
+
+
+def token_digest(plan_id: int, results: Sequence[SlotResult]) -> int:
+    """Return a 64-bit digest of the tokens sampled in a step, in the order of the slots' rows."""
+    rows = ((result.slot, len(result.token_ids), *result.token_ids) for result in results)
+    values = np.fromiter(chain((plan_id,), *rows), np.int64)
+    return int.from_bytes(hashlib.blake2b(values.tobytes(), digest_size=8).digest(), "little")
 
 
 def failure(what: str, error: Exception) -> ErrorReport:

@@ -9,6 +9,9 @@ As with CUDA graphs, nothing in a traced step may depend on values that the host
 only; backends declare in their `graphs` capability that they comply. A step has no
 graph if torch computes anything in it, if it calls functions that cannot be replayed, or if its
 replay, tried once in cleared memory, does not give the same bits. It then runs through Python.
+
+Where layers are sharded over several devices, a step is traced by all of them together, and has a
+graph on all of them or on none: both ways call the same collective operations.
 """
 
 from __future__ import annotations
@@ -23,9 +26,11 @@ from torch import Tensor
 
 from quire.interfaces.attention import KVBackend, StepLayout
 from quire.interfaces.model import ForwardBatch
+from quire.layers.parallel import TensorParallelGroup
 from quire.native.recording import CallTrace, trace_calls
 from quire.worker.batch.slots import SlotTables
 from quire.worker.batch.step_inputs import StepInputs
+from quire.worker.graphs.agreement import all_agree
 from quire.worker.graphs.cpu_graph_memory import GraphAllocator, GraphMemory, TracingMode
 
 MAX_REQUESTS = 64  # per step; with more, kernels take most of the time
@@ -59,10 +64,18 @@ class CPUGraphs:
         forward: Forward pass of the model.
         backends: Attention backends by backend index; all support captured steps.
         tables: Slot tables of the running requests.
+        group: Tensor-parallel group of the worker.
     """
 
-    def __init__(self, forward: Forward, backends: Sequence[KVBackend], tables: SlotTables) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        backends: Sequence[KVBackend],
+        tables: SlotTables,
+        group: TensorParallelGroup,
+    ) -> None:
         self._forward = forward
+        self._group = group
         self._backends = backends
         self._groups = tables.backend_groups
         self._largest = min(MAX_REQUESTS, tables.padding_slot)
@@ -76,10 +89,10 @@ class CPUGraphs:
         self._seq_lens = torch.zeros(size, dtype=torch.int32)
         self._slot_mapping: dict[int, Tensor] = {}
         self._block_table: dict[int, Tensor] = {}
-        for group in set(self._groups):
-            width = tables.block_tables[group].shape[1]
-            self._slot_mapping[group] = torch.zeros(size, dtype=torch.int64)
-            self._block_table[group] = torch.zeros(size, width, dtype=torch.int32)
+        for kv_group in set(self._groups):
+            width = tables.block_tables[kv_group].shape[1]
+            self._slot_mapping[kv_group] = torch.zeros(size, dtype=torch.int64)
+            self._block_table[kv_group] = torch.zeros(size, width, dtype=torch.int32)
 
     def hidden_states_of(self, inputs: StepInputs) -> Tensor | None:
         """Compute a step by its graph; None if it must run through Python.
@@ -126,30 +139,44 @@ class CPUGraphs:
 
         Without a graph the step must be computed again: its KV blocks may hold anything.
         """
-        layouts = {group: self._layout(group, count) for group in set(self._groups)}
         allocator = GraphAllocator(self._memory)
         try:
-            prepared = zip(self._backends, self._groups, strict=True)
-            batch = ForwardBatch(
-                attention=[backend.prepare(layouts[group]) for backend, group in prepared],
-                adapters=None,
-            )
+            batch = self._prepare(count)
             ids, positions = self._input_ids[:count], self._positions[:count]
             with trace_calls() as calls, TracingMode(allocator, calls) as memory:
                 hidden_states = self._forward(ids, positions, batch)
-            if calls.reason is not None:
-                return calls.reason
+            reason = calls.reason
             if allocator.addresses - memory.operands - {hidden_states.untyped_storage().data_ptr()}:
-                return "memory allocated in the step is still referenced after it"
+                reason = reason or "memory allocated in the step is still referenced after it"
+            if (reason := self._agreed(reason)) is not None:
+                return reason
             expected = hidden_states.clone()
             self._memory.clear()
             calls.replay()
         except Exception as error:  # reported if it fails again without tracing
+            if self._group.size > 1:  # the other devices are within a collective operation
+                raise
             logger.debug("tracing a decode step failed", exc_info=True)
             return f"{type(error).__name__}: {error}"
-        if not _same_bits(hidden_states, expected):
-            return "the replay of the traced calls gives other hidden states"
-        return CPUGraph(calls, batch, hidden_states)
+        is_same = _same_bits(hidden_states, expected)
+        reason = None if is_same else "the replay of the traced calls gives other hidden states"
+        reason = self._agreed(reason)
+        return CPUGraph(calls, batch, hidden_states) if reason is None else reason
+
+    def _prepare(self, count: int) -> ForwardBatch:
+        """Let the backends prepare for steps of `count` requests."""
+        layouts = {group: self._layout(group, count) for group in set(self._groups)}
+        prepared = zip(self._backends, self._groups, strict=True)
+        return ForwardBatch(
+            attention=[backend.prepare(layouts[group]) for backend, group in prepared],
+            adapters=None,
+        )
+
+    def _agreed(self, reason: str | None) -> str | None:
+        """Return why a step has no graph on this device or on another one; None if all have one."""
+        if all_agree(self._group, reason is None, self._input_ids.device):
+            return None
+        return reason or "it cannot be traced on another tensor-parallel rank"
 
     def _layout(self, group: int, count: int) -> StepLayout:
         """Return views of a KV group's buffers for a step of `count` requests."""

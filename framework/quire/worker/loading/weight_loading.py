@@ -10,6 +10,7 @@ few layers hold unpacked weights at any time.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -94,25 +95,30 @@ def load_weights(model: Model, folder: Path, progress: Progress = silent) -> int
 def init_dummy_weights(model: Model, seed: int) -> None:
     """Fill the model with seeded random weights that keep hidden states in a sane range.
 
+    A tensor depends on the seed and its name alone, so workers have shards of the same model.
+
     Args:
         model: Model to fill; its layers are finished as well.
         seed: Seed of the random numbers.
     """
     root = as_module(model)
-    targets = _parameter_targets(root)
+    targets = weight_targets(model)
     device = next(root.parameters()).device  # the fastest place to generate random numbers
-    generator = torch.Generator(device).manual_seed(seed)
     finisher = _LayerFinisher(root, targets.values())
     for name, target in targets.items():
-        parameter = target.module.get_parameter(target.parameter)
-        shape = tuple(parameter.shape)
-        values = torch.randn(shape, generator=generator, device=device)
-        if len(shape) > 1 and "norm" not in name:
-            parameter.copy_(values.mul_(shape[-1] ** -0.5))
-        else:
-            parameter.copy_(values.mul_(0.1).add_(1.0 if "norm" in name else 0.0))
+        target.load(_dummy_tensor(name, target.shape, seed, device))
         finisher.loaded(target)
     finisher.finish_rest()
+
+
+def _dummy_tensor(name: str, shape: tuple[int, ...], seed: int, device: torch.device) -> Tensor:
+    """Return random values for a checkpoint tensor: norms around one, biases around zero."""
+    digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=7).digest()
+    generator = torch.Generator(device).manual_seed(int.from_bytes(digest, "little"))
+    values = torch.randn(shape, generator=generator, device=device)
+    if len(shape) > 1 and "norm" not in name:
+        return values.mul_(shape[-1] ** -0.5)
+    return values.mul_(0.1).add_(1.0 if "norm" in name else 0.0)
 
 
 def held_weight_bytes(model: Model) -> int:

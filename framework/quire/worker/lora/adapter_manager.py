@@ -2,7 +2,8 @@
 
 An adapter that a running request uses is not evicted. The modules that an adapter changes are
 compared with the model before anything is written. A module that the model does not have is an
-error: leaving it out would silently generate with the base model.
+error: leaving it out would silently generate with the base model. A pipeline stage checks the
+modules of all stages, and loads its own.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class AdapterManager:
         max_rank: Maximum rank of an adapter.
         sources: Further LoRA sources, by the name that an `AdapterRef` may give.
         base: Base model that adapters must be made for; None: adapters are not checked.
+        whole_model: Model with the layers of all pipeline stages, of which only names and shapes
+            are used; None: `model` has all layers.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class AdapterManager:
         *,
         sources: Mapping[str, LoRASource] | None = None,
         base: BaseModel | None = None,
+        whole_model: Model | None = None,
     ) -> None:
         self.source = source
         self._sources = sources or {}
@@ -65,6 +69,7 @@ class AdapterManager:
         self.max_loras = max_loras
         self.max_rank = max_rank
         self.targets = adapted_matrices(model)
+        self._shapes = _shapes(adapted_matrices(model if whole_model is None else whole_model))
         self._layers = list(dict.fromkeys(target.layer for target in self.targets.values()))
         for layer in self._layers:
             layer.enable_lora(max_loras, max_rank)
@@ -123,7 +128,7 @@ class AdapterManager:
         return adapter
 
     def _check(self, name: str, modules: Mapping[str, AdapterModule]) -> None:
-        unknown = [module for module in modules if module not in self.targets]
+        unknown = [module for module in modules if module not in self._shapes]
         if unknown:
             raise AdapterError(
                 f"adapter {name!r} changes {len(unknown)} module(s) that are not linear layers of "
@@ -135,14 +140,14 @@ class AdapterManager:
             _check_finite(name, module, matrices)
 
     def _check_shape(self, name: str, module: str, matrices: AdapterModule) -> None:
-        layer, part = self.targets[module]
+        num_rows, num_columns = self._shapes[module]
         rank = len(matrices.a) if matrices.a.dim() else 0
         if rank > self.max_rank:
             raise AdapterError(
                 f"adapter {name!r} has rank {rank} at {module}; max_lora_rank is {self.max_rank}"
             )
         given = (tuple(matrices.a.shape), tuple(matrices.b.shape))
-        expected = ((rank, layer.num_columns), (layer.slices[part].num_rows, rank))
+        expected = ((rank, num_columns), (num_rows, rank))
         if given != expected:
             raise AdapterError(
                 f"adapter {name!r} does not fit the model at {module}: A and B have shapes "
@@ -175,8 +180,9 @@ class AdapterManager:
     def _write(self, index: int, adapter: Adapter) -> None:
         changes: dict[ParallelLinear, dict[str, AdapterModule]] = {}
         for module, matrices in adapter.modules.items():
-            layer, part = self.targets[module]
-            changes.setdefault(layer, {})[part] = matrices
+            if module in self.targets:  # else another stage has it
+                layer, part = self.targets[module]
+                changes.setdefault(layer, {})[part] = matrices
         for layer, parts in changes.items():
             layer.set_adapter(index, parts)
 
@@ -202,6 +208,14 @@ def adapted_matrices(model: Model) -> dict[str, AdaptedMatrix]:
             f"{type(model).__name__} has no linear layers of quire.layers, so LoRA cannot be used"
         )
     return targets
+
+
+def _shapes(targets: Mapping[str, AdaptedMatrix]) -> dict[str, tuple[int, int]]:
+    """Return the shape of each matrix in the checkpoint, by the module's name."""
+    return {
+        module: (layer.slices[part].num_rows, layer.num_columns)
+        for module, (layer, part) in targets.items()
+    }
 
 
 @contextmanager

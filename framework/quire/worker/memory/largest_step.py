@@ -26,9 +26,11 @@ from quire.interfaces.mla import MLABackend
 from quire.interfaces.model import ForwardBatch, Model
 from quire.interfaces.sampling import LogitsProcessor, SampledRows, Sampler, SamplerStep
 from quire.layers.attention.caching_layer import CachingLayer
+from quire.layers.vocabulary import VocabularyShard
 from quire.worker.batch.slots import SlotTables
 from quire.worker.loading.weight_loading import as_module
 from quire.worker.lora.adapter_manager import AdapterManager
+from quire.worker.stage_forward import Forward
 
 FILTERING = {"temperature": 0.7, "top_k": 50, "top_p": 0.9, "min_p": 0.05}  # activates all samplers
 
@@ -122,6 +124,8 @@ class LargestStep:
         tables: Slot tables; their sampler fields are overwritten.
         adapters: Manager of the LoRA adapters; None if LoRA is off.
         max_model_len: Maximum number of positions.
+        vocabulary: This device's shard of the vocabulary.
+        forward: Forward pass of the model; with several pipeline stages, that of its stage.
         resident: Objects that the engine will also keep; held here so that their memory counts.
     """
 
@@ -133,7 +137,9 @@ class LargestStep:
         tables: SlotTables,
         adapters: AdapterManager | None,
         max_model_len: int,
+        vocabulary: VocabularyShard,
         *,
+        forward: Forward,
         resident: object = None,
     ) -> None:
         self._model = model
@@ -142,6 +148,8 @@ class LargestStep:
         self._tables = tables
         self._adapters = adapters
         self._max_model_len = max_model_len
+        self._vocabulary = vocabulary
+        self._forward_pass = forward
         self._resident = resident
 
     @torch.inference_mode()
@@ -153,20 +161,21 @@ class LargestStep:
         """
         positions = torch.arange(num_tokens, device=self._tables.device) % self._max_model_len
         with self._attention():
-            hidden_states: Tensor = as_module(self._model)(
+            hidden_states = self._forward_pass(
                 torch.zeros_like(positions), positions, self._batch(num_tokens, num_requests)
             )  # [T, hidden_size]
         return hidden_states[:num_requests].clone()
 
     @torch.inference_mode()
-    def decode(self, num_requests: int) -> Tensor:  # [R, V]
+    def decode(self, num_requests: int) -> Tensor:  # [R, M], of this device's shard
         """Run the model on one token per request, with logits: the part that is captured."""
         return self._model.compute_logits(self.forward(num_requests, num_requests))
 
     @torch.inference_mode()
     def sample(self, hidden_states: Tensor) -> Tensor:  # [R, hidden_size] -> [R] int64
         """Sample one token per row, with all filters active and log probabilities for each."""
-        logits = self._model.compute_logits(hidden_states).float()  # [R, V]
+        logits = self._model.compute_logits(hidden_states)
+        logits = self._vocabulary.gather(logits).float()  # [R, V]
         raw = logits.clone()
         rows = self._rows(len(hidden_states))
         token_ids = None

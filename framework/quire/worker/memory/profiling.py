@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,6 +21,8 @@ from quire.errors import CapacityError
 from quire.interfaces.kv_cache import KVCacheSpec
 from quire.interfaces.model import Model
 from quire.layers.attention.caching_layer import CachingLayer
+from quire.layers.parallel import SingleDevice, TensorParallelGroup
+from quire.layers.vocabulary import VocabularyShard
 from quire.worker.batch.slots import SlotTables
 from quire.worker.loading.kv_cache_binding import attention_shape
 from quire.worker.loading.weight_loading import as_module
@@ -28,13 +30,19 @@ from quire.worker.lora.adapter_manager import AdapterManager
 from quire.worker.memory.device_memory import MemoryMeter, enough_memory
 from quire.worker.memory.largest_step import BackendKind, LargestStep
 from quire.worker.parts import WorkerParts
+from quire.worker.stage import WHOLE_MODEL, Stage
+from quire.worker.stage_forward import stage_forward
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model on its device, with all that is known of the engine before the KV cache exists."""
+    """A model on its device, with all that is known of the engine before the KV cache exists.
+
+    Attributes:
+        group: Devices that each layer is sharded over, with this one.
+    """
 
     settings: Settings
     parts: WorkerParts
@@ -42,6 +50,8 @@ class LoadedModel:
     adapters: AdapterManager | None
     device: torch.device
     dtype: torch.dtype
+    stage: Stage = WHOLE_MODEL
+    group: TensorParallelGroup = field(default_factory=SingleDevice)
 
     @property
     def composition(self) -> Composition:
@@ -50,8 +60,15 @@ class LoadedModel:
 
     @property
     def specs(self) -> tuple[KVCacheSpec, ...]:
-        """KV-cache spec of each layer that has a KV cache."""
+        """KV-cache spec of each layer that has a KV cache, on all pipeline stages."""
         return self.parts.kv_specs
+
+    @property
+    def own_specs(self) -> list[KVCacheSpec]:
+        """KV-cache specs of the layers of this pipeline stage."""
+        modules = as_module(self.model).modules()
+        own = {module.name for module in modules if isinstance(module, CachingLayer)}
+        return [spec for spec in self.specs if spec.layer.name in own]
 
 
 def gpu_cache_bytes(loaded: LoadedModel, meter: MemoryMeter) -> int:
@@ -65,7 +82,7 @@ def gpu_cache_bytes(loaded: LoadedModel, meter: MemoryMeter) -> int:
     logger.info("memory of %s: %s", loaded.device, profile.summary(cache.gpu_memory_utilization))
     needed = cache.kv_cache_memory_bytes
     if needed is None:
-        needed = least_cache_bytes(loaded.specs, loaded.settings)
+        needed = least_cache_bytes(loaded.own_specs, loaded.settings)
     problem = misfit(profile, loaded.settings, needed)
     if problem is not None and cache.num_kv_blocks is None:
         raise CapacityError(problem)
@@ -89,11 +106,13 @@ def measure(loaded: LoadedModel, meter: MemoryMeter) -> MemoryProfile:
         table_bytes = meter.held_bytes() - weight_bytes  # with a step's input buffers
         forward_bytes = meter.peak_bytes(lambda: step.forward(num_tokens, num_requests))
         rows = step.forward(num_requests, num_requests)  # [R, hidden_size]
-        sampling_bytes = meter.peak_bytes(lambda: step.sample(rows))
+        sampling_bytes = 0
+        if loaded.stage.is_last:
+            sampling_bytes = meter.peak_bytes(lambda: step.sample(rows))
         graph_bytes = 0
-        if largest:
-            vocab_size = composition.description.vocab_size
-            graph_bytes = captured_bytes(num_captures(composition), largest, vocab_size)
+        if largest and loaded.stage.count == 1:
+            num_logits = len(_vocabulary(loaded).token_ids)
+            graph_bytes = captured_bytes(num_captures(composition), largest, num_logits)
             graph_bytes += meter.peak_bytes(lambda: step.decode(largest))
     held_bytes, total_bytes = meter.held_bytes(), meter.total_bytes()
     return MemoryProfile(
@@ -182,5 +201,13 @@ def _largest_step(loaded: LoadedModel, kinds: Mapping[str, BackendKind]) -> Larg
         tables,
         loaded.adapters,
         composition.max_model_len,
+        _vocabulary(loaded),
+        forward=stage_forward(
+            loaded.model, loaded.stage, composition.description, str(composition.model)
+        ),
         resident=_device_inputs(loaded, tables),
     )
+
+
+def _vocabulary(loaded: LoadedModel) -> VocabularyShard:
+    return VocabularyShard(loaded.composition.description.vocab_size, loaded.group)

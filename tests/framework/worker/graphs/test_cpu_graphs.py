@@ -16,6 +16,7 @@ from torch import Tensor
 
 from quire import LLM, SamplingParams
 from quire.interfaces.model import ForwardBatch
+from quire.layers import SingleDevice
 from quire.outputs import LoRARequest
 from quire.testing.checkpoints import write_checkpoint
 from quire.worker.batch.slots import SlotTables
@@ -129,7 +130,9 @@ class Steps:
             self.passes += 1
             return forward(input_ids)
 
-        self.steps = CPUGraphs(counted, [], SlotTables(8, 64, [], [], torch.device("cpu")))
+        self.steps = CPUGraphs(
+            counted, [], SlotTables(8, 64, [], [], torch.device("cpu")), SingleDevice()
+        )
 
     @torch.inference_mode()
     def compute(self, *ids: int) -> list[float] | None:

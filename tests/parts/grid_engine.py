@@ -1,0 +1,304 @@
+"""An engine whose workers are the ranks of a grid, as threads; the scheduler and core are real."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from engine_parts import InOrder, ScriptedGrammars
+from threaded_ranks import RankThreads, results_of
+
+from quire.compose.compose import layer_specs
+from quire.config import Settings
+from quire.engine.core import EngineCore
+from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
+from quire.engine.kv_cache.kv_plan import StageMemory, plan_stages
+from quire.engine.kv_store.kv_transfers import KVTransfers
+from quire.engine.scheduling.scheduler import Scheduler
+from quire.interfaces.executor import Executor, StepRunner, Worker, WorkerLaunch
+from quire.interfaces.kv_cache import KVPlan
+from quire.launch.composing import Composed, compose_engine
+from quire.launch.kv_store_setup import load_store
+from quire.messages import (
+    EngineOutput,
+    EngineRequest,
+    RowBitmask,
+    StepPlan,
+    StepResult,
+    TokenPatch,
+    TransferReport,
+    WorkerControl,
+)
+from quire.plugins.loading import load_plugins
+from quire.worker.model_runner import ModelRunner
+from quire.worker.parts import WorkerParts
+from quire.worker.stage import Stage
+from quire.worker.worker import ModelWorker
+
+ALWAYS = {"dtype": "float32", "threads": 1, "enforce_eager": True, "block_size": 4}
+ENOUGH_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Numbers of ranks, and the first layer of each pipeline stage."""
+
+    tp_size: int = 1
+    starts: tuple[int, ...] = (0,)
+
+    @property
+    def pp_size(self) -> int:
+        return len(self.starts)
+
+    def layers(self, stage: int, num_layers: int) -> range:
+        return range(*(*self.starts, num_layers)[stage : stage + 2])
+
+    def __str__(self) -> str:
+        return f"tp{self.tp_size}-pp{self.pp_size}"
+
+
+class GridRunner(StepRunner):
+    """Sends each call to all ranks, and adds the token patches that stages need.
+
+    Attributes:
+        runners: Runner of each rank.
+        digests: Digest of each step, from every rank of the last stage.
+        adds_patches: Whether token patches are added; only workers of several stages need them.
+        num_patches: Number of patches that were added.
+    """
+
+    def __init__(self, threads: RankThreads, runners: Sequence[ModelRunner]) -> None:
+        self.runners = list(runners)
+        self.digests: list[list[int]] = []
+        self.adds_patches = threads.pp_size > 1
+        self.num_patches = 0
+        self._threads = threads
+        self._calls: list[Future[Any]] = []
+        self._num_known: dict[int, int] = {}
+        self._patches: dict[int, TokenPatch] = {}
+        self._ended: dict[int, list[bool]] = {}  # transfer -> whether it was done, on each rank
+
+    def execute(self, plan: StepPlan) -> None:
+        plan = self._patched(plan)
+        self._start(lambda runner: runner.execute(plan))
+
+    def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> None:
+        self._start(lambda runner: runner.sample(plan_id, masks))
+
+    def collect(self, plan_id: int) -> StepResult:
+        self._start(lambda runner: runner.collect(plan_id))
+        calls, self._calls = self._calls, []
+        results = results_of(calls)[-len(self.runners) :]
+        num_last = self._threads.tp_size
+        for result in results[:-num_last]:
+            if result.digest or any(each.token_ids for each in result.results):
+                raise AssertionError("an earlier stage has sampled")
+        self.digests.append([result.digest for result in results[-num_last:]])
+        result = results[-num_last]
+        for each in result.results:
+            self._note(each.slot, each.token_ids)
+        return msgspec.structs.replace(result, transfers=self._merged(results))
+
+    def control(self, command: WorkerControl) -> Any:
+        return self._threads.run([partial(runner.control, command) for runner in self.runners])
+
+    def _start(self, call: Callable[[ModelRunner], Any]) -> None:
+        self._calls += self._threads.submit([partial(call, runner) for runner in self.runners])
+
+    def _patched(self, plan: StepPlan) -> StepPlan:
+        for given in plan.assignments:
+            self._num_known[given.slot] = len(given.token_ids)
+            self._patches.pop(given.slot, None)
+        if not self.adds_patches or plan.token_patches:
+            return plan
+        found = (self._patches.pop(scheduled.slot, None) for scheduled in plan.requests)
+        patches = [patch for patch in found if patch]
+        self.num_patches += len(patches)
+        return msgspec.structs.replace(plan, token_patches=patches)
+
+    def _note(self, slot: int, token_ids: list[int]) -> None:
+        if token_ids:
+            self._patches[slot] = TokenPatch(slot, self._num_known[slot], token_ids)
+            self._num_known[slot] += len(token_ids)
+
+    def _merged(self, results: Sequence[StepResult]) -> TransferReport | None:
+        """A transfer has ended when it has on all ranks; it is done if it is on all."""
+        for result in results:
+            if result.transfers is not None:
+                for transfer in result.transfers.done:
+                    self._ended.setdefault(transfer, []).append(True)
+                for transfer in result.transfers.failed:
+                    self._ended.setdefault(transfer, []).append(False)
+        ended = [t for t, seen in self._ended.items() if len(seen) == len(self.runners)]
+        done = {transfer: all(self._ended.pop(transfer)) for transfer in ended}
+        if not done:
+            return None
+        return TransferReport(
+            done=[t for t, is_done in done.items() if is_done],
+            failed=[t for t, is_done in done.items() if not is_done],
+        )
+
+
+class GridExecutor(Executor):
+    """Workers that run already."""
+
+    def __init__(self, workers: Sequence[ModelWorker]) -> None:
+        super().__init__(WorkerLaunch(make=lambda rank: workers[rank]))
+
+    def start(self) -> Worker:
+        raise NotImplementedError
+
+    def check_health(self) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+
+class EveryThirdToken(ScriptedGrammars):
+    """Grammars that are ready at once: token i of a completion leaves the remainder i % 3."""
+
+    def submit(self, request_id: str, params: Any, *, is_active: bool = True) -> None:
+        super().submit(request_id, params, is_active=is_active)
+        self.accepted[request_id] = []
+        self.ready.append((request_id, None))
+
+    def collect_masks(self) -> list[RowBitmask]:
+        return [self._mask(slot, len(self.accepted[name])) for slot, name in self._rows]
+
+    def _mask(self, slot: int, count: int) -> RowBitmask:
+        bits = sum(1 << token for token in range(count % 3, 512, 3))
+        return RowBitmask(slot, 0, bits.to_bytes(64, "little"))
+
+
+@dataclass
+class Completion:
+    """What an engine has returned for one request."""
+
+    outputs: list[EngineOutput] = field(default_factory=list)
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token for output in self.outputs for token in output.token_ids]
+
+    @property
+    def error(self) -> str | None:
+        error = self.outputs[-1].error
+        return None if error is None else error.message
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return max(output.num_cached_tokens for output in self.outputs)
+
+    def logprobs(self, kind: str) -> list[list[float]]:
+        """The log probabilities at each position, of `logprobs` or `prompt_logprobs`."""
+        found = [getattr(output, kind) or [] for output in self.outputs]
+        return [[row.logprobs[0], *sorted(row.logprobs[1:])] for rows in found for row in rows]
+
+
+@dataclass
+class GridEngine:
+    """A running engine."""
+
+    grid: Grid
+    core: EngineCore
+    runner: GridRunner
+    workers: list[ModelWorker]
+    plans: list[KVPlan]
+
+    def run(self, requests: Sequence[EngineRequest], max_steps: int = 500) -> dict[str, Completion]:
+        """Run requests to their end."""
+        for request in requests:
+            self.core.add(request)
+        found = {request.request_id: Completion() for request in requests}
+        for _ in range(max_steps):
+            if not self.core.has_work():
+                return found
+            for output in self.core.step().outputs:
+                found[output.request_id].outputs.append(output)
+        raise AssertionError(f"still busy after {max_steps} steps")
+
+
+@contextmanager
+def grid_engine(folder: Path, grid: Grid, *, num_blocks: int = 200, **options: Any):
+    """Start an engine on a grid of ranks."""
+    settings = Settings.from_options({"model": str(folder), **ALWAYS, **options})
+    plugins = load_plugins(settings.plugins)
+    composed = compose_engine(settings, plugins)
+    settings = composed.settings
+    parallel = replace(settings.parallel, tensor_parallel_size=grid.tp_size)
+    specs = layer_specs(
+        replace(settings, parallel=parallel), composed.composition, plugins.registries
+    )
+    parts = WorkerParts.load(settings, composed.composition, plugins.registries)
+    parts = replace(parts, kv_specs=tuple(specs))
+    threads = RankThreads(grid.tp_size, grid.pp_size)
+    workers = [
+        make_worker(composed, parts, grid, threads, rank) for rank in range(len(threads.groups))
+    ]
+    try:
+        threads.run([worker.load for worker in workers])
+        plans = make_plans(specs, workers, grid, num_blocks, composed.composition.max_model_len)
+        allocations = [partial(worker.allocate, plans[worker.stage.index]) for worker in workers]
+        runner = GridRunner(threads, threads.run(allocations))
+        core = make_core(composed, plans[0], runner, workers)
+        yield GridEngine(grid, core, runner, workers, plans)
+        core.shutdown()
+        threads.run([worker.shutdown for worker in workers])
+    finally:
+        threads.close()
+
+
+def make_worker(
+    composed: Composed, parts: WorkerParts, grid: Grid, threads: RankThreads, rank: int
+) -> ModelWorker:
+    index, tp_rank = divmod(rank, grid.tp_size)
+    num_layers = composed.composition.description.num_layers
+    stage = Stage(
+        index=index,
+        count=grid.pp_size,
+        layers=grid.layers(index, num_layers),
+        previous=threads.links[index - 1][tp_rank] if index else None,
+        next=threads.links[index][tp_rank] if index < grid.pp_size - 1 else None,
+    )
+    return ModelWorker(composed.settings, parts, threads.groups[rank], stage)
+
+
+def make_plans(
+    specs: Sequence[Any],
+    workers: Sequence[ModelWorker],
+    grid: Grid,
+    num_blocks: int,
+    max_model_len: int,
+) -> list[KVPlan]:
+    """One plan a stage, each with `num_blocks` blocks."""
+    firsts = workers[:: grid.tp_size]
+    own = [[spec for spec in specs if has_layer(worker, spec)] for worker in firsts]
+    plans = plan_stages([StageMemory(each, ENOUGH_BYTES) for each in own], max_model_len, 1)
+    sizes = [plan.bytes_a_block * num_blocks for plan in plans]
+    memory = [StageMemory(each, size) for each, size in zip(own, sizes, strict=True)]
+    plans = plan_stages(memory, max_model_len, None)
+    return [replace(plan, max_model_len=max_model_len) for plan in plans]
+
+
+def has_layer(worker: ModelWorker, spec: Any) -> bool:
+    model: Any = worker._model
+    return spec.layer.name in dict(model.named_modules())
+
+
+def make_core(
+    composed: Composed, plan: KVPlan, runner: GridRunner, workers: Sequence[ModelWorker]
+) -> EngineCore:
+    settings = composed.settings
+    kv = KVCacheManager(
+        plan,
+        enable_prefix_caching=settings.cache.enable_prefix_caching,
+        max_step_tokens=settings.scheduler.max_num_batched_tokens,
+    )
+    store, transfers = load_store(composed), None
+    if store is not None:
+        transfers = KVTransfers(store(settings.cache.store_options, plan), kv, 60.0, "store")
+    scheduler = Scheduler(settings.scheduler, kv, InOrder(), settings.lora.max_loras, transfers)
+    return EngineCore(scheduler, GridExecutor(workers), runner, EveryThirdToken())

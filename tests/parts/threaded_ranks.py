@@ -1,0 +1,139 @@
+"""Ranks as threads of one process: their collective operations, stage links and calls."""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from quire.errors import CollectiveError
+from quire.interfaces.model import StageTensors
+from quire.layers.parallel import SingleDevice, TensorParallelGroup
+
+T = TypeVar("T")
+TIMEOUT_S = 60.0
+ABORTED = "another rank has failed"
+
+
+class Meeting:
+    """Place where the ranks of a group exchange tensors."""
+
+    def __init__(self, size: int) -> None:
+        self.tensors: list[Tensor | None] = [None] * size
+        self.barrier = threading.Barrier(size, timeout=TIMEOUT_S)
+
+    def exchange(self, rank: int, x: Tensor) -> list[Tensor]:
+        """Return the tensors of all ranks, in order."""
+        try:
+            self.tensors[rank] = x
+            self.barrier.wait()
+            everyone = [tensor.clone() for tensor in self.tensors if tensor is not None]
+            self.barrier.wait()
+        except threading.BrokenBarrierError as error:
+            raise CollectiveError(ABORTED) from error
+        return everyone
+
+
+class ThreadedGroup(TensorParallelGroup):
+    """One rank of a group; sums are in rank order, so that all ranks have the same bits."""
+
+    def __init__(self, rank: int, meeting: Meeting) -> None:
+        self.rank = rank
+        self.size = len(meeting.tensors)
+        self.num_sums = 0
+        self._meeting = meeting
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        self.num_sums += 1
+        total = torch.zeros_like(x)
+        for tensor in self._meeting.exchange(self.rank, x):
+            total += tensor
+        return total
+
+    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
+        return torch.cat(self._meeting.exchange(self.rank, x), dim)
+
+
+class ThreadedLink:
+    """Link between two stages. It reads what was sent as late as it can, as a device may."""
+
+    def __init__(self) -> None:
+        self._sent: SimpleQueue[StageTensors | None] = SimpleQueue()
+
+    def send(self, tensors: StageTensors) -> None:
+        self._sent.put(tensors)
+
+    def receive(self, num_tokens: int) -> StageTensors:
+        try:
+            tensors = self._sent.get(timeout=TIMEOUT_S)
+        except Empty:
+            tensors = None
+        if tensors is None:
+            raise CollectiveError(ABORTED)
+        if len(tensors.hidden_states) != num_tokens:
+            raise AssertionError(f"{len(tensors.hidden_states)} tokens, expected {num_tokens}")
+        residual = None if tensors.residual is None else tensors.residual.clone()
+        return StageTensors(tensors.hidden_states.clone(), residual)
+
+    def abort(self) -> None:
+        self._sent.put(None)
+
+
+class RankThreads:
+    """A thread for each rank of a grid, and what connects them.
+
+    Attributes:
+        groups: Tensor-parallel group of each rank.
+        links: For each stage but the last, a link of each of its ranks to the next stage.
+    """
+
+    def __init__(self, tp_size: int, pp_size: int) -> None:
+        self.tp_size = tp_size
+        self.pp_size = pp_size
+        self._meetings = [Meeting(tp_size) for _ in range(pp_size)]
+        self.links = [[ThreadedLink() for _ in range(tp_size)] for _ in range(pp_size - 1)]
+        self.groups: list[TensorParallelGroup] = [
+            ThreadedGroup(rank, meeting) if tp_size > 1 else SingleDevice()
+            for meeting in self._meetings
+            for rank in range(tp_size)
+        ]
+        self._threads = [ThreadPoolExecutor(1) for _ in self.groups]
+
+    def submit(self, calls: Iterable[Callable[[], T]]) -> "list[Future[T]]":
+        """Start a call on each rank, behind the ones before."""
+        return [
+            thread.submit(self._run, call)
+            for thread, call in zip(self._threads, calls, strict=True)
+        ]
+
+    def run(self, calls: Iterable[Callable[[], T]]) -> list[T]:
+        """Call a function on each rank, and return the results."""
+        return results_of(self.submit(calls))
+
+    def close(self) -> None:
+        for thread in self._threads:
+            thread.shutdown()
+
+    def _run(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except BaseException:
+            for meeting in self._meetings:
+                meeting.barrier.abort()
+            for links in self.links:
+                for link in links:
+                    link.abort()
+            raise
+
+
+def results_of(futures: "Sequence[Future[Any]]") -> list[Any]:
+    """Return the results of all; of several errors, raise the first that is not of an exchange."""
+    wait(futures, TIMEOUT_S)
+    errors = [error for future in futures if (error := future.exception(0)) is not None]
+    errors.sort(key=lambda error: isinstance(error, CollectiveError))
+    if errors:
+        raise errors[0]
+    return [future.result(0) for future in futures]
