@@ -10,7 +10,7 @@ from quire.compose.layer_specs import layer_specs
 from quire.config import Settings
 from quire.errors import CapacityError, RefusedError
 from quire.launch.composing import Composed, compose_engine
-from quire.launch.kv_memory import NUM_KEPT_REQUESTS, plan_memory, planned_requests
+from quire.launch.kv_memory import NUM_KEPT_REQUESTS, log_memory, plan_memory, planned_requests
 from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import write_checkpoint
 
@@ -234,6 +234,19 @@ def test_a_stage_without_room_for_a_token_is_named(quire_registries, tmp_path):
     its = stages_of(quire_registries, tmp_path, 2, 1)
     with pytest.raises(CapacityError, match=r"of pipeline stage 1 needs at least 8,192 bytes"):
         plans_of(its, 10**9, LAYER_BYTES)
+
+
+def test_the_size_on_the_ranks_of_each_stage_is_logged(quire_registries, tmp_path, caplog):
+    its = stages_of(quire_registries, tmp_path, 2, 1, num_kv_blocks=201)
+    plans = plans_of(its, 0, 0)
+    caplog.set_level("INFO")
+    log_memory(plans)
+    log_memory(plans[1:])
+    assert caplog.messages == [
+        "KV cache: 200 blocks of 16 tokens in 1 group(s), 1.6 and 0.8 MB on each rank of the "
+        "pipeline stages",
+        "KV cache: 200 blocks of 16 tokens in 1 group(s), 0.8 MB",
+    ]
 
 
 def test_a_plan_names_the_first_rank_of_its_stage(quire_registries, tmp_path):
