@@ -23,6 +23,7 @@ ENVIRONMENT_PREFIX = "QUIRE_"
 TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 TYPE_WORDS = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
+LIST_WORDS = {str: "strings", int: "whole numbers"}
 
 DEFAULT_MODEL = "demo"
 DEFAULT_STRUCTURED_OUTPUT = "outlines"
@@ -290,13 +291,39 @@ class ParallelSettings:
     """Workers, devices and processes."""
 
     tensor_parallel_size: int = option(1, "Number of devices that each layer is sharded over.")
+    pipeline_parallel_size: int = option(
+        1, "Number of pipeline stages that the layers are divided into."
+    )
+    pipeline_layers: tuple[int, ...] = option(
+        (),
+        "Number of layers of each pipeline stage, such as 10,12,10; empty: stages of about equal "
+        "bytes.",
+    )
     executor: str = option(DEFAULT_EXECUTOR, "Name of the executor that runs the workers.")
     engine_process: bool | None = option(
         None, "Run the engine in a separate process; None: when serving on a GPU."
     )
+    worker_start_timeout_s: float = option(
+        600.0, "Time for all workers to start, to load the weights and to allocate, in seconds."
+    )
+    step_timeout_s: float = option(
+        300.0, "Time for one step of the workers, in seconds; a hanging worker ends the engine."
+    )
 
     def __post_init__(self) -> None:
         _check_at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
+        _check_at_least("worker_start_timeout_s", self.worker_start_timeout_s, 1)
+        _check_at_least("step_timeout_s", self.step_timeout_s, 1)
+        _check_at_least("pipeline_parallel_size", self.pipeline_parallel_size, 1)
+        for num_layers in self.pipeline_layers:
+            _check_at_least("each number of pipeline_layers", num_layers, 1)
+        given = len(self.pipeline_layers)
+        if given not in (0, self.pipeline_parallel_size):
+            raise SettingsError(
+                f"pipeline_layers {','.join(map(str, self.pipeline_layers))} is for {given} "
+                f"stages, and pipeline_parallel_size is {self.pipeline_parallel_size}; set "
+                f"pipeline_parallel_size to {given}, or leave pipeline_layers out"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -498,9 +525,7 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
         return None
     kind = kinds[0]
     if get_origin(kind) is tuple:
-        if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
-            return tuple(value)
-        raise SettingsError(f"{name} must be a list of strings, got {value!r}")
+        return _convert_list(name, value, get_args(kind)[0])
     if kind is str and isinstance(value, str | os.PathLike):
         return os.fspath(value)
     is_bool = isinstance(value, bool)
@@ -511,6 +536,18 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
     if kind is float and isinstance(value, int | float) and not is_bool and math.isfinite(value):
         return float(value)
     raise SettingsError(f"{name} must be {TYPE_WORDS[kind]}, got {value!r}")
+
+
+def _convert_list(name: str, value: Any, kind: type) -> tuple[Any, ...]:
+    """Convert a list or tuple whose items have the type `kind`; True is no number.
+
+    Raises:
+        SettingsError: It is no list, or an item has another type.
+    """
+    is_list = isinstance(value, list | tuple)
+    if is_list and all(isinstance(i, kind) and not isinstance(i, bool) for i in value):
+        return tuple(value)
+    raise SettingsError(f"{name} must be a list of {LIST_WORDS[kind]}, got {value!r}")
 
 
 def _check_choice(name: str, value: str, choices: Iterable[str]) -> None:

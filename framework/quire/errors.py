@@ -17,8 +17,8 @@
     - AdapterSourceError        a LoRA source failed, independently of the adapter
   + CapacityError               the machine has too little memory for these settings
   + NativeUnavailableError      compiled CPU kernels are not available on this machine
+  + CollectiveError             a collective between ranks cannot complete
   + EngineDeadError             the engine stopped; no more requests can be served
-  + CollectiveError             workers that compute together could not exchange their tensors
   + StepFailedError             a step failed in one of several workers
   + RequestError                one request is invalid or failed; others are not affected
     - InvalidRequestError       a value of the request is out of range or contradicts another
@@ -150,16 +150,26 @@ class NativeUnavailableError(QuireError):
     code = "native_unavailable"
 
 
+class CollectiveError(QuireError):
+    """A collective between the ranks of a group cannot complete.
+
+    Attributes:
+        ranks: Ranks that are behind or called another collective; empty if they are unknown.
+        count: Number of the collective, counted from 1 since the group was made or reset.
+    """
+
+    code = "collective_failed"
+
+    def __init__(self, message: str, *, ranks: Sequence[int] = (), count: int = 0) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
+        self.count = count
+
+
 class EngineDeadError(QuireError):
     """The engine stopped; no more requests can be served."""
 
     code = "engine_dead"
-
-
-class CollectiveError(QuireError):
-    """Workers that compute together could not exchange their tensors."""
-
-    code = "collective_failed"
 
 
 class StepFailedError(QuireError):
@@ -171,16 +181,23 @@ class StepFailedError(QuireError):
     Attributes:
         report: Error that a client may read, with its cause.
         slots: Errors of the slots that are known to have failed; empty if only the whole batch is.
+        plan_id: Id of the step plan, once the engine knows of the failure.
     """
 
     code = "step_failed"
 
     def __init__(
-        self, message: str, *, report: "ErrorReport", slots: "Mapping[int, ErrorReport]"
+        self,
+        message: str,
+        *,
+        report: "ErrorReport",
+        slots: "Mapping[int, ErrorReport]",
+        plan_id: int = 0,
     ) -> None:
         super().__init__(message)
         self.report = report
         self.slots = dict(slots)
+        self.plan_id = plan_id
 
 
 class RequestError(QuireError):

@@ -300,12 +300,11 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The properties of a worker that are known only once the weights are in memory.
 
     Attributes:
-        available_kv_bytes: Number of bytes of memory for the KV cache; for several workers, the
-            smallest of all.
+        kv_bytes: Number of bytes of memory for the KV cache that each rank has, in order.
         is_asynchronous: Whether a launched step runs while the host continues.
     """
 
-    available_kv_bytes: int
+    kv_bytes: list[int]
     is_asynchronous: bool = False
 
 

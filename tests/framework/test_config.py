@@ -62,6 +62,9 @@ def test_an_unknown_option_is_refused_with_the_nearest():
         ("max_num_batched_tokens", -1, "max_num_batched_tokens must be at least 0"),
         ("max_num_queued", 0, "max_num_queued must be at least 1"),
         ("tensor_parallel_size", 0, "tensor_parallel_size must be at least 1"),
+        ("pipeline_parallel_size", 0, "pipeline_parallel_size must be at least 1, got 0"),
+        ("pipeline_parallel_size", -2, "pipeline_parallel_size must be at least 1, got -2"),
+        ("pipeline_layers", [3, 0], "each number of pipeline_layers must be at least 1, got 0"),
         ("max_loras", 0, "max_loras must be at least 1"),
         ("max_lora_rank", 0, "max_lora_rank must be at least 1"),
         ("grammar_timeout_s", 0.0, "grammar_timeout_s must be more than 0"),
@@ -89,6 +92,9 @@ def test_a_value_out_of_range_is_refused_by_name(option, value, message):
         ("shutdown_timeout_s", float("nan"), "must be a number"),
         ("samplers", "default", "samplers must be a list of strings, got 'default'"),
         ("samplers", [1], "a list of strings"),
+        ("pipeline_layers", ["3"], "pipeline_layers must be a list of whole numbers, got ['3']"),
+        ("pipeline_layers", [3, True], "a list of whole numbers"),
+        ("pipeline_layers", 3, "a list of whole numbers"),
         ("model", 3, "model must be text, got 3"),
     ],
 )
@@ -103,6 +109,15 @@ def test_python_callers_may_write_lists_paths_and_whole_numbers():
     assert settings.parts.samplers == ("default", "mine")
     assert settings.model.model == str(Path("a") / "b")
     assert settings.server.shutdown_timeout_s == 3.0
+
+
+@pytest.mark.parametrize("stages", [{}, {"pipeline_parallel_size": 2}], ids=str)
+def test_layers_of_other_stages_are_refused_with_the_number_that_works(stages):
+    message = refusal(pipeline_layers=[10, 12, 10], **stages)
+    assert message.startswith("pipeline_layers 10,12,10 is for 3 stages, and pipeline_parallel_")
+    assert "set pipeline_parallel_size to 3" in message
+    given = Settings.from_options({"pipeline_layers": [10, 12, 10], "pipeline_parallel_size": 3})
+    assert given.parallel.pipeline_layers == (10, 12, 10)
 
 
 def test_none_leaves_an_optional_option_to_the_machine():

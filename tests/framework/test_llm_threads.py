@@ -24,10 +24,10 @@ FRAGILE = """
     class Fragile(InProcessExecutor):
         num_steps = 0
 
-        def start(self):
-            worker = super().start()
+        def place(self, launch):
+            worker = super().place(launch)
             allocate = worker.allocate
-            worker.allocate = lambda plan: self.fragile(allocate(plan))
+            worker.allocate = lambda plans: self.fragile(allocate(plans))
             return worker
 
         def fragile(self, runner):
@@ -47,6 +47,7 @@ FRAGILE = """
         registry.add(
             "fragile",
             "fragile_plugin:Fragile",
+            api=2,
             capabilities=ExecutorCapabilities(max_tensor_parallel_size=1),
         )
 """

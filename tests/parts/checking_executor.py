@@ -1,4 +1,9 @@
-"""Workers that compute contents instead of numbers, and check each plan and each read."""
+"""Workers that compute contents instead of numbers, and check each plan and each read.
+
+The stages of a pipeline are two: the first, which has the tokens of assignments and patches and no
+others, and the last, which computes and samples a step when it is collected. So what is in flight
+is written nowhere, and its tokens are known nowhere. A single stage does all at once, in order.
+"""
 
 from collections import deque
 from collections.abc import Sequence
@@ -10,7 +15,7 @@ from kv_contents import KVContents
 from kv_memory import KVMemory
 
 from quire.engine.kv_cache.block_pool import BlockPool
-from quire.interfaces.executor import Executor, StepRunner, Worker, WorkerLaunch
+from quire.interfaces.executor import StepRunner, Worker
 from quire.messages import (
     ErrorReport,
     RowBitmask,
@@ -37,6 +42,7 @@ class Row:
     blocks: list[list[int]]
     computed: int
     epoch: int
+    first_stage: list[int]  # tokens that the first stage of a pipeline has
     has_failed: bool = False
 
     @property
@@ -45,23 +51,39 @@ class Row:
 
 
 @dataclass
+class Part:
+    """The scheduled tokens of one slot, and the row that had the slot then."""
+
+    row: Row
+    share: ScheduledRequest
+    start: int  # position of the first token
+
+    @property
+    def end(self) -> int:
+        return self.start + self.share.num_tokens
+
+
+@dataclass
 class Flight:
     """A step that was launched and not collected."""
 
     plan: StepPlan
     result: StepResult
+    parts: list[Part] = field(default_factory=list)
     slots: set[int] = field(default_factory=set)
     blocks: set[int] = field(default_factory=set)  # that it reads or writes
     written: set[int] = field(default_factory=set)
+    unmasked: set[int] = field(default_factory=set)  # seeds with a grammar and without a mask
 
 
-class CheckingExecutor(Executor, StepRunner):
+class CheckingExecutor(Worker, StepRunner):
     """One worker whose model draws what `KVContents` says, and that trusts no plan.
 
     Args:
         memory: Under the blocks.
         pool: To see that nobody writes what others may read.
         store: The worker's half of a KV store.
+        num_stages: Number of pipeline stages.
 
     Attributes:
         salts: The cache salt of each request, by its seed; the worker is not told.
@@ -74,13 +96,17 @@ class CheckingExecutor(Executor, StepRunner):
     """
 
     def __init__(
-        self, memory: KVMemory, pool: BlockPool, store: FickleStoreWorker | None = None
+        self,
+        memory: KVMemory,
+        pool: BlockPool,
+        store: FickleStoreWorker | None = None,
+        num_stages: int = 1,
     ) -> None:
-        super().__init__(WorkerLaunch(make=lambda rank: None))  # type: ignore[arg-type, return-value]
         self.memory = memory
         self.contents: KVContents = memory.contents
         self.pool = pool
         self.store = store
+        self.num_stages = num_stages
         self.rows: dict[int, Row] = {}
         self.flights: deque[Flight] = deque()
         self.salts: dict[int, str | None] = {}
@@ -91,25 +117,32 @@ class CheckingExecutor(Executor, StepRunner):
         self.interrupted_verb = ""
         self.last_plan: StepPlan | None = None
         self.bound: set[int] = set()
-        self._unmasked: set[int] = set()
 
-    def start(self) -> Worker:
+    def load(self) -> Any:
+        raise NotImplementedError
+
+    def allocate(self, plans: Sequence[Any]) -> StepRunner:
         raise NotImplementedError
 
     def execute(self, plan: StepPlan) -> None:
         self._may_be_interrupted("execute")
+        if self.num_stages > 1 and len(self.flights) >= self.num_stages:
+            raise AssertionError("more steps are in flight than there are stages")
         flight = Flight(plan, StepResult(plan_id=plan.plan_id, results=[]))
         for given in plan.assignments:
             self._assign(given)
         for added in plan.new_blocks:
             self.rows[added.slot].blocks[added.group] += added.block_ids
+        self._patch(plan)
         if self.store is not None:
             self.store.begin_step(plan)
         for share in plan.requests:
             if share.slot in flight.slots:
                 raise AssertionError(f"slot {share.slot} has two shares in one step")
             flight.slots.add(share.slot)
-            self._compute(share, flight)
+            self._begin(share, flight)
+        if self.num_stages == 1:
+            self._compute(flight)
         self.flights.append(flight)
         self.last_plan = plan
 
@@ -119,16 +152,17 @@ class CheckingExecutor(Executor, StepRunner):
         if flight.plan.plan_id != plan_id:
             raise AssertionError("a step is sampled that is not the last one launched")
         self._check_masks(flight, masks)
-        rows = [self._result(share, flight) for share in flight.plan.requests]
-        report = None if self.store is None else self.store.report()
-        results = [row for row in rows if row is not None]
-        flight.result = StepResult(plan_id=plan_id, results=results, transfers=report)
+        if self.num_stages == 1:
+            self._end(flight)
 
     def collect(self, plan_id: int) -> StepResult:
         self._may_be_interrupted("collect")
         flight = self.flights.popleft()
         if flight.plan.plan_id != plan_id:
             raise AssertionError("steps are collected out of order")
+        if self.num_stages > 1:
+            self._compute(flight)
+            self._end(flight)
         return flight.result
 
     def control(self, message: WorkerControl) -> Any:
@@ -156,31 +190,62 @@ class CheckingExecutor(Executor, StepRunner):
         path = self.contents.path(root, given.token_ids)
         blocks = [list(ids) for ids in given.block_ids]
         self.rows[given.slot] = Row(
-            given, path, list(given.token_ids), blocks, given.num_computed_tokens, self.epoch
+            given,
+            path,
+            list(given.token_ids),
+            blocks,
+            given.num_computed_tokens,
+            self.epoch,
+            list(given.token_ids),
         )
 
-    def _compute(self, share: ScheduledRequest, flight: Flight) -> None:
+    def _patch(self, plan: StepPlan) -> None:
+        """Give the first stage the tokens that it lacks for this step, and no others."""
+        if self.num_stages == 1 and plan.token_patches:
+            raise AssertionError("a single stage has every token that it sampled")
+        planned = {share.slot for share in plan.requests}
+        for patch in plan.token_patches:
+            row = self.rows[patch.slot]
+            end = patch.position + len(patch.token_ids)
+            if patch.slot not in planned or not patch.token_ids:
+                raise AssertionError(f"{patch} is for no row of its step")
+            if patch.position != len(row.first_stage):
+                raise AssertionError(f"{patch} is stale: {len(row.first_stage)} tokens are there")
+            if patch.token_ids != row.tokens[patch.position : end]:
+                raise AssertionError(f"{patch} has tokens that were not sampled")
+            row.first_stage += patch.token_ids
+
+    def _begin(self, share: ScheduledRequest, flight: Flight) -> None:
+        """Check the tokens of a slot in the tables of all stages, and count them as computed."""
         row = self.rows[share.slot]
-        start, end = row.computed, row.computed + share.num_tokens
-        if end > self.limits[row.given.seed]:
+        part = Part(row, share, row.computed)
+        if part.end > self.limits[row.given.seed]:
             raise AssertionError(f"{share} computes more than the longest answer needs")
-        self._check_share(row, share, end)
-        drafts = self.contents.path(row.path[-1], share.draft_token_ids)[1:]
-        path = row.path + drafts
-        row.has_failed |= self.failing_seed == row.given.seed or CURSED in row.tokens[start:end]
+        self._check_share(row, share, part.end)
+        if self.num_stages > 1 and part.end > len(row.first_stage):
+            raise AssertionError(f"{share} computes a token that the first stage does not have")
         for group, table in enumerate(row.blocks):
-            blocks = self.memory.blocks_used(group, table, start, end)
+            blocks = self.memory.blocks_used(group, table, part.start, part.end)
             flight.blocks.update(blocks)
-            flight.written.update(self._written(group, table, start, end))
-            if not row.has_failed:
-                self.memory.check_read(group, table, path, start, end, row.epoch)
-            self._check_written(group, table, start, end)
-            self.memory.write(group, table, path, start, end, row.epoch)
-            if row.has_failed:
-                self.memory.spoil(self._written(group, table, start, end))
-        row.computed = end
+            flight.written.update(self._written(group, table, part.start, part.end))
+        row.has_failed |= self.failing_seed == row.given.seed
         if self.failing_seed == row.given.seed:
             self.failing_seed = None
+        row.computed = part.end
+        flight.parts.append(part)
+
+    def _compute(self, flight: Flight) -> None:
+        for part in flight.parts:
+            row, start, end = part.row, part.start, part.end
+            path = row.path + self.contents.path(row.path[-1], part.share.draft_token_ids)[1:]
+            row.has_failed |= CURSED in row.tokens[start:end]
+            for group, table in enumerate(row.blocks):
+                if not row.has_failed:
+                    self.memory.check_read(group, table, path, start, end, row.epoch)
+                self._check_written(group, table, start, end)
+                self.memory.write(group, table, path, start, end, row.epoch)
+                if row.has_failed:
+                    self.memory.spoil(self._written(group, table, start, end))
 
     def _check_share(self, row: Row, share: ScheduledRequest, end: int) -> None:
         num_drafts = len(share.draft_token_ids)
@@ -211,37 +276,43 @@ class CheckingExecutor(Executor, StepRunner):
         masked = {mask.slot for mask in masks}
         if not masked <= drawing:
             raise AssertionError("there are masks for rows that do not draw")
-        self._unmasked = {self.rows[slot].given.seed for slot in drawing - masked} & self.bound
+        flight.unmasked = {self.rows[slot].given.seed for slot in drawing - masked} & self.bound
 
-    def _result(self, share: ScheduledRequest, flight: Flight) -> SlotResult | None:
-        row = self.rows[share.slot]
-        start = row.computed - share.num_tokens
+    def _end(self, flight: Flight) -> None:
+        """Sample, and write the result."""
+        rows = [self._result(part, flight) for part in flight.parts]
+        report = None if self.store is None else self.store.report()
+        results = [row for row in rows if row is not None]
+        flight.result = StepResult(plan_id=flight.plan.plan_id, results=results, transfers=report)
+
+    def _result(self, part: Part, flight: Flight) -> SlotResult | None:
+        row, share = part.row, part.share
+        is_unmasked = row.given.seed in flight.unmasked
+        tokens = self._draw(row, share, is_unmasked)  # whatever the numbers are, as a model does
         if row.has_failed:
-            self._draw(row, share)  # as a model does, whatever the numbers are
             return SlotResult(share.slot, [], None, ErrorReport("request_failed", "cursed"))
-        tokens = self._draw(row, share)
-        logprobs = self._prompt_logprobs(row, start, share.num_tokens)
+        logprobs = self._prompt_logprobs(row, part.start, share.num_tokens)
         if not tokens and logprobs is None:
             return None
         return SlotResult(share.slot, tokens, prompt_logprobs=logprobs)
 
-    def _draw(self, row: Row, share: ScheduledRequest) -> list[int]:
+    def _draw(self, row: Row, share: ScheduledRequest, is_unmasked: bool) -> list[int]:
         """Draw one token, and one more behind each draft that is what would have been drawn."""
         if not share.num_samples:
             return []
-        drawn = [self._draw_one(row)]
+        drawn = [self._draw_one(row, is_unmasked)]
         for draft in share.draft_token_ids[: self.max_accepted]:
             if draft != drawn[-1]:
                 break
-            drawn.append(self._draw_one(row))
+            drawn.append(self._draw_one(row, is_unmasked))
         row.computed = len(row.tokens) - 1 if share.draft_token_ids else row.computed
         return drawn
 
-    def _draw_one(self, row: Row) -> int:
+    def _draw_one(self, row: Row, is_unmasked: bool) -> int:
         given = row.given
         forbidden = given.stop_token_ids if row.num_generated < given.min_tokens else ()
         token = self.contents.sampled(row.path[-1], given.child, forbidden)
-        if given.seed in self._unmasked:
+        if is_unmasked:
             token = UNMASKED
         row.tokens.append(token)
         row.path.append(self.contents.child(row.path[-1], token))

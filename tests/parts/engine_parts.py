@@ -12,7 +12,7 @@ from quire.engine.kv_store.kv_transfers import KVTransfers
 from quire.engine.request import Request
 from quire.engine.scheduling.scheduler import Scheduler
 from quire.errors import GrammarError
-from quire.interfaces.executor import Executor, StepRunner, Worker, WorkerLaunch
+from quire.interfaces.executor import StepRunner, Worker
 from quire.interfaces.kv_cache import KVLayer, KVPlan
 from quire.interfaces.scheduling import ScheduledView, SchedulingPolicy
 from quire.messages import (
@@ -38,11 +38,10 @@ def make_plan(num_blocks: int, block_size: int = BLOCK_SIZE, num_layers: int = 2
     return fixed_plan([WholeContext(layer, block_size, "float32") for layer in layers], num_blocks)
 
 
-class CountingExecutor(Executor, StepRunner):
+class CountingExecutor(Worker, StepRunner):
     """Workers that sample `last known token + 1` and check every plan against their own state."""
 
     def __init__(self, vocab_size: int = 1000, fail_on: int | None = None) -> None:
-        super().__init__(WorkerLaunch(make=lambda rank: None))  # type: ignore[arg-type, return-value]
         self.vocab_size = vocab_size
         self.fail_on = fail_on  # a token id at which the "model" fails for that request
         self.tokens: dict[int, list[int]] = {}
@@ -55,7 +54,10 @@ class CountingExecutor(Executor, StepRunner):
         self.num_checks = 0
         self.is_shut_down = False
 
-    def start(self) -> Worker:
+    def load(self) -> Any:
+        raise NotImplementedError
+
+    def allocate(self, plans: Sequence[KVPlan]) -> StepRunner:
         raise NotImplementedError
 
     def execute(self, plan: StepPlan) -> None:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
+import pytest
 from checking_executor import CheckingExecutor
 from counting_grammars import CountingGrammars
 from engine_invariants import check_all, check_as_new, check_budgets, check_late, check_stats
@@ -27,7 +28,7 @@ from quire.engine.kv_cache.kv_plan import fixed_plan
 from quire.engine.kv_store.kv_transfers import KVTransfers
 from quire.engine.request import Request
 from quire.engine.scheduling.scheduler import Scheduler
-from quire.errors import GrammarError
+from quire.errors import GrammarError, RefusedError
 from quire.messages import (
     EngineOutput,
     EngineRequest,
@@ -72,11 +73,17 @@ class EngineTrial:
         self.policy = Accounted(POLICIES[scene.policy]())
         self.kv, self.memory, self.transfers = kv, memory, transfers
         self.scheduler = Scheduler(
-            settings_of(scene), kv, self.policy, 2, transfers, verifies_drafts=True
+            settings_of(scene),
+            kv,
+            self.policy,
+            2,
+            transfers,
+            verifies_drafts=True,
+            pipeline_parallel_size=scene.num_stages,
         )
         self._schedule = self.scheduler.schedule
         self.scheduler.schedule = self._plan  # type: ignore[method-assign]
-        self.executor = CheckingExecutor(memory, kv.pool, worker)
+        self.executor = CheckingExecutor(memory, kv.pool, worker, scene.num_stages)
         self.grammars = CountingGrammars()
         self.core = EngineCore(
             self.scheduler,
@@ -84,12 +91,14 @@ class EngineTrial:
             self.executor,
             self.grammars,
             async_scheduling=scene.async_scheduling,
+            pipeline_parallel_size=scene.num_stages,
         )
         self.completions: dict[str, CompletionState] = {}
         self.versions: Counter[str] = Counter()
         self.old_names: list[str] = []
         self.num_added = 0
         self.num_idle = 0
+        self.missed_turns: Counter[Request] = Counter()  # steps of a pipeline that it waited for
         self.seen: set[Request] = set()  # those that were there after the last event
         self.passed_s = 0.0  # on the trial's clock and on no other
         self.counts: Counter[str] = Counter()
@@ -178,7 +187,11 @@ class EngineTrial:
         request = running[index % len(running)]
         completion = self.completions[request.request_id]
         right = completion.expected[len(completion.emitted) :][:num_right]
-        if self.scheduler.set_drafts(request.request_id, [*right, *[7] * num_wrong]):
+        drafts = [*right, *[7] * num_wrong]
+        if self.scene.num_stages > 1:
+            with pytest.raises(RefusedError):
+                self.scheduler.set_drafts(request.request_id, drafts)
+        elif self.scheduler.set_drafts(request.request_id, drafts):
             self.counts["drafts"] += 1
 
     def accept_at_most(self, count: int) -> None:
@@ -218,6 +231,7 @@ class EngineTrial:
         """Step until nothing is left; then the engine must be as new."""
         self.ready_grammars(False)
         most = 200 + 6 * sum(len(a.message.token_ids) + len(a.expected) + 2 for a in self.live)
+        most *= self.scene.num_stages  # steps that complete one and launch none
         for _ in range(most):
             if not self.core.has_work():
                 break
@@ -352,9 +366,11 @@ class EngineTrial:
     def _watch(self, has_moved: bool) -> None:
         """See that something happens soon; what a store could delay, only until its time is up."""
         self.num_idle = 0 if has_moved else self.num_idle + 1
-        most = PATIENCE
+        most = PATIENCE + self.scene.num_stages - 1  # each of them has to complete
         if self.transfers is not None:
             most *= 5
-            if self.num_idle > 2 * PATIENCE:  # a store that responds at all has done so
+            if (
+                self.num_idle > 2 * PATIENCE + self.scene.num_stages
+            ):  # a store that responds at all has done so
                 self.pass_time(self.scene.store_timeout_s)
         assert self.num_idle < most, f"work is waiting and nothing happens: {self.describe()}"

@@ -19,10 +19,11 @@ def row_keys(rows):
     return mix(key + rows.positions * signed(0x9E3779B97F4A7C15))
 
 
-def token_words(keys, vocab_size):
-    """`[N, V]` int64 of 32 mixed bits."""
+def token_words(keys, num_tokens, first_token_id=0):
+    """`[N, M]` int64 of 32 mixed bits, of the tokens from the first one on."""
     low, high = (keys & MASK).unsqueeze(1), ((keys >> 32) & MASK).unsqueeze(1)
-    word = (torch.arange(vocab_size, device=keys.device) * 0x9E3779B1 + low) & MASK
+    token_ids = torch.arange(num_tokens, device=keys.device) + first_token_id
+    word = (token_ids * 0x9E3779B1 + low) & MASK
     word = times(word ^ (word >> 16), 0x7FEB352D)
     word = times(word ^ (word >> 15) ^ high, 0x846CA68B)
     return word ^ (word >> 16)
@@ -41,7 +42,10 @@ def noise_of(words):
     return -torch.where(u < 2.0**-6, series, -torch.log(1 - u)).log()
 
 
+def gumbel_scores(logits, rows):  # [N, M], both
+    noise = noise_of(token_words(row_keys(rows), logits.shape[1], rows.first_token_id))
+    return torch.where(rows.field("temperature") > 0, logits + noise, logits)
+
+
 def gumbel_sample(logits, rows):  # [N, V] -> [N]
-    noise = noise_of(token_words(row_keys(rows), logits.shape[1]))
-    is_random = rows.field("temperature") > 0
-    return torch.where(is_random, logits + noise, logits).argmax(-1)
+    return gumbel_scores(logits, rows).argmax(-1)

@@ -107,7 +107,8 @@ def logits_of(
     with torch.inference_mode():
         hidden_states = model.forward(token_ids, positions, batch)
         assert isinstance(hidden_states, Tensor)
-        return model.compute_logits(hidden_states)
+        logits = model.compute_logits(hidden_states)
+        return model.lm_head.vocabulary.gather(logits)  # type: ignore[attr-defined]
 
 
 def greedy(model: Model, prompt: Tensor, num_tokens: int) -> list[int]:

@@ -10,13 +10,14 @@ from trial_scene import MIXES, Scene
 STEPS_A_TRIAL = 300
 
 
-def random_scene(rng: random.Random) -> Scene:
-    """Choose an engine."""
+def random_scene(rng: random.Random, num_stages: int | None = None) -> Scene:
+    """Choose an engine, of any number of stages if none is given."""
     return Scene(
         mix=rng.randrange(len(MIXES)),
         block_size=rng.choice((1, 2, 4)),
         num_blocks=rng.choice((8, 12, 20, 20, 40)),
         async_scheduling=rng.random() < 0.5,
+        num_stages=rng.choice((1, 1, 2, 3, 4)) if num_stages is None else num_stages,
         has_cache=rng.random() < 0.8,
         has_store=rng.random() < 0.5,
         policy=rng.choice((0, 0, 1, 1, 2)),
@@ -85,14 +86,16 @@ def random_event(rng: random.Random, trial: EngineTrial) -> None:
         trial.set_mood(rng.choice(("raising", "is_dead")), rng.randrange(12))
 
 
-def run_trial(seed: int, num_events: int = STEPS_A_TRIAL) -> Counter[str]:
+def run_trial(
+    seed: int, num_events: int = STEPS_A_TRIAL, num_stages: int | None = None
+) -> Counter[str]:
     """Run one trial, to its end and the check that everything is as new.
 
     Raises:
         AssertionError: Something does not hold; the seed is named.
     """
     rng = random.Random(seed)
-    trial = EngineTrial(random_scene(rng))
+    trial = EngineTrial(random_scene(rng, num_stages))
     try:
         for _ in range(num_events):
             random_event(rng, trial)

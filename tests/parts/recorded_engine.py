@@ -41,13 +41,7 @@ def record(llm: LLM, sizes: list[int]) -> RecordedRuns:
 
 def capture(llm: LLM, sizes: list[int], capturer: StepCapture) -> None:
     runner = runner_of(llm)
-    vocab_size = llm._running.core.runner.description.vocab_size
-    graphs = DecodeGraphs(
-        runner.device_inputs,
-        runner.pipeline,
-        sizes,
-        vocab_size,
-    )
+    graphs = DecodeGraphs(runner.device_inputs, runner.pipeline, sizes)
     graphs.capture(
         capturer,
         runner.hidden_states_of,

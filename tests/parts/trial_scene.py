@@ -76,6 +76,7 @@ class Scene:
     block_size: int = 4
     num_blocks: int = 16
     async_scheduling: bool = False
+    num_stages: int = 1
     has_cache: bool = True
     has_store: bool = False
     policy: int = 0

@@ -12,6 +12,7 @@ from typing import Any
 
 from quire.cli.options import add_model_options, read_settings
 from quire.compose.composition import Choice, Composition
+from quire.compose.grid_choice import cores_warning
 from quire.compose.lora_choice import load_sources
 from quire.config import SchedulerSettings
 from quire.interfaces.kv_cache import KVPlan
@@ -58,6 +59,7 @@ def describe(composition: Composition, memory: MemoryEstimate) -> dict[str, Any]
         "dtype": str(composition.dtype),
         "weights": composition.weights,
         "kv_cache_dtype": composition.kv_dtype,
+        "workers": composition.workers if composition.grid.size > 1 else None,
         "kernels": str(composition.kernels),
         "cuda_graphs": composition.cuda_graphs.reason,
         "decode_steps": composition.decode_steps,
@@ -74,7 +76,11 @@ def _choices(composition: Composition) -> list[Choice]:
 
 
 def describe_memory(memory: MemoryEstimate, scheduler: SchedulerSettings) -> dict[str, Any]:
-    """Return the memory plan as JSON data; all sizes are per device."""
+    """Return the memory plan as JSON data; all sizes are per device.
+
+    With several ranks, `ranks` has the sizes of each, and the others are those of the rank with the
+    least memory to spare.
+    """
     plan = memory.plan
     return {
         "weight_bytes": memory.weight_bytes,
@@ -102,6 +108,20 @@ def describe_memory(memory: MemoryEstimate, scheduler: SchedulerSettings) -> dic
             for group in memory.groups
         ],
         "fits": [{"tokens": fit.num_tokens, "requests": fit.num_requests} for fit in memory.fits],
+        "ranks": [
+            {
+                "rank": rank.rank,
+                "stage": rank.stage,
+                "tp_rank": rank.tp_rank,
+                "layers": [rank.layers.start, rank.layers.stop - 1],
+                "heads": rank.num_heads,
+                "kv_heads": rank.num_kv_heads,
+                "weight_bytes": rank.weight_bytes,
+                "cache_bytes": rank.kv_bytes,
+                "num_blocks": rank.num_blocks,
+            }
+            for rank in memory.ranks
+        ],
     }
 
 
@@ -112,6 +132,12 @@ def _lines(
         if value is not None:
             yield f"{name.replace('_', ' '):<18} {value}"
     yield ""
+    if (warning := cores_warning(composition)) is not None:
+        yield f"{'warning':<18} {warning}"
+    if len(memory.ranks) > 1:
+        yield from _rank_lines(memory)
+        yield ""
+        yield "Of the rank with the least memory to spare:"
     yield from _memory_lines(memory, scheduler)
     yield ""
     for choice in _choices(composition):
@@ -154,6 +180,32 @@ def _memory_lines(memory: MemoryEstimate, scheduler: SchedulerSettings) -> Itera
     yield f"{running:>6,} run at the same time, at most ({_running_limit(scheduler)})"
 
 
+def _rank_lines(memory: MemoryEstimate) -> Iterator[str]:
+    """Return a table of what each rank holds."""
+    heads = (
+        "rank",
+        "stage",
+        "tp rank",
+        "layers",
+        "heads",
+        "KV heads",
+        "weights",
+        "cache",
+        "blocks",
+    )
+    rows: list[tuple[str, ...]] = [heads]
+    for rank in memory.ranks:
+        cells = (rank.rank, rank.stage, rank.tp_rank)
+        layers = f"{rank.layers.start}-{rank.layers.stop - 1}"
+        blocks = "unknown" if rank.num_blocks is None else f"{rank.num_blocks:,}"
+        cache = "unknown" if rank.kv_bytes is None else _short_size(rank.kv_bytes)
+        sizes = (_short_size(rank.weight_bytes), cache, blocks)
+        rows.append((*map(str, cells), layers, str(rank.num_heads), str(rank.num_kv_heads), *sizes))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+
+
 def _cache_reason(memory: MemoryEstimate, plan: KVPlan, scheduler: SchedulerSettings) -> str:
     if memory.cache_limit is None:
         return f"the size that {memory.limited_by} sets"
@@ -188,7 +240,12 @@ def _group_lines(memory: MemoryEstimate) -> Iterator[str]:
 
 def _size(num_bytes: int) -> str:
     """Return a number of bytes as text with a unit."""
+    short = _short_size(num_bytes)
+    return short if short.endswith("bytes") else f"{short} ({num_bytes:,} bytes)"
+
+
+def _short_size(num_bytes: int) -> str:
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if num_bytes >= size:
-            return f"{num_bytes / size:.2f} {unit} ({num_bytes:,} bytes)"
+            return f"{num_bytes / size:.2f} {unit}"
     return f"{num_bytes} bytes"

@@ -74,11 +74,15 @@ class Option:
                 items = [*join_pairs(f"{origin}: {self.name}", value)]
             if not isinstance(items, list):
                 raise SettingsError(f"{origin}: {self.name} must be a list, got {value!r}")
-            return tuple(str(item).strip() for item in items if str(item).strip())
+            texts = (str(item).strip() for item in items)
+            return tuple(self._parse_item(text, origin) for text in texts if text)
         if self.type is bool:
             return parse_truth(value, f"{origin}: {self.name}")
         if self.is_bytes:
             return parse_byte_size(str(value), f"{origin}: {self.name}")
+        return self._parse_item(value, origin)
+
+    def _parse_item(self, value: Any, origin: str) -> Any:
         try:
             return self.type(value)
         except (TypeError, ValueError):
@@ -152,7 +156,7 @@ def _describe(group: str, field: Field[Any], hint: Any) -> Option:
     return Option(
         name=field.name,
         group=group,
-        type=str if is_list else inner,
+        type=get_args(inner)[0] if is_list else inner,
         is_list=is_list,
         default=field.default,
         help=field.metadata["help"],
@@ -165,7 +169,7 @@ def _describe(group: str, field: Field[Any], hint: Any) -> Option:
 
 def _add_flag(section: argparse._ArgumentGroup, option: Option) -> None:
     flags = [option.flag] + ([f"-{option.short_flag}"] if option.short_flag else [])
-    default = " ".join(option.default) if option.is_list else option.default
+    default = " ".join(map(str, option.default)) if option.is_list else option.default
     shown = (
         f"{option.help.rstrip('.')} (default: {default})"
         if default not in (None, "")
@@ -178,7 +182,8 @@ def _add_flag(section: argparse._ArgumentGroup, option: Option) -> None:
     elif option.is_repeated:
         section.add_argument(*flags, action="append", metavar="NAME", **common)
     elif option.is_list:
-        section.add_argument(*flags, nargs="+", action="extend", metavar="NAME", **common)
+        metavar = "N" if option.type is int else "NAME"
+        section.add_argument(*flags, nargs="+", action="extend", metavar=metavar, **common)
     elif option.is_bytes:
         section.add_argument(*flags, metavar="BYTES", **common)
     else:

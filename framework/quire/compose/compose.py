@@ -27,6 +27,7 @@ from quire.compose.choosing import (
     choose_parser,
 )
 from quire.compose.composition import Choice, Composition, Decision, Rejection
+from quire.compose.grid_choice import check_devices, check_model, check_shards, choose_executor
 from quire.compose.kernel_choice import (
     NATIVE_DTYPE,
     check_batch_invariant,
@@ -34,12 +35,13 @@ from quire.compose.kernel_choice import (
     choose_cuda_graphs,
     choose_kernels,
 )
+from quire.compose.layer_specs import build_spec, layer_specs
 from quire.compose.lora_choice import choose_lora, choose_shipped_lora
 from quire.compose.probes import Probe, cause_of
 from quire.compose.quantization_choice import QuantizationQuery, choose_quantization
 from quire.compose.sampler_choice import choose_samplers
+from quire.compose.stage_layers import stage_layers
 from quire.config import (
-    DEFAULT_EXECUTOR,
     DEFAULT_SCHEDULING_POLICY,
     DEFAULT_STRUCTURED_OUTPUT,
     Settings,
@@ -52,7 +54,7 @@ from quire.errors import (
     UnknownNameError,
     UnsupportedModelError,
 )
-from quire.interfaces.kv_cache import KVCacheSpec, KVLayer
+from quire.interfaces.executor import WorkerGrid
 from quire.interfaces.model import ModelDescription
 from quire.machine.machine import Machine
 from quire.native.availability import native_unavailable_reason
@@ -180,7 +182,9 @@ def _compose(
     device = machine.device(settings.model.device)
     settings = settings.for_device(device)
     dtype = _dtype(settings, registries, machine, description, device)
-    tp_size = settings.parallel.tensor_parallel_size
+    grid = WorkerGrid(
+        settings.parallel.tensor_parallel_size, settings.parallel.pipeline_parallel_size
+    )
     inputs = _Inputs(settings, registries, description, machine, device, dtype.value, unavailable)
     parts = settings.parts
     lora_source = choose_lora(registries, settings.lora, model)
@@ -210,47 +214,41 @@ def _compose(
             DEFAULT_SCHEDULING_POLICY,
         ),
         kv_store=choose_optional(registries.kv_stores, settings.cache.kv_store),
-        executor=_choose_executor(registries, settings.parallel.executor, tp_size),
+        executor=choose_executor(registries, settings.parallel.executor, grid),
+        grid=grid,
+        stage_layers=(range(description.num_layers),),
         **_computing_parts(inputs),
     )
-    _check_tensor_parallel(model, description, tp_size)
     for choice in composition.choices:
         check_api(choice.entry)
         check_present(choice.entry)
-    return composition
+    if grid.size == 1 and not settings.parallel.pipeline_layers:
+        return composition
+    return _divided(composition, settings, registries)
 
 
-def build_spec(
-    registries: Registries, composition: Composition, layer: KVLayer, tp_size: int
-) -> KVCacheSpec:
-    """Build the KV-cache spec of one layer.
-
-    Raises:
-        PluginError: The spec's code cannot be loaded.
-        SettingsError: The spec does not support the layer's sizes.
-    """
-    choice = next(choice for choice in composition.kv_cache_specs if choice.name == layer.spec)
-    spec = registries.kv_cache_specs.load(choice.entry)
-    return spec(layer, composition.block_size, composition.kv_dtype, tp_size)
-
-
-def layer_specs(
-    settings: Settings, composition: Composition, registries: Registries
-) -> list[KVCacheSpec]:
-    """Return the KV-cache specs of all layers that have KV.
+def _divided(composition: Composition, settings: Settings, registries: Registries) -> Composition:
+    """Return the composition with the layers of each pipeline stage.
 
     Raises:
-        PluginError: A spec's code cannot be loaded.
-        SettingsError: A spec does not support the sizes of its layer.
+        QuireError: The grid cannot run this model here.
     """
-    tp_size = settings.parallel.tensor_parallel_size
-    specs = [
-        build_spec(registries, composition, layer, tp_size)
-        for layer in composition.description.kv_layers
-    ]
-    if settings.cache.enable_prefix_caching:
-        return specs
-    return [spec.without_prefix_hits() for spec in specs]
+    grid, description = composition.grid, composition.description
+    check_model(composition.model, grid)
+
+    def check_specs(tp_size: int) -> None:
+        kinds = {
+            replace(kv, name="", layer_index=None): kv for kv in reversed(description.kv_layers)
+        }
+        for layer in kinds.values():
+            build_spec(registries, composition, layer, tp_size)
+
+    check_shards(description, composition.quantization.value, grid.tp_size, check_specs)
+    executor = composition.executor.entry.capabilities
+    specs = layer_specs(settings, composition, registries)
+    layers = stage_layers(settings, composition, specs)
+    check_devices(grid, composition.machine, composition.device, executor)
+    return replace(composition, stage_layers=layers)
 
 
 def _choose_model(
@@ -297,22 +295,6 @@ def _choose_specs(registries: Registries, description: ModelDescription) -> tupl
     return tuple(
         Choice("KV-cache spec", registries.kv_cache_specs.entry(name), "named by the model")
         for name in names
-    )
-
-
-def _choose_executor(registries: Registries, wanted: str, tp_size: int) -> Choice:
-    def serves(entry: Entry) -> bool:
-        return bool(entry.capabilities.max_tensor_parallel_size >= tp_size)
-
-    registry = registries.executors
-    choice = choose_named(registry, wanted, DEFAULT_EXECUTOR)
-    if serves(choice.entry):
-        return choice
-    able = [offer.name for offer in registry.offers() if serves(offer)]
-    raise RefusedError(
-        f"executor {wanted!r} supports a tensor_parallel_size of at most "
-        f"{choice.entry.capabilities.max_tensor_parallel_size}, and {tp_size} is set; executors "
-        f"that support it: {', '.join(dict.fromkeys(able)) or 'none of the installed ones'}"
     )
 
 
@@ -458,15 +440,3 @@ def _max_model_len(wanted: int | None, description: ModelDescription) -> int:
             f"max_model_len is {wanted}, but the model's maximum length is {longest}"
         )
     return wanted or longest
-
-
-def _check_tensor_parallel(model: Choice, description: ModelDescription, tp_size: int) -> None:
-    if tp_size == 1:
-        return
-    if not model.entry.capabilities.supports_tensor_parallel:
-        raise RefusedError(f"model {model.name!r} does not support tensor parallelism")
-    if description.num_heads % tp_size:
-        raise SettingsError(
-            f"tensor_parallel_size {tp_size} does not divide the model's {description.num_heads} "
-            "attention heads"
-        )

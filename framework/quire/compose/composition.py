@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from quire.compose.checkpoint import Checkpoint
+from quire.interfaces.executor import WorkerGrid
 from quire.interfaces.kv_cache import KVLayer
 from quire.interfaces.model import ModelDescription
 from quire.interfaces.sampling import RequestField
@@ -105,6 +106,8 @@ class Composition:
         layer_backends: Index in `attention_backends` for each of `description.kv_layers`.
         cuda_graphs: Number of requests of the largest CUDA graph; 0: no graphs.
         cpu_graphs: Whether decode steps on a CPU are traced and replayed.
+        grid: Number of workers, and how the model is sharded over them.
+        stage_layers: Decoder layers of each pipeline stage, in order.
         unavailable: Parts that would have been chosen but cannot run on this machine, with the
             whole reasons.
         shipped_lora_source: Source of the adapters that come with the checkpoint; None if there
@@ -137,6 +140,8 @@ class Composition:
     scheduling_policy: Choice
     kv_store: Choice | None
     executor: Choice
+    grid: WorkerGrid
+    stage_layers: tuple[range, ...]
     unavailable: tuple[Rejection, ...] = ()
 
     @property
@@ -166,6 +171,15 @@ class Composition:
         return f"without CPU graphs ({self.cpu_graphs.reason})"
 
     @property
+    def workers(self) -> str:
+        """Number of workers and the layers of each pipeline stage, for people."""
+        stages = ", ".join(f"{layers.start}-{layers.stop - 1}" for layers in self.stage_layers)
+        return (
+            f"{self.grid.size} (tensor_parallel_size {self.grid.tp_size}, pipeline_parallel_size "
+            f"{self.grid.pp_size}: layers {stages})"
+        )
+
+    @property
     def choices(self) -> list[Choice]:
         """All parts, in the order in which `quire explain` lists them."""
         optional = (
@@ -190,8 +204,17 @@ class Composition:
         return list({field.name: field for field in every}.values())
 
     def fingerprint(self) -> list[tuple[str, str, str, str]]:
-        """Return (kind, name, distribution, version) of each part, to compare processes by."""
+        """Return what the processes of an engine compare: the same four words on each line.
+
+        They are (kind, name, distribution, version) of each part, then the kernels and dtypes, and
+        the grid with the layers of each pipeline stage.
+        """
+        stages = ",".join(str(len(layers)) for layers in self.stage_layers)
         return [
-            (c.entry.kind.name, c.name, c.entry.source.distribution, c.entry.source.version)
-            for c in self.choices
+            *(
+                (c.entry.kind.name, c.name, c.entry.source.distribution, c.entry.source.version)
+                for c in self.choices
+            ),
+            ("computing", self.kernels.value, self.dtype.value, f"{self.kv_dtype} KV cache"),
+            ("workers", f"tp {self.grid.tp_size}", f"pp {self.grid.pp_size}", f"layers {stages}"),
         ]

@@ -69,8 +69,8 @@ def choose_cuda_graphs(
     if kernels.value != "triton":
         reason = f"none: {_why_kernels(kernels)}" if device == "cuda" else f"none on this {device}"
         return Decision(0, reason)
-    if settings.parallel.tensor_parallel_size > 1:
-        return Decision(0, "none: layers are sharded over several devices")
+    if (ranks := _several_ranks(settings)) is not None:
+        return Decision(0, f"none: {ranks}")
     unable = _without_graph_support(backends)
     if unable:
         return Decision(0, f"none: attention backend {unable[0]!r} does not support them")
@@ -116,10 +116,19 @@ def _cpu_graphs_unavailable_reason(
         return _why_kernels(kernels)
     if not packs:
         return "torch computes linear layers"
-    if settings.parallel.tensor_parallel_size > 1:
-        return "layers are sharded over several devices"
+    if (reason := _several_ranks(settings)) is not None:
+        return reason
     unable = _without_graph_support(backends)
     return f"attention backend {unable[0]!r} does not support them" if unable else None
+
+
+def _several_ranks(settings: Settings) -> str | None:
+    """Return how steps use several ranks, which graphs do not support; None: they use one."""
+    if settings.parallel.tensor_parallel_size > 1:
+        return "layers are sharded over several devices"
+    if settings.parallel.pipeline_parallel_size > 1:
+        return "layers are divided into pipeline stages"
+    return None
 
 
 def _why_kernels(kernels: Decision[str]) -> str:

@@ -1,28 +1,102 @@
-"""Estimate of the bytes of a model's weights, from its description and quantization method."""
+"""Estimate of the bytes of a model's weights on each rank, from its description and quantization.
+
+All decoder layers count alike. With a quantization method, the embedding counts in the checkpoint's
+dtype. Other weights outside linear layers are small and count as linear layers.
+"""
+
+from dataclasses import dataclass
 
 from quire.compose.composition import Composition
-from quire.interfaces.kv_cache import DTYPE_BYTES
+from quire.interfaces.kv_cache import DTYPE_BYTES, KVSpecCapabilities
 from quire.interfaces.quantization import QuantizationCapabilities
 
 BITS = 8
+KV_PROJECTIONS = 2  # of keys and of values
 
 
-def weight_bytes(composition: Composition, tp_size: int) -> int:
-    """Return the bytes of a model's weights on one device.
+@dataclass(frozen=True, slots=True)
+class WeightSizes:
+    """Bytes of the parts of a model on one tensor-parallel rank.
 
-    With a quantization method, the embedding counts in the checkpoint's dtype. Other weights
-    outside linear layers are small and count as linear layers.
+    Attributes:
+        num_layers: Number of decoder layers.
+        layer: Bytes of one decoder layer.
+        embedding: Bytes of the embedding, which the first stage has.
+        head: Bytes of the LM head and the norm before it, which the last stage has.
+        has_tied_head: Whether the head is the embedding; a stage that has both stores one matrix.
     """
-    description = composition.description
+
+    num_layers: int
+    layer: int
+    embedding: int
+    head: int
+    has_tied_head: bool
+
+    def bytes_of(self, layers: range) -> int:
+        """Return the bytes of the pipeline stage with these decoder layers."""
+        is_first, is_last = layers.start == 0, layers.stop == self.num_layers
+        has_embedding = is_first and not (is_last and self.has_tied_head)
+        return len(layers) * self.layer + has_embedding * self.embedding + is_last * self.head
+
+
+def weight_bytes(composition: Composition, tp_size: int, stage: int = 0) -> int:
+    """Return the bytes of the weights on one rank of a pipeline stage."""
+    return weight_sizes(composition, tp_size).bytes_of(composition.stage_layers[stage])
+
+
+def weight_sizes(composition: Composition, tp_size: int) -> WeightSizes:
+    """Return the bytes of the parts of a model on one of `tp_size` tensor-parallel ranks."""
+    description, bits = composition.description, _weight_bits(composition)
+    num_matrices = 1 if description.has_tied_head else 2
+    vocabulary = num_matrices * description.vocab_size * description.hidden_size
+    inside = max(0, description.num_params - vocabulary - description.hidden_size)
+    inside += _replicated_params(composition, tp_size)
+    num_layers = max(1, description.num_layers)
+    matrix = -(-description.vocab_size // tp_size) * description.hidden_size
+    return WeightSizes(
+        num_layers=num_layers,
+        layer=round(inside * bits.linear / (BITS * num_layers * tp_size)),
+        embedding=matrix * bits.embedding // BITS,
+        head=round((matrix * bits.head + description.hidden_size * bits.linear) / BITS),
+        has_tied_head=description.has_tied_head,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _WeightBits:
+    """Bits of a weight of each part."""
+
+    linear: float
+    head: float
+    embedding: int
+
+
+def _weight_bits(composition: Composition) -> _WeightBits:
+    own = BITS * DTYPE_BYTES[composition.dtype.value]
     if (choice := composition.quantization.value) is None:
-        return description.num_params // tp_size * DTYPE_BYTES[composition.dtype.value]
+        return _WeightBits(own, own, own)
     method: QuantizationCapabilities = choice.entry.capabilities
-    own_bits = BITS * DTYPE_BYTES[composition.dtype.value]
-    bits = own_bits if method.weight_bits is None else method.weight_bits
-    head_bits = bits if method.head_bits is None else method.head_bits
-    head = description.vocab_size * description.hidden_size
-    embedding = 0 if description.has_tied_head else head
-    linear = max(0, description.num_params - head - embedding)
-    embedding_bits = BITS * DTYPE_BYTES.get(description.checkpoint_dtype, own_bits // BITS)
-    num_bits = linear * bits + head * head_bits + embedding * embedding_bits
-    return round(num_bits / BITS) // tp_size
+    linear = own if method.weight_bits is None else method.weight_bits
+    head = linear if method.head_bits is None else method.head_bits
+    stored = BITS * DTYPE_BYTES.get(composition.description.checkpoint_dtype, own // BITS)
+    return _WeightBits(linear, head, min(own, stored))
+
+
+def _replicated_params(composition: Composition, tp_size: int) -> int:
+    """Return the parameters that ranks have beyond a shard of each layer, over all ranks.
+
+    With fewer key/value heads than ranks, each head's projections are on several ranks.
+    """
+    layouts = {
+        choice.name: _layout(choice.entry.capabilities) for choice in composition.kv_cache_specs
+    }
+    hidden = composition.description.hidden_size
+    return sum(
+        KV_PROJECTIONS * layer.head_dim * hidden * max(0, tp_size - layer.num_kv_heads)
+        for layer in composition.description.kv_layers
+        if layouts[layer.spec] == "kv"
+    )
+
+
+def _layout(capabilities: KVSpecCapabilities) -> str:
+    return capabilities.layout

@@ -16,7 +16,7 @@ from quire.errors import (
     OverloadedError,
     RequestFailedError,
 )
-from quire.interfaces.executor import Executor, StepRunner
+from quire.interfaces.executor import StepRunner, Worker
 from quire.messages import (
     Control,
     EngineOutput,
@@ -41,27 +41,30 @@ class EngineCore:
 
     Args:
         scheduler: Scheduler that plans the steps.
-        executor: Executor that has started the workers.
+        worker: The worker, or all workers as one.
         runner: Runner of the workers' steps.
         grammars: Grammars of the requests with structured output.
         async_scheduling: Plan and launch a step before the previous one is complete, so that a
-            device never waits for the host. Outputs then come one step later.
+            device never waits for the host. Outputs then come one step later. A pipeline always
+            has as many steps in flight as stages, and this adds none: see `_num_steps_kept`.
+        pipeline_parallel_size: Number of pipeline stages.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
-        executor: Executor,
+        worker: Worker,
         runner: StepRunner,
         grammars: Grammars,
         *,
         async_scheduling: bool = False,
+        pipeline_parallel_size: int = 1,
     ) -> None:
         self.scheduler = scheduler
-        self.executor = executor
+        self.worker = worker
         self.runner = runner
         self.grammars = grammars
-        self._max_in_flight = 1 if async_scheduling else 0
+        self._num_kept = _num_steps_kept(pipeline_parallel_size, async_scheduling=async_scheduling)
         self._in_flight: deque[StepPlan] = deque()  # launched, results not collected yet
         self._outbox: list[EngineOutput] = []
         self._preparing: set[str] = set()  # requests whose grammar is being compiled
@@ -140,7 +143,7 @@ class EngineCore:
         Raises:
             EngineDeadError: A worker has died.
         """
-        self.executor.check_health()
+        self.worker.check_health()
 
     def wake(self) -> None:
         """Do nothing: a step never blocks on another process's step here."""
@@ -155,7 +158,7 @@ class EngineCore:
         if self.scheduler.transfers is not None:
             self.scheduler.transfers.store.shutdown()
         self.runner = StoppedRunner()
-        self.executor.shutdown()
+        self.worker.shutdown()
 
     def _only_polls(self, plan: StepPlan) -> bool:
         """Whether the plan only polls the KV store, and no step in flight computes anything."""
@@ -164,39 +167,39 @@ class EngineCore:
         return not any(launched.requests for launched in self._in_flight)
 
     def _advance(self, plan: StepPlan, outputs: list[EngineOutput]) -> None:
-        """Launch a plan unless it is empty, and complete the steps that are due.
+        """Launch a plan and complete the steps that are due; without work, complete the oldest.
 
         Args:
             plan: Plan of the next step.
             outputs: Outputs to return; extended in place, so that an interrupt loses none.
         """
-        max_in_flight, has_outputs = 0, bool(outputs)
         if self.scheduler.has_work(plan):
             if self._only_polls(plan):
                 time.sleep(STORE_POLL_S)
             self._launch(plan, outputs)
-            max_in_flight = self._max_in_flight
-        elif not self._in_flight and not has_outputs and self.scheduler.is_waiting_for_store:
-            time.sleep(STORE_POLL_S)
-        while len(self._in_flight) > max_in_flight:
+            while len(self._in_flight) > self._num_kept:
+                self._complete_step(outputs)
+        elif self._in_flight:
             self._complete_step(outputs)
+        elif not outputs and self.scheduler.is_waiting_for_store:
+            time.sleep(STORE_POLL_S)
 
     def _launch(self, plan: StepPlan, outputs: list[EngineOutput]) -> None:
         """Launch a plan: its forward pass and, once the grammar masks are filled, its sampling.
 
-        Masks are filled while the model computes. They depend on the tokens of the previous step,
-        so if that step is still in flight, it is completed while this one computes.
+        Masks are filled while the model computes. The mask of a row depends on the token before it,
+        so if that token is in flight, its step is completed while this one computes.
         """
         masks: Sequence[RowBitmask] = ()
         if not self._num_grammars:
             self.runner.execute(plan)
-        elif not self._in_flight:
+        elif not self._has_undecided_grammar(plan):
             has_masks = self._request_masks(plan)
             self.runner.execute(plan)
             masks = self._collect_masks() if has_masks else ()
         else:
             self.runner.execute(plan)
-            while self._in_flight:
+            while self._in_flight and self._has_undecided_grammar(plan):
                 self._complete_step(outputs)
             masks = self._collect_masks() if self._request_masks(plan) else ()
         self.runner.sample(plan.plan_id, masks)
@@ -217,18 +220,27 @@ class EngineCore:
         requests = (self.scheduler.request_in(scheduled.slot) for scheduled in plan.requests)
         return {r.request_id: r for r in requests if r is not None and r.has_grammar}
 
+    def _has_undecided_grammar(self, plan: StepPlan) -> bool:
+        """Whether a step in flight samples the token before a row with a grammar."""
+        return any(request.num_expected_tokens > 1 for _, request in self._rows_with_grammar(plan))
+
     def _request_masks(self, plan: StepPlan) -> bool:
         """Request the masks of the rows sampled under a grammar; False if there are none."""
+        rows = [(slot, request.request_id) for slot, request in self._rows_with_grammar(plan)]
+        if rows:
+            self.grammars.request_masks(rows)
+        return bool(rows)
+
+    def _rows_with_grammar(self, plan: StepPlan) -> list[tuple[int, Request]]:
+        """Return the slots that sample under a grammar, and their running requests."""
         rows = []
         for scheduled in plan.requests:
             request = self.scheduler.request_in(scheduled.slot)
             if request is None or not (request.has_grammar and scheduled.num_samples):
                 continue
             if request.status is Status.RUNNING:
-                rows.append((scheduled.slot, request.request_id))
-        if rows:
-            self.grammars.request_masks(rows)
-        return bool(rows)
+                rows.append((scheduled.slot, request))
+        return rows
 
     def _collect_masks(self) -> list[RowBitmask]:
         masks = self.grammars.collect_masks()
@@ -307,3 +319,11 @@ class EngineCore:
                 "again later, or ask for fewer completions at once",
             )
         return None
+
+
+def _num_steps_kept(num_stages: int, *, async_scheduling: bool) -> int:
+    """Return the number of steps that are still in flight when `EngineCore.step` returns.
+
+    Todo:
+    """
+    return num_stages - 1 if num_stages > 1 else int(async_scheduling)

@@ -61,6 +61,7 @@ class Request:
         next_block_end: Number of known tokens beyond which another block is full.
         hashes: Parent hash of the first block, then the hash of each full block.
         num_committed_blocks: Number of full, computed blocks offered to the prefix cache.
+        num_sent_tokens: Number of known tokens that the first stage of a pipeline has.
         num_freed: Number of leading table entries of each KV group whose blocks are freed, as no
             later token attends to them.
         key: Sort key in the waiting queue.
@@ -78,6 +79,7 @@ class Request:
         "is_thinking",
         "key",
         "last_attempt",
+        "last_plan_id",
         "leader",
         "max_total_tokens",
         "message",
@@ -93,6 +95,7 @@ class Request:
         "num_prompt_logprobs_seen",
         "num_prompt_logprobs_sent",
         "num_prompt_tokens",
+        "num_sent_tokens",
         "num_tokens_in_flight",
         "promised_hashes",
         "request_id",
@@ -113,6 +116,7 @@ class Request:
         self.stop_token_ids = message.stop_token_ids
         self.deadline_s = message.deadline_s(max_timeout_s)
         self.num_computed_tokens = 0
+        self.num_sent_tokens = 0
         self.num_tokens_in_flight = 0  # sampled by steps launched before a preemption
         self.block_ids: list[list[int]] = [[] for _ in range(num_groups)]
         self.next_check = 0
@@ -133,6 +137,7 @@ class Request:
         self.status = Status.WAITING
         self.key: tuple[Any, int] = (0, 0)
         self.last_attempt: AdmissionAttempt | None = None  # the last that failed
+        self.last_plan_id = 0  # of the last step with a chunk, or in a pipeline with any tokens
         self.num_preemptions = 0
         self.num_prompt_logprobs_sent = 0  # to the caller
         self.num_prompt_logprobs_seen = 0  # since it last started

@@ -114,8 +114,8 @@ class ResultProcessor:
             request.is_cacheable = False  # the KV that this step wrote may be wrong
             self._remove(request.request_id)
             return [failed_output(request.request_id, row.error)]
-        if request.slot != row.slot and not row.token_ids:
-            return []  # a chunk of a prompt that is computed again
+        if request.slot not in (None, row.slot):
+            return []  # a chunk of a prompt that is being computed again
         prompt_logprobs = _fresh_prompt_logprobs(request, row)
         num_drafts, request.num_drafts_in_flight = request.num_drafts_in_flight, 0
         if request.status is not Status.RUNNING:

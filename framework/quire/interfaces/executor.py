@@ -1,17 +1,20 @@
-"""The interface of an executor, which starts workers; quire implements the workers themselves.
+"""The interface of an executor, which places workers; quire implements all that workers do.
 
-An executor starts workers and returns them as one. A worker loads the weights and allocates the KV
-cache, which returns the runner of its steps. A step has three phases: `execute` launches the
-forward pass, `sample` launches sampling, and `collect` waits for the sampled tokens. So grammar
-masks can be computed while the model runs, and the next step can be launched before the tokens of
-this one have reached the host.
+An executor decides where the workers of a grid run: one in the caller's process, or a process for
+each rank, here or on other machines. quire connects to them, sends steps, waits for results within
+deadlines, and ends all of them if one fails.
+
+A worker loads its shard of the weights and allocates its KV cache, which returns the runner of its
+steps. A step has three phases: `execute` launches the forward pass, `sample` launches sampling, and
+`collect` waits for the sampled tokens. So grammar masks can be computed while the model runs, and
+the next step can be launched before the tokens of this one have reached the host.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,9 +24,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorCapabilities:
-    """Capabilities of an executor, declared at registration."""
+    """Capabilities of an executor, declared at registration.
 
-    max_tensor_parallel_size: int = 1
+    Attributes:
+        max_tensor_parallel_size: Largest number of devices that each layer is sharded over; None:
+            any.
+        max_pipeline_parallel_size: Largest number of pipeline stages; None: any.
+        spans_machines: True if it places ranks on other machines too, so that a grid may have more
+            ranks than this machine has devices.
+    """
+
+    max_tensor_parallel_size: int | None = 1
+    max_pipeline_parallel_size: int | None = 1
+    spans_machines: bool = False
 
 
 class StepRunner(ABC):
@@ -47,19 +60,29 @@ class StepRunner(ABC):
 
 
 class Worker(ABC):
-    """One device's shard of the model, or several workers that an executor returns as one."""
+    """One rank of the grid, or all ranks as one."""
 
     @abstractmethod
     def load(self) -> WorkerInfo:
         """Build the model and load its weights."""
 
     @abstractmethod
-    def allocate(self, plan: KVPlan) -> StepRunner:
+    def allocate(self, plans: Sequence[KVPlan]) -> StepRunner:
         """Allocate the KV cache, and prepare for steps.
 
+        Args:
+            plans: Plan of each pipeline stage, in order.
+
         Returns:
-            The runner of the steps, used until `shutdown` is called. For several workers, its calls
-            reach each of them, and results are those of rank 0.
+            The runner of the steps, used until `shutdown` is called.
+        """
+
+    @abstractmethod
+    def check_health(self) -> None:
+        """Check that every rank is alive. Called while the engine is idle; never blocks.
+
+        Raises:
+            EngineDeadError: A rank has died, or the worker was shut down.
         """
 
     @abstractmethod
@@ -67,53 +90,84 @@ class Worker(ABC):
         """Release all resources. May be called twice."""
 
 
+class WorkerProcess(ABC):
+    """Process of one rank, as the executor that placed it sees it.
+
+    Attributes:
+        node: Name of the machine where it runs.
+    """
+
+    node: str
+
+    @abstractmethod
+    def fileno(self) -> int | None:
+        """Return a file descriptor that is readable once the process has ended.
+
+        Returns:
+            None if there is none; then the end is noticed when its connection is silent.
+        """
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Kill the process and all its descendants; from any thread, and more than once."""
+
+    @abstractmethod
+    def end(self, timeout_s: float) -> str:
+        """Wait for the process to exit, then kill it, and release what was started for it.
+
+        Args:
+            timeout_s: Time for the process to exit by itself.
+
+        Returns:
+            Description of its end: "was killed by SIGKILL". The same on a second call.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerGrid:
-    """Number of workers and how the model is sharded over them."""
+    """Number of workers and how the model is sharded over them: `rank = stage * tp_size + tp`."""
 
     tp_size: int = 1  # devices that each layer is sharded over
     pp_size: int = 1  # pipeline stages that the layers are divided into
 
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.tp_size * self.pp_size
 
-@dataclass(frozen=True, slots=True)
+    def place(self, rank: int) -> tuple[int, int]:
+        """Return the pipeline stage of a rank, and its rank in that stage's group."""
+        return divmod(rank, self.tp_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLaunch:
-    """Instructions to start the workers.
+    """Means to start the workers; an executor uses one of them for every rank of the grid.
 
     Attributes:
-        make: Function that builds the worker of a rank in this process.
-        argv: Command line of a worker process, which reads its config from a pipe as msgpack.
-        config: Config for worker processes, encoded as msgpack.
-        grid: Number of workers to start.
+        grid: Workers to place.
+        make: Function that builds the only worker of a grid of one in this process.
+        spawn: Function that starts the process of a rank as a child of this one.
+        options: Options of the executor, as given by the user.
     """
 
-    make: Callable[[int], Worker]
-    argv: Sequence[str] = ()
-    config: bytes = b""
-    grid: WorkerGrid = WorkerGrid()
+    grid: WorkerGrid
+    make: Callable[[], Worker]
+    spawn: Callable[[int], WorkerProcess]
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 class Executor(ABC):
-    """Starts workers, checks that they are alive, and stops them."""
-
-    def __init__(self, launch: WorkerLaunch) -> None:
-        self.launch = launch
+    """Places the workers of a grid."""
 
     @abstractmethod
-    def start(self) -> Worker:
-        """Start the workers, and return them as one.
+    def place(self, launch: WorkerLaunch) -> Worker | Sequence[WorkerProcess]:
+        """Start the workers.
+
+        Returns:
+            The worker, if it runs in this process; else the process of each rank, in order.
 
         Raises:
-            EngineDeadError: They are running already.
+            RefusedError: The executor cannot place such a grid.
+            CapacityError: There are too few devices.
         """
-
-    @abstractmethod
-    def check_health(self) -> None:
-        """Check that every worker is alive. Called while the engine is idle; never blocks.
-
-        Raises:
-            EngineDeadError: A worker is dead, or none is running.
-        """
-
-    @abstractmethod
-    def shutdown(self) -> None:
-        """Stop the workers. May be called twice."""

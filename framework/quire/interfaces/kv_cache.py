@@ -37,6 +37,8 @@ class KVLayer:
         head_dim: Elements per head.
         params: Further parameters of the spec (a window, a state's shape) as hashable pairs.
         has_sinks: True if its heads have learned sinks, which its backend must support.
+        layer_index: Index of the decoder layer that it is part of, which decides its pipeline
+            stage; None for all if each decoder layer has one, in order.
     """
 
     name: str
@@ -45,6 +47,7 @@ class KVLayer:
     head_dim: int
     params: tuple[tuple[str, Any], ...] = ()
     has_sinks: bool = False
+    layer_index: int | None = None
 
     def param(self, name: str, default: Any = None) -> Any:
         """Return a further parameter of the spec by name."""
@@ -182,12 +185,15 @@ class KVPlan:
         groups: KV groups in the order of a request's block tables.
         tensors: Allocations; block `b` of a tensor begins at byte `b * page_bytes(tensor)`.
         max_model_len: Number of tokens of the longest request that is admitted.
+        rank: Rank in the grid that has this cache; before it is with a worker, the first of the
+            pipeline stage. A KV store that several ranks write to keeps their blocks apart by it.
     """
 
     num_blocks: int
     groups: tuple[KVGroup, ...]
     tensors: tuple[KVTensor, ...] = field(default=())
     max_model_len: int = 0
+    rank: int = 0
 
     @property
     def block_size(self) -> int:

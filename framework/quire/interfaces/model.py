@@ -53,6 +53,8 @@ class ModelDescription:
         quantization: Name of the checkpoint's quantization method, if any.
         has_tied_head: True if the embedding's matrix is also the LM head's.
         is_pooling: True if the model returns hidden states or scores, and never logits.
+        sharded_sizes: Sizes that tensor parallelism divides evenly, besides heads, by their names
+            in error messages: `{"intermediate_size": 11008}`.
     """
 
     architecture: str
@@ -70,6 +72,7 @@ class ModelDescription:
     quantization: str | None = None
     has_tied_head: bool = False
     is_pooling: bool = False
+    sharded_sizes: Mapping[str, int] = field(default_factory=dict)
     modalities: tuple[str, ...] = ("text",)
 
 
@@ -133,6 +136,8 @@ class Model(ABC):
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """Return logits `[N, V]` of the selected rows `[N, hidden_size]`.
 
+        With tensor parallelism they are those of this device's shard of the vocabulary, which
+        `quire.layers.LMHead` returns; a model that changes them does so for each logit alone.
         Logits may have any floating-point dtype. The worker converts them to float32 for sampling,
         and may write to them in place.
         """

@@ -34,6 +34,9 @@ class QuantizationCapabilities:
         weight_bits: Bits per weight of a linear layer for estimates, scales included; None: as in
             the compute dtype.
         head_bits: Bits per weight of the LM head; None: `weight_bits`.
+        group_size_key: Key of a checkpoint's `quantization_config` with the number of inputs that
+            share a scale; the inputs of a tensor-parallel shard must be a multiple of it. None: a
+            shard may have any number of inputs.
         probe: Import string of a function without arguments that prepares what the method runs,
             such as compiled kernels, and returns the reason why this machine cannot run it, or
             None. It runs before the choice is final, in a thread, and must not import torch.
@@ -48,6 +51,7 @@ class QuantizationCapabilities:
     kernels: frozenset[str] | None = None
     weight_bits: float | None = None
     head_bits: float | None = None
+    group_size_key: str | None = None
     probe: str | None = None
     priority: int = 0
 

@@ -85,6 +85,11 @@ class SamplerCapabilities:
         probe: Import string of a function without arguments that prepares what the step runs, such
             as compiled kernels, and returns the reason why this machine cannot run it, or None. It
             runs before the choice is final, in a thread, and must not import torch.
+        is_vocab_parallel: Whether the step also works on a shard of the vocabulary. `apply` of a
+            `LogitsProcessor` then gives columns the values that they have in whole rows; a
+            `Sampler` implements `sample_shard`, and `sample_shard_fused` if it declares `fuses`.
+            With tensor parallelism, a batch whose active steps all do so is sampled without
+            gathering its logits.
     """
 
     stage: Stage
@@ -92,6 +97,7 @@ class SamplerCapabilities:
     needs_kernels: Kernels | None = None
     fuses: tuple[str, ...] = ()
     probe: str | None = None
+    is_vocab_parallel: bool = False
 
     def __post_init__(self) -> None:
         if self.probe is not None:
@@ -123,6 +129,8 @@ class SampledRows:
         host_fields: Request fields of each row on the host, to choose a faster path without a
             device synchronisation. If empty, they are not known, and the chosen path must be right
             for all values.
+        first_token_id: Token id of the first column of the logits: 0, except for a shard of the
+            vocabulary, which only steps that declare `is_vocab_parallel` get.
     """
 
     slots: Tensor
@@ -132,6 +140,7 @@ class SampledRows:
     num_prompt_tokens: Tensor
     all_greedy: bool = False
     host_fields: Sequence[Mapping[str, Any]] = ()
+    first_token_id: int = 0
 
     def field(self, name: str) -> Tensor:
         """Return the field's value for each row, `[N, 1]`."""
@@ -168,7 +177,8 @@ class LogitsProcessor(SamplerStep):
         """Return the changed logits; `logits` may be written in place.
 
         Rows with neutral fields must be returned unchanged. Masked tokens (-inf) must stay masked,
-        and at least one other token must stay finite.
+        and at least one other token must stay finite. A step that declares `is_vocab_parallel` may
+        get fewer than V columns, those of the tokens from `rows.first_token_id` on.
         """
 
 
@@ -194,3 +204,31 @@ class Sampler(SamplerStep):
             NotImplementedError: The step declares no `fuses`.
         """
         raise NotImplementedError(f"{type(self).__name__} fuses no steps")
+
+    def sample_shard(self, logits: Tensor, rows: SampledRows) -> tuple[Tensor, Tensor]:
+        """Return the largest score of each row in a shard of the vocabulary, and its token id.
+
+        The columns of `logits`, float32 `[N, M]`, are the tokens from `rows.first_token_id` on. A
+        score is the value by which the sampler chooses a token: the logit in a neutral row, the
+        logit plus noise for the token's id in others. Of the results of all shards, the one with
+        the largest score is sampled, and of equal ones the one with the lowest id. It must be the
+        token that `sample` returns for whole rows. A NaN logit has a score of NaN or infinity.
+
+        Returns:
+            Scores, `[N]` float32, and ids in the whole vocabulary, `[N]` int64.
+
+        Raises:
+            NotImplementedError: The step does not declare `is_vocab_parallel`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} samples from whole rows only")
+
+    def sample_shard_fused(self, logits: Tensor, rows: SampledRows) -> tuple[Tensor, Tensor]:
+        """Run the fused steps, and return what `sample_shard` returns; `logits` is not changed.
+
+        Fused steps that do not declare `is_vocab_parallel` are neutral for all rows. As with
+        `sample_fused`, it may be captured as a CUDA graph.
+
+        Raises:
+            NotImplementedError: The step does not declare `is_vocab_parallel`, or no `fuses`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} samples from whole rows only")

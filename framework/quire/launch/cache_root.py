@@ -1,7 +1,9 @@
 """Root of all block hashes: a hash of everything that an engine's KV depends on.
 
 Everything that changes a key or a value, or its position in a block, is part of the hash, because
-an external KV store may outlive the engine and be used by another one.
+an external KV store may outlive the engine and be used by another one. So is the grid of workers: a
+rank stores its own heads and layers. All ranks of an engine have the same root, so a store that is
+shared by several ranks must keep the blocks of each apart.
 """
 
 import hashlib
@@ -30,6 +32,7 @@ def cache_root(settings: ModelSettings, composition: Composition, plan: KVPlan) 
         "backends": composition.layer_backends,
         "weights": _weights(composition.quantization.value, settings),
         "dtypes": [composition.dtype.value, composition.kv_dtype],
+        "grid": [composition.grid.tp_size, *map(len, composition.stage_layers)],
         "groups": [[_layer(spec) for spec in group.layer_specs] for group in plan.groups],
     }  # fmt: skip
     return hashlib.sha256(msgspec.msgpack.encode(facts, enc_hook=repr)).digest()

@@ -11,6 +11,7 @@ from quire.compose.checkpoint import Checkpoint, find_checkpoint
 from quire.compose.choosing import ASKED_FOR
 from quire.compose.compose import compose
 from quire.compose.composition import Composition, Rejection
+from quire.compose.grid_choice import cores_warning
 from quire.compose.kernel_choice import NATIVE_DTYPE
 from quire.compose.probes import cause_of, run_probes
 from quire.config import Settings
@@ -92,6 +93,10 @@ def log_composition(composition: Composition) -> None:
     if composition.device == "cpu":
         logger.info("decode steps: %s", composition.decode_steps)
     logger.info("weights of linear layers: %s", composition.weights)
+    if composition.grid.size > 1:
+        logger.info("workers: %s", composition.workers)
+    if (warning := cores_warning(composition)) is not None:
+        logger.warning("%s", warning)
     _warn_of_unavailable(composition)
     for choice in composition.choices:
         logger.info(

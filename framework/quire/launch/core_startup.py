@@ -1,23 +1,20 @@
 """Start-up of an engine core: the workers first, because they measure the memory for the cache."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
-from quire.compose.composition import Composition
-from quire.config import Settings
 from quire.engine.core import EngineCore
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
 from quire.engine.kv_store.kv_transfers import KVTransfers
 from quire.engine.scheduling.scheduler import Scheduler
-from quire.errors import SettingsError
-from quire.interfaces.executor import Executor, StepRunner, Worker, WorkerGrid, WorkerLaunch
+from quire.interfaces.executor import StepRunner, Worker
 from quire.interfaces.kv_cache import KVPlan
 from quire.launch.cache_root import cache_root
 from quire.launch.composing import Composed
 from quire.launch.grammar_setup import make_grammars
 from quire.launch.kv_memory import log_memory, plan_memory
 from quire.launch.kv_store_setup import check_store_options, load_store
+from quire.launch.workers.worker_start import start_workers
 from quire.messages import Started
-from quire.plugins.loading import Plugins
 
 
 def start_core(composed: Composed) -> tuple[EngineCore, Started]:
@@ -29,32 +26,35 @@ def start_core(composed: Composed) -> tuple[EngineCore, Started]:
     Raises:
         QuireError: The core cannot be started; the message says why and what would help.
     """
-    settings, composition = composed.settings, composed.composition
+    settings = composed.settings
     check_store_options(composed)  # before the weights, which take long to load
-    executor = _make_executor(settings, composition, composed.plugins)
+    worker = start_workers(composed)
     try:
-        worker = executor.start()
         info = worker.load()
-        plan, runner = _allocate(composed, worker, info.available_kv_bytes)
+        plan, runner = _allocate(composed, worker, info.kv_bytes)
         wanted = settings.scheduler.async_scheduling
         async_scheduling = info.is_asynchronous if wanted is None else wanted
         scheduler, grammars = _make_scheduler(composed, plan), make_grammars(composed)
-        core = EngineCore(scheduler, executor, runner, grammars, async_scheduling=async_scheduling)
+        core = EngineCore(scheduler, worker, runner, grammars, async_scheduling=async_scheduling)
     except BaseException:
-        executor.shutdown()
+        worker.shutdown()
         raise
     return core, Started(plan.max_model_len)
 
 
 def _allocate(
-    composed: Composed, worker: Worker, available_bytes: int
+    composed: Composed, worker: Worker, kv_bytes: Sequence[int]
 ) -> tuple[KVPlan, StepRunner]:
-    """Plan and allocate the KV cache in the memory that the weights leave free."""
+    """Plan and allocate the KV cache in the memory that the weights leave free.
+
+    Returns:
+        The plan of the first stage, whose block tables are those of every stage, and the runner.
+    """
     settings, composition = composed.settings, composed.composition
-    plan = plan_memory(settings, composition, composed.plugins.registries, available_bytes)
-    runner = worker.allocate(plan)
-    log_memory(plan)
-    return plan, runner
+    plans = plan_memory(settings, composition, composed.plugins.registries, kv_bytes)
+    runner = worker.allocate(plans)
+    log_memory(plans[0])
+    return plans[0], runner
 
 
 def _make_scheduler(composed: Composed, plan: KVPlan) -> Scheduler:
@@ -79,27 +79,3 @@ def _make_transfers(composed: Composed, plan: KVPlan, kv: KVCacheManager) -> KVT
         return None
     name = str(composed.composition.kv_store)
     return KVTransfers(store(cache.store_options, plan), kv, cache.kv_store_timeout_s, name)
-
-
-def _make_executor(settings: Settings, composition: Composition, plugins: Plugins) -> Executor:
-    executor_class = plugins.registries.executors.load(composition.executor.entry)
-    grid = WorkerGrid(tp_size=settings.parallel.tensor_parallel_size)
-    return executor_class(
-        WorkerLaunch(make=_worker_maker(settings, composition, plugins), grid=grid)
-    )
-
-
-def _worker_maker(
-    settings: Settings, composition: Composition, plugins: Plugins
-) -> Callable[[int], Worker]:
-    def make(rank: int) -> Worker:
-        from quire.layers.parallel import SingleDevice  # loads torch
-        from quire.worker.parts import WorkerParts
-        from quire.worker.worker import ModelWorker
-
-        if settings.parallel.tensor_parallel_size != 1 or rank != 0:
-            raise SettingsError("tensor parallelism needs an executor with a process per worker")
-        parts = WorkerParts.load(settings, composition, plugins.registries)
-        return ModelWorker(settings, parts, SingleDevice())
-
-    return make

@@ -4,20 +4,24 @@ It makes the same plan as start-up, from an estimate of the memory that the weig
 plan is exact if the size of the cache is given, and as good as the estimate otherwise.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
-from quire.compose.compose import layer_specs
+from quire.compose.composition import Composition
+from quire.compose.layer_specs import layer_specs, stage_specs
 from quire.compose.memory_profile import MemoryProfile, least_cache_bytes, misfit
 from quire.compose.weight_bytes import weight_bytes
-from quire.engine.kv_cache.kv_plan import requests_that_fit
+from quire.config import Settings
+from quire.engine.kv_cache.kv_plan import NULL_BLOCKS, requests_that_fit
 from quire.errors import CapacityError
-from quire.interfaces.kv_cache import KVGroup, KVPlan
+from quire.interfaces.kv_cache import KVCacheSpec, KVGroup, KVPlan
 from quire.launch.composing import Composed
-from quire.launch.kv_memory import plan_memory, planned_requests
-from quire.launch.kv_store_setup import check_store_options
+from quire.launch.kv_memory import available_stage_bytes, plan_memory, planned_requests
+from quire.launch.kv_store_setup import check_store_options, store_plan
 from quire.launch.profile_estimate import estimate_profile
 from quire.machine.free_memory import cache_bytes, free_host_bytes
-from quire.machine.nvml import cuda_memory
+from quire.machine.nvml import DeviceMemory, cuda_device_count, cuda_memory
 
 LENGTHS = (1024, 4096, 16384)  # reported lengths of requests, in tokens
 
@@ -55,8 +59,36 @@ class Fit:
 
 
 @dataclass(frozen=True, slots=True)
+class RankEstimate:
+    """The share of a model and of its cache that one rank holds.
+
+    Attributes:
+        rank: Rank in the grid.
+        stage: Pipeline stage.
+        tp_rank: Rank among those that share the stage's layers.
+        layers: Decoder layers of the stage.
+        num_heads: Number of attention heads on the rank.
+        num_kv_heads: Number of key/value heads on the rank; they are on several ranks if there are
+            fewer of them than ranks.
+        weight_bytes: Bytes of the weights.
+        kv_bytes: Bytes of the KV cache; None if it is unknown before start-up.
+        num_blocks: Number of KV blocks, without the null block; None if it is unknown.
+    """
+
+    rank: int
+    stage: int
+    tp_rank: int
+    layers: range
+    num_heads: int
+    num_kv_heads: int
+    weight_bytes: int
+    kv_bytes: int | None = None
+    num_blocks: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """The memory of an engine on one device.
+    """The memory of an engine; with several ranks, of the one with the least memory to spare.
 
     Attributes:
         weight_bytes: Bytes of the weights.
@@ -70,6 +102,7 @@ class MemoryEstimate:
         groups: Memory of each KV group of the plan.
         fits: Number of requests that fit, by length.
         problem: Reason why an engine would not start, and what would help.
+        ranks: What each rank holds.
     """
 
     weight_bytes: int
@@ -81,6 +114,7 @@ class MemoryEstimate:
     groups: tuple[GroupEstimate, ...] = ()
     fits: tuple[Fit, ...] = ()
     problem: str | None = None
+    ranks: tuple[RankEstimate, ...] = ()
 
 
 def estimate_memory(composed: Composed) -> MemoryEstimate:
@@ -94,34 +128,36 @@ def estimate_memory(composed: Composed) -> MemoryEstimate:
     """
     check_store_options(composed)
     settings, composition = composed.settings, composed.composition
-    num_bytes = weight_bytes(composition, settings.parallel.tensor_parallel_size)
-    available = _available_memory(composed, num_bytes)
-    limit, limited_by = _cache_limit(composed, available)
-    memory = MemoryEstimate(
-        num_bytes, limit, limited_by, planned_requests(settings, composition), available.profile
-    )
-    if available.problem is not None:
-        return replace(memory, problem=available.problem)
+    ranks = _ranks(composition)
+    available = _available_memory(composed, ranks)
+    memory = _of_fullest_rank(composed, ranks, available)[0]
+    limit = memory.cache_limit
+    problem = next((each.problem for each in available if each.problem is not None), None)
+    if problem is not None:
+        return replace(memory, problem=problem)
     if limit is None and settings.cache.num_kv_blocks is None and composition.description.kv_layers:
         return memory
+    free = available_stage_bytes(composition, [each.cache_bytes or 0 for each in available])
     try:
-        plan = plan_memory(settings, composition, composed.plugins.registries, limit or 0)
+        plans = plan_memory(settings, composition, composed.plugins.registries, free)
     except CapacityError as error:
         return replace(memory, problem=str(error))
-    check_store_options(composed, plan)
-    if available.free_bytes is not None and plan.num_bytes > available.free_bytes:
-        problem = _cache_problem(plan, composition.device, available.free_bytes, limited_by)
+    check_store_options(composed, store_plan(plans))
+    problem = _cache_problem(composition, plans, available, memory.limited_by)
+    if problem is not None:
         return replace(memory, problem=problem)
-    return _with_plan(memory, plan, settings.scheduler.max_num_batched_tokens)
+    ranks = tuple(_with_cache(rank, plans[rank.stage]) for rank in ranks)
+    memory, fullest = _of_fullest_rank(composed, ranks, available)
+    return _with_plan(memory, plans[fullest.stage], settings.scheduler.max_num_batched_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class _AvailableMemory:
-    """Memory of a device for the cache; None where it is unknown.
+    """Memory of a rank for the cache; None where it is unknown.
 
     Attributes:
-        free_bytes: Bytes that nothing else needs.
-        cache_bytes: Bytes that the cache may take if its size is not given.
+        free_bytes: Bytes that nothing else needs; on a CPU, all ranks together.
+        cache_bytes: Bytes that the cache of the rank may take if its size is not given.
         limited_by: Description of what limits these, for people.
         profile: Memory use of a GPU without the cache.
         problem: Reason why an engine would not start.
@@ -134,39 +170,113 @@ class _AvailableMemory:
     problem: str | None = None
 
 
-def _available_memory(composed: Composed, num_weight_bytes: int) -> _AvailableMemory:
+def _ranks(composition: Composition) -> tuple[RankEstimate, ...]:
+    grid, description = composition.grid, composition.description
+    kv_heads = max((layer.num_kv_heads for layer in description.kv_layers), default=0)
+    places = (grid.place(rank) for rank in range(grid.size))
+    return tuple(
+        RankEstimate(
+            rank,
+            stage,
+            tp_rank,
+            composition.stage_layers[stage],
+            num_heads=description.num_heads // grid.tp_size,
+            num_kv_heads=min(kv_heads, max(1, kv_heads // grid.tp_size)),
+            weight_bytes=weight_bytes(composition, grid.tp_size, stage),
+        )
+        for rank, (stage, tp_rank) in enumerate(places)
+    )
+
+
+def _of_fullest_rank(
+    composed: Composed, ranks: tuple[RankEstimate, ...], available: Sequence[_AvailableMemory]
+) -> tuple[MemoryEstimate, RankEstimate]:
+    """Return the estimate for the rank with the least memory to spare, and that rank."""
+
+    def spare(each: tuple[RankEstimate, _AvailableMemory]) -> tuple[float, int]:
+        rank, memory = each
+        left = inf if memory.cache_bytes is None else memory.cache_bytes
+        kv_bytes = rank.kv_bytes or 0
+        return left - kv_bytes, -kv_bytes - rank.weight_bytes
+
+    rank, memory = min(zip(ranks, available, strict=True), key=spare)
+    limit, limited_by = _cache_limit(composed, memory)
+    planned = planned_requests(composed.settings, composed.composition)
+    weights, profile = rank.weight_bytes, memory.profile
+    return MemoryEstimate(weights, limit, limited_by, planned, profile, ranks=ranks), rank
+
+
+def _available_memory(composed: Composed, ranks: Sequence[RankEstimate]) -> list[_AvailableMemory]:
+    """Return the memory of each rank; on a CPU, all ranks share the memory of the host."""
     device = composed.composition.device
     if device == "cuda":
-        return _available_gpu_memory(composed, num_weight_bytes)
-    free = free_host_bytes()
-    return _AvailableMemory(
+        return _available_gpu_memory(composed, ranks)
+    free, num_weight_bytes = free_host_bytes(), sum(rank.weight_bytes for rank in ranks)
+    host = _AvailableMemory(
         free - num_weight_bytes,
-        cache_bytes(free - num_weight_bytes),
+        cache_bytes(free - num_weight_bytes, len(ranks)),
         f"a part of the memory that is free on this {device} without the weights",
         problem=_weights_problem(device, num_weight_bytes, free)
         if free < num_weight_bytes
         else None,
     )
+    return [host] * len(ranks)
 
 
-def _available_gpu_memory(composed: Composed, num_weight_bytes: int) -> _AvailableMemory:
+def _available_gpu_memory(
+    composed: Composed, ranks: Sequence[RankEstimate]
+) -> list[_AvailableMemory]:
+    """Return the memory of the GPU of each rank, by rank.
+
+    Other machines are expected to have the GPUs of this one.
+    """
     settings, composition = composed.settings, composed.composition
     utilization = settings.cache.gpu_memory_utilization
     limited_by = f"gpu_memory_utilization {utilization:g}, and the other uses of the GPU's memory"
-    memory = cuda_memory()
-    if memory is None:
-        return _AvailableMemory(None, None, limited_by)
     specs = layer_specs(settings, composition, composed.plugins.registries)
-    profile = estimate_profile(settings, composition, num_weight_bytes, specs, memory)
+    stages, num_gpus = stage_specs(composition, specs), cuda_device_count() or 1
+
+    def of_rank(rank: RankEstimate) -> _AvailableMemory:
+        memory = cuda_memory(index=rank.rank % num_gpus)
+        if memory is None:
+            return _AvailableMemory(None, None, limited_by)
+        profile = estimate_profile(
+            settings,
+            composition,
+            rank.weight_bytes,
+            stages[rank.stage],
+            memory,
+            is_last_stage=rank.stage == composition.grid.pp_size - 1,
+        )
+        problem = _gpu_problem(settings, composition, rank, stages[rank.stage], profile, memory)
+        left = max(0, profile.kv_bytes(utilization))
+        return _AvailableMemory(profile.kv_bytes(1.0), left, limited_by, profile, problem)
+
+    return [of_rank(rank) for rank in ranks]
+
+
+def _gpu_problem(
+    settings: Settings,
+    composition: Composition,
+    rank: RankEstimate,
+    specs: Sequence[KVCacheSpec],
+    profile: MemoryProfile,
+    memory: DeviceMemory,
+) -> str | None:
+    """Return why a rank does not fit its GPU, or None."""
     needed = settings.cache.kv_cache_memory_bytes or least_cache_bytes(specs, settings)
-    if memory.free < num_weight_bytes:
-        problem: str | None = _weights_problem(composition.device, num_weight_bytes, memory.free)
+    if memory.free < rank.weight_bytes:
+        problem: str | None = _weights_problem(composition.device, rank.weight_bytes, memory.free)
     else:
         is_given = settings.cache.num_kv_blocks is not None
         problem = None if is_given else misfit(profile, settings, needed)
-    return _AvailableMemory(
-        profile.kv_bytes(1.0), max(0, profile.kv_bytes(utilization)), limited_by, profile, problem
-    )
+    if problem is None or composition.grid.size == 1:
+        return problem
+    return f"rank {rank.rank} (pipeline stage {rank.stage}): {problem}"
+
+
+def _with_cache(rank: RankEstimate, plan: KVPlan) -> RankEstimate:
+    return replace(rank, kv_bytes=plan.num_bytes, num_blocks=plan.num_blocks - NULL_BLOCKS)
 
 
 def _with_plan(memory: MemoryEstimate, plan: KVPlan, max_step_tokens: int) -> MemoryEstimate:
@@ -187,12 +297,33 @@ def _weights_problem(device: str, num_bytes: int, free: float) -> str:
     )
 
 
-def _cache_problem(plan: KVPlan, device: str, free: float, limited_by: str) -> str:
-    num_blocks = int(free * plan.num_blocks / plan.num_bytes)
+def _cache_problem(
+    composition: Composition,
+    plans: Sequence[KVPlan],
+    available: Sequence[_AvailableMemory],
+    limited_by: str,
+) -> str | None:
+    """Return why the planned caches do not fit beside the weights, or None.
+
+    On a CPU, those of all ranks together must fit.
+    """
+    grid, device = composition.grid, composition.device
+    sizes = [plans[grid.place(rank)[0]].num_bytes for rank in range(grid.size)]
+    wanted = [(size, each.free_bytes) for size, each in zip(sizes, available, strict=True)]
+    if device == "cpu":
+        wanted = [(sum(sizes), available[0].free_bytes)]
+    for num_bytes, free in wanted:
+        if free is not None and num_bytes > free:
+            return _too_large(plans[0].num_blocks, num_bytes, device, free, limited_by)
+    return None
+
+
+def _too_large(num_blocks: int, num_bytes: int, device: str, free: float, limited_by: str) -> str:
+    room = int(free * num_blocks / num_bytes)
     return (
-        f"the KV cache of {plan.num_blocks:,} blocks takes {plan.num_bytes:,} bytes, and "
+        f"the KV cache of {num_blocks:,} blocks takes {num_bytes:,} bytes, and "
         f"{free:,.0f} are free on this {device} beside the weights, which is enough for "
-        f"{num_blocks:,} blocks; set a smaller {limited_by}"
+        f"{room:,} blocks; set a smaller {limited_by}"
     )
 
 

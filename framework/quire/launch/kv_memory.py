@@ -5,17 +5,19 @@ memory.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
-from quire.compose.compose import layer_specs
 from quire.compose.composition import Choice, Composition
+from quire.compose.layer_specs import layer_specs, stage_specs
 from quire.config import Settings
 from quire.engine.kv_cache.kv_plan import (
     NULL_BLOCKS,
+    StageMemory,
     blocks_held,
-    fixed_plan,
+    fixed_stages,
     longest_request,
-    plan_kv_cache,
+    plan_stages,
 )
 from quire.errors import CapacityError, RefusedError
 from quire.interfaces.attention import AttentionCapabilities
@@ -28,23 +30,36 @@ logger = logging.getLogger(__name__)
 
 
 def plan_memory(
-    settings: Settings, composition: Composition, registries: Registries, available_bytes: int
-) -> KVPlan:
-    """Plan the KV cache of a loaded model.
+    settings: Settings,
+    composition: Composition,
+    registries: Registries,
+    kv_bytes: Sequence[int],
+) -> list[KVPlan]:
+    """Plan the KV cache of a loaded model on each pipeline stage.
+
+    All stages have the same number of blocks, and the same maximum length of a request.
 
     Args:
         settings: Settings as given by the user.
         composition: Composition of the engine.
         registries: Registries of the installed plugins.
-        available_bytes: Bytes that the worker has left for the cache.
+        kv_bytes: Bytes that each rank has left for the cache, in order.
 
     Raises:
         CapacityError: The cache, or a request of the `max_model_len` that is set, does not fit.
         RefusedError: An attention backend does not support the blocks of the plan.
     """
-    plan = _plan_blocks(settings, composition, registries, available_bytes)
-    _check_backends(composition, plan)
-    return replace(plan, max_model_len=_fitting_length(settings, composition, plan))
+    stage_bytes = _stage_bytes(composition, kv_bytes)
+    plans = _plan_blocks(settings, composition, registries, stage_bytes)
+    for plan in plans:
+        _check_backends(composition, plan)
+    largest = max(plans, key=lambda plan: plan.num_bytes)
+    length = _fitting_length(settings, composition, largest)
+    tp_size = composition.grid.tp_size
+    return [
+        replace(plan, max_model_len=length, rank=tp_size * stage)
+        for stage, plan in enumerate(plans)
+    ]
 
 
 def planned_requests(settings: Settings, composition: Composition) -> int | None:
@@ -74,15 +89,35 @@ def log_memory(plan: KVPlan) -> None:
     )
 
 
+def _stage_bytes(composition: Composition, kv_bytes: Sequence[int]) -> list[int]:
+    """Return the bytes for the cache on each rank of a stage, by stage.
+
+    Args:
+        composition: Composition of the engine.
+        kv_bytes: Bytes that each rank has left for the cache, as it measured them. On a CPU,
+            ranks share the host's memory, and the last one to load saw what is left for all.
+    """
+    tp_size, pp_size = composition.grid.tp_size, composition.grid.pp_size
+    if composition.device == "cpu":
+        return [min(kv_bytes)] * pp_size
+    return [min(kv_bytes[tp_size * stage :][:tp_size]) for stage in range(pp_size)]
+
+
 def _plan_blocks(
-    settings: Settings, composition: Composition, registries: Registries, available_bytes: int
-) -> KVPlan:
-    specs = layer_specs(settings, composition, registries)
+    settings: Settings,
+    composition: Composition,
+    registries: Registries,
+    stage_bytes: Sequence[int],
+) -> list[KVPlan]:
+    stages = stage_specs(composition, layer_specs(settings, composition, registries))
     if settings.cache.num_kv_blocks is not None:
-        return fixed_plan(specs, settings.cache.num_kv_blocks)
-    return plan_kv_cache(
-        specs,
-        settings.cache.kv_cache_memory_bytes or available_bytes,
+        return fixed_stages(stages, settings.cache.num_kv_blocks)
+    given = settings.cache.kv_cache_memory_bytes
+    return plan_stages(
+        [
+            StageMemory(specs, available if given is None else given)
+            for specs, available in zip(stages, stage_bytes, strict=True)
+        ],
         composition.max_model_len,
         planned_requests(settings, composition),
         settings.scheduler.max_num_batched_tokens,

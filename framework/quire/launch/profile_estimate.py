@@ -33,15 +33,18 @@ def estimate_profile(
     weight_bytes: int,
     specs: list[KVCacheSpec],
     memory: DeviceMemory,
+    *,
+    is_last_stage: bool = True,
 ) -> MemoryProfile:
     """Estimate the memory profile that the worker will measure.
 
     Args:
         settings: Settings with the limits of a step.
         composition: Composition of the engine.
-        weight_bytes: Bytes of the model's weights on one device.
-        specs: KV-cache specs of the layers that have KV.
+        weight_bytes: Bytes of the model's weights on the device.
+        specs: KV-cache specs of the layers on the device that have KV.
         memory: Current memory of the device.
+        is_last_stage: Whether the device samples.
     """
     num_requests = settings.scheduler.max_running
     num_tokens = settings.scheduler.max_num_batched_tokens
@@ -59,7 +62,7 @@ def estimate_profile(
         other_bytes=memory.total - memory.free + DRIVER_BYTES,
         weight_bytes=weight_bytes,
         forward_bytes=num_tokens * token_bytes,
-        sampling_bytes=num_requests * row_bytes * SAMPLING_COPIES,
+        sampling_bytes=num_requests * row_bytes * SAMPLING_COPIES if is_last_stage else 0,
         table_bytes=_table_bytes(settings, composition, specs)
         + _input_bytes(settings, composition, specs),
         graph_bytes=graph_bytes,
@@ -74,7 +77,7 @@ def activation_bytes(settings: Settings, composition: Composition) -> int:
     layer = max(description.kv_layers, key=lambda layer: layer.head_dim, default=None)
     head_dim = layer.head_dim if layer else hidden // description.num_heads
     num_kv_heads = layer.num_kv_heads if layer else description.num_heads
-    q, kv = description.num_heads * head_dim // tp_size, num_kv_heads * head_dim // tp_size
+    q, kv = description.num_heads // tp_size * head_dim, max(1, num_kv_heads // tp_size) * head_dim
     inner = int(description.config.get("intermediate_size") or 4 * hidden) // tp_size
     rotation = ROTATION_COPIES[composition.kernels.value] * (q + kv)
     attention, mlp = q + 2 * kv + rotation, GATE_COPIES[composition.kernels.value] * inner

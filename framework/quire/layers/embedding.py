@@ -11,7 +11,7 @@ from torch.nn import functional
 from quire.layers.context import LayerContext
 from quire.layers.layer import Layer, frozen
 from quire.layers.linear.linear_layers import linear_method, plain_method
-from quire.layers.parallel import TensorParallelGroup
+from quire.layers.vocabulary import VocabularyShard
 
 
 class VocabParallelEmbedding(Layer):
@@ -29,7 +29,7 @@ class VocabParallelEmbedding(Layer):
         self.context = context
         self.tp = context.tp
         self.vocab_size = vocab_size
-        self.rows = vocabulary_shard(vocab_size, context.tp)
+        self.rows = VocabularyShard(vocab_size, context.tp).rows
         self._look_up_rows: Callable[[Tensor], Tensor] | None = None  # in the LM head's weight
         self._may_be_narrow = context.quantization is not None
         shape = (len(self.rows), hidden_size)
@@ -78,7 +78,9 @@ class VocabParallelEmbedding(Layer):
 
 
 class LMHead(Layer):
-    """Hidden states to logits, with a weight of its own or the embedding's.
+    """Hidden states to logits of this device's shard of the vocabulary.
+
+    The weight is its own or the embedding's.
 
     Args:
         vocab_size: V.
@@ -101,9 +103,8 @@ class LMHead(Layer):
         bias: bool = False,
     ) -> None:
         super().__init__()
-        self.tp = context.tp
-        self.vocab_size = vocab_size
-        self.rows = vocabulary_shard(vocab_size, context.tp)
+        self.vocabulary = VocabularyShard(vocab_size, context.tp)
+        self.rows = self.vocabulary.rows
         self.method = linear_method("lm_head", context)
         # A tuple, so that the embedding is no child module of the head.
         self._tied_embeddings: tuple[VocabParallelEmbedding, ...] = ()
@@ -117,7 +118,7 @@ class LMHead(Layer):
     def checkpoint_shape(self, parameter: str, part: str) -> tuple[int, ...]:
         """Return `[V, hidden_size]`, or `[V]` for the bias."""
         del part
-        return (self.vocab_size, *self.get_parameter(parameter).shape[1:])
+        return (self.vocabulary.vocab_size, *self.get_parameter(parameter).shape[1:])
 
     def load_weight(self, parameter: str, tensor: Tensor, part: str) -> None:
         """Copy the rows of this device's ids; padding rows become zero."""
@@ -139,14 +140,16 @@ class LMHead(Layer):
         self._tied_embeddings = ()
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """Return logits `[N, V]` of hidden states `[N, hidden_size]`, on every device."""
+        """Return logits of this device's tokens for hidden states `[N, hidden_size]`.
+
+        They are `[N, V]` on a single device. In a tensor-parallel group the columns are those of
+        `vocabulary.token_ids`, without padding.
+        """
         if self.bias is None:
             logits = self.method.apply(self, hidden_states)
         else:
             logits = self.method.apply_with_bias(self, hidden_states, self.bias)
-        if self.tp.size > 1:
-            logits = self.tp.all_gather(logits, -1)[:, : self.vocab_size]
-        return logits
+        return logits[:, : len(self.vocabulary.token_ids)]
 
     def _tie(self, embedding: VocabParallelEmbedding, context: LayerContext) -> None:
         self.register_parameter("weight", embedding.get_parameter("weight"))
@@ -155,12 +158,6 @@ class LMHead(Layer):
         else:
             embedding.stay_in_compute_type()
             self.method = plain_method("lm_head", context, is_shared=True)
-
-
-def vocabulary_shard(vocab_size: int, tp: TensorParallelGroup) -> range:
-    """Return the token ids of this device's shard; ids from `vocab_size` on are padding."""
-    size = -(-vocab_size // tp.size)
-    return range(tp.rank * size, (tp.rank + 1) * size)
 
 
 def _load_rows(weight: Tensor, tensor: Tensor, rows: range) -> None:

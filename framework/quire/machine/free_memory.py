@@ -13,9 +13,14 @@ CACHE_SHARE = 0.4  # a host is shared with other programs
 UNKNOWN_BYTES = 2 * 2**30
 
 
-def cache_bytes(free_bytes: float) -> int:
-    """Return the bytes for the cache, of the host memory that the weights leave free."""
-    return int(max(0.0, free_bytes) * CACHE_SHARE)
+def cache_bytes(free_bytes: float, num_ranks: int = 1) -> int:
+    """Return the bytes for the cache of each rank, of the host memory that the weights leave free.
+
+    Args:
+        free_bytes: Free memory beside the weights of all ranks.
+        num_ranks: Number of ranks that share the host's memory.
+    """
+    return int(max(0.0, free_bytes) * CACHE_SHARE) // num_ranks
 
 
 def free_host_bytes(memory_info: Path = MEMORY_INFO, cgroup: Path = CGROUP) -> float:

@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
+from quire.machine.cores import usable_cores
 from quire.machine.instruction_sets import cpu_flags
 
 NVIDIA_CONTROL = Path("/dev/nvidiactl")
@@ -27,6 +28,8 @@ class Machine:
             unknown.
         native_unavailable_reason: Reason why compiled CPU kernels cannot be used; None: they can,
             unless compiling them fails.
+        num_gpus: Number of visible GPUs; None without a GPU or its driver.
+        num_cores: Number of CPU cores that this process may use; None if unknown.
     """
 
     cpu_flags: frozenset[str]
@@ -35,6 +38,8 @@ class Machine:
     interprets_kernels: bool = False
     compute_capability: int | None = None
     native_unavailable_reason: str | None = "the compiler was not looked for"
+    num_gpus: int | None = None
+    num_cores: int | None = None
 
     @classmethod
     def here(cls, *, native_unavailable_reason: str | None) -> "Machine":
@@ -51,6 +56,8 @@ class Machine:
             interprets_kernels=interprets_kernels(),
             compute_capability=_compute_capability() if has_cuda else None,
             native_unavailable_reason=native_unavailable_reason,
+            num_gpus=_num_gpus() if has_cuda else None,
+            num_cores=usable_cores()[0],
         )
 
     @cached_property
@@ -100,6 +107,12 @@ def _compute_capability() -> int | None:
     from quire.machine.nvml import cuda_compute_capability  # only needed with a GPU
 
     return cuda_compute_capability()
+
+
+def _num_gpus() -> int | None:
+    from quire.machine.nvml import cuda_device_count  # only needed with a GPU
+
+    return cuda_device_count()
 
 
 def _has_cuda() -> bool:

@@ -1,4 +1,4 @@
-"""Properties of the first visible GPU from NVML, without torch and without a CUDA context.
+"""Properties of the visible GPUs from NVML, without torch and without a CUDA context.
 
 NVML orders GPUs by PCI bus, and CUDA puts the fastest one first. So an index means the same GPU
 for both only if CUDA_DEVICE_ORDER is PCI_BUS_ID, or if all GPUs are alike.
@@ -7,6 +7,7 @@ for both only if CUDA_DEVICE_ORDER is PCI_BUS_ID, or if all GPUs are alike.
 import ctypes
 import os
 from collections.abc import Callable
+from itertools import count
 from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -31,25 +32,26 @@ class _NVMLMemory(ctypes.Structure):
     )
 
 
-def cuda_memory(library: str = LIBRARY) -> DeviceMemory | None:
-    """Return the memory of the first visible device; None if it is unknown."""
-    return _query(library, _memory)
+def cuda_memory(library: str = LIBRARY, index: int = 0) -> DeviceMemory | None:
+    """Return the memory of a visible device by its index among them; None if it is unknown."""
+    return _query(library, lambda nvml: _read(nvml, index, _memory))
 
 
 def cuda_compute_capability(library: str = LIBRARY) -> int | None:
     """Return the compute capability of the first visible device, 90 for 9.0; None if unknown."""
-    return _query(library, _compute_capability)
+    return _query(library, lambda nvml: _read(nvml, 0, _compute_capability))
 
 
-def _query(library: str, read: Callable[[ctypes.CDLL, ctypes.c_void_p], T | None]) -> T | None:
-    """Read a property of the first visible device, which is given by its index or its UUID.
+def cuda_device_count(library: str = LIBRARY) -> int | None:
+    """Return the number of visible devices; None without a driver.
 
-    Returns:
-        None without a driver, or if CUDA_VISIBLE_DEVICES hides all devices.
+    As for CUDA, a device that does not exist hides all that CUDA_VISIBLE_DEVICES names after it.
     """
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-    if not first:
-        return None
+    return _query(library, _count)
+
+
+def _query(library: str, read: Callable[[ctypes.CDLL], T | None]) -> T | None:
+    """Read properties from the driver's library; None without a driver."""
     try:
         nvml = ctypes.CDLL(library)
     except OSError:
@@ -57,14 +59,38 @@ def _query(library: str, read: Callable[[ctypes.CDLL, ctypes.c_void_p], T | None
     if nvml.nvmlInit_v2() != 0:
         return None
     try:
-        handle = ctypes.c_void_p()
-        if first.isdecimal():
-            status = nvml.nvmlDeviceGetHandleByIndex_v2(int(first), ctypes.byref(handle))
-        else:
-            status = nvml.nvmlDeviceGetHandleByUUID(first.encode(), ctypes.byref(handle))
-        return None if status else read(nvml, handle)
+        return read(nvml)
     finally:
         nvml.nvmlShutdown()
+
+
+def _count(nvml: ctypes.CDLL) -> int:
+    return next(index for index in count() if _handle(nvml, index) is None)
+
+
+def _read(
+    nvml: ctypes.CDLL, index: int, read: Callable[[ctypes.CDLL, ctypes.c_void_p], T | None]
+) -> T | None:
+    """Read a property of a visible device; None if there is no such device."""
+    handle = _handle(nvml, index)
+    return None if handle is None else read(nvml, handle)
+
+
+def _handle(nvml: ctypes.CDLL, index: int) -> ctypes.c_void_p | None:
+    """Return the handle of a visible device; CUDA_VISIBLE_DEVICES has indices or UUIDs."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = None if visible is None else [name.strip() for name in visible.split(",")]
+    if names is not None and index >= len(names):
+        return None
+    name = str(index) if names is None else names[index]
+    handle = ctypes.c_void_p()
+    if not name:
+        return None
+    if name.isdecimal():
+        status = nvml.nvmlDeviceGetHandleByIndex_v2(int(name), ctypes.byref(handle))
+    else:
+        status = nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle))
+    return None if status else handle
 
 
 def _memory(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> DeviceMemory | None:

@@ -6,7 +6,7 @@ import ctypes
 import logging
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from quire.native.recording import traceable
 
 __all__ = ["NativeLibrary", "NativeUnavailableError"]
 
+Check = Callable[[int, Any, tuple[Any, ...]], None]
+
 POOL_SETTER = "use_pool"  # of threads.h
 
 logger = logging.getLogger(__name__)
@@ -32,11 +34,14 @@ class NativeLibrary:
         name: Name of the library for messages.
         source: A C++ file; its functions are `extern "C"` and visible (`EXPORT`). It may include
             quire's headers, and headers (`*.h`) in its own folder.
-        functions: Argument types by function name; the functions return nothing. A pointer argument
-            is passed as an integer (`Tensor.data_ptr()`) or None.
+        functions: Argument types by function name. A pointer argument is passed as an integer
+            (`Tensor.data_ptr()`) or None.
         repeats: True if calls may be replayed later with the same arguments: pointers are to memory
             of tensors, or to memory that lives as long as the engine. Steps with calls of other
             libraries are not traced as CPU graphs; they run through Python each time.
+        check: Called after each call with the status that it returned, the function and its
+            arguments, also in replays; raises an error unless the status is 0. None: the functions
+            return nothing.
     """
 
     def __init__(
@@ -46,11 +51,13 @@ class NativeLibrary:
         functions: Mapping[str, Sequence[type[Any]]],
         *,
         repeats: bool = False,
+        check: Check | None = None,
     ) -> None:
         self.name = name
         self.repeats = repeats
         self.source = source
         self.functions = functions
+        self.check = check
         self._lock = threading.Lock()
         # The result is the library, or the reason why it is unavailable.
         self._library_future: Future[ctypes.CDLL | str] | None = None
@@ -145,6 +152,8 @@ class NativeLibrary:
                     f"{self.source} has no function {name}; is it marked EXPORT?"
                 ) from error
             function.argtypes, function.restype = tuple(types), None
+            if self.check is not None:
+                function.restype, function.errcheck = ctypes.c_int, self.check
             setattr(library, name, traceable(function, f"{self.name}: {name}", self.repeats))
         return library
 

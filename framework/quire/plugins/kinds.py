@@ -62,5 +62,12 @@ KINDS = (
         interface=SchedulingPolicy,
     ),
     Kind("kv_stores", "KV store", capabilities=KVStoreCapabilities, interface=KVStoreScheduler),
-    Kind("executors", "executor", capabilities=ExecutorCapabilities, interface=Executor),
+    Kind(
+        "executors",
+        "executor",
+        api=2,
+        oldest_api=2,
+        capabilities=ExecutorCapabilities,
+        interface=Executor,
+    ),
 )

@@ -33,6 +33,7 @@ class Kind:
         name: Field of `Registries`, and the suffix of the hook `register_<name>`.
         title: Name of the kind in messages: "attention backend".
         api: Version of the kind's interface in this quire; `api - 1` is supported as well.
+        oldest_api: Oldest version that may be supported.
         capabilities: Type that an entry must declare at registration, if any.
         interface: Base class of the code behind a name; None: it is a function.
     """
@@ -40,13 +41,14 @@ class Kind:
     name: str
     title: str
     api: int = 1
+    oldest_api: int = 1
     capabilities: type | None = None
     interface: type | None = None
 
     @property
     def apis(self) -> range:
         """Interface versions that this quire supports."""
-        return range(max(1, self.api - 1), self.api + 1)
+        return range(max(self.oldest_api, self.api - 1), self.api + 1)
 
 
 @dataclass(frozen=True, slots=True)

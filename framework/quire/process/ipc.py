@@ -16,7 +16,7 @@ from quire.errors import EngineDeadError, QuireError
 
 T = TypeVar("T")
 
-_UNREADABLE = (msgspec.MsgspecError, QuireError, RecursionError, UnicodeDecodeError)
+UNREADABLE = (msgspec.MsgspecError, QuireError, RecursionError, UnicodeDecodeError)
 _UNSENDABLE = (TypeError, NotImplementedError, ValueError, OverflowError, RecursionError)
 
 
@@ -47,7 +47,7 @@ def decode(data: Any, kind: type[T]) -> T:
     """
     try:
         return msgspec.msgpack.decode(data, type=kind)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise UnreadableError(f"a message cannot be decoded: {error}") from error
 
 
@@ -67,7 +67,7 @@ class Channel:
         self._owner_pid = os.getpid()
         # Runs when this object is collected, but not at exit, when a thread may still use it.
         self._finalizer = weakref.finalize(
-            self, _close, self._socket, self._context, self._owner_pid, 0
+            self, close_socket, self._socket, self._context, self._owner_pid, 0
         )
         self._finalizer.atexit = False
         self._socket.set_hwm(0)  # no limit: the requests in flight limit the queued messages
@@ -119,7 +119,7 @@ class Channel:
             return None
         try:
             return self._decoder.decode(frame)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise EngineDeadError(
                 f"{len(frame)} bytes from the other process are not a valid message: {error}"
             ) from error
@@ -131,10 +131,10 @@ class Channel:
             linger_s: Time for the other end to read the messages that were sent.
         """
         if self._finalizer.detach() is not None:
-            _close(self._socket, self._context, self._owner_pid, int(linger_s * 1000))
+            close_socket(self._socket, self._context, self._owner_pid, int(linger_s * 1000))
 
 
-def _close(
+def close_socket(
     socket: zmq.Socket[bytes], context: zmq.Context[Any], owner_pid: int, linger_ms: int
 ) -> None:
     """Close a socket and its context; a no-op in a fork, which cannot use them."""

@@ -1,9 +1,14 @@
-"""Stack dumps: SIGUSR1 makes a process of quire print the stacks of all its threads to stderr."""
+"""Stack dumps: SIGUSR1 makes a process of quire print the stacks of all its threads to stderr.
+
+A process may also offer its stack to its parent, in memory that the parent reads.
+"""
 
 import faulthandler
 import os
 import signal
 import sys
+
+STACK_SIGNAL = signal.SIGUSR2  # makes a process write its stack to memory for its parent
 
 
 def enable_stack_dumps(*, keep_stderr: bool = False) -> None:
@@ -19,3 +24,14 @@ def enable_stack_dumps(*, keep_stderr: bool = False) -> None:
         return
     stderr = os.dup(sys.__stderr__.fileno()) if keep_stderr else sys.__stderr__
     faulthandler.register(signal.SIGUSR1, file=stderr, all_threads=True)
+
+
+def offer_stack() -> int:
+    """Write the Python stacks of all threads to memory whenever this process gets `STACK_SIGNAL`.
+
+    Returns:
+        File descriptor of the memory, which another process of this user can open in /proc.
+    """
+    memory = os.memfd_create("quire-stack")
+    faulthandler.register(STACK_SIGNAL, file=memory, all_threads=True)
+    return memory

@@ -61,7 +61,7 @@ def _compute(runner: ModelRunner, lengths: Sequence[int]) -> None:
         return
     with _name_failures(runner.computed_by):
         logits = runner.logits_of(rows)
-        _check_finite(logits, runner.computed_by)
+        _check_finite(runner.pipeline.vocabulary.gather(logits), runner.computed_by)
     with _name_failures(runner.pipeline.sampler_name, OTHER_SAMPLERS):
         for sampled in runner.pipeline.warm_up(logits):
             _check_sampled(sampled, runner.pipeline.sampler_name)
@@ -80,7 +80,7 @@ def _last_rows(runner: ModelRunner, lengths: Sequence[int]) -> Tensor:  # [N, hi
     return hidden_states if inputs.last_rows is None else hidden_states[inputs.last_rows]
 
 
-def _check_finite(logits: Tensor, computed_by: str) -> None:  # [N, V] float32
+def _check_finite(logits: Tensor, computed_by: str) -> None:  # [N, V]
     if not logits.amax(-1).isfinite().all():
         raise RequestFailedError(f"{computed_by}: {INVALID_LOGITS.message}")
 

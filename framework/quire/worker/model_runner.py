@@ -68,7 +68,7 @@ class _Rows:
 
     slots: list[int]
     hidden_states: Tensor  # [N, hidden_size]
-    logits: Tensor  # [N, V] float32
+    logits: Tensor  # [N, M], of this device's shard of the vocabulary
     captured: CapturedStep | None = None  # that computed these rows
 
 
@@ -308,7 +308,9 @@ class ModelRunner(StepRunner):
             return None, []
         prompts: list[PromptLogprobs] = []
         if self.tables.with_prompt_logprobs:
-            prompts = compute_prompt_logprobs(requests, hidden_states, self.tables, self.logits_of)
+            prompts = compute_prompt_logprobs(
+                requests, hidden_states, self.tables, self.whole_logits_of
+            )
         for prompt in prompts:
             prompt.start_copy(self._copier)
         if not inputs.sampled:
@@ -325,16 +327,22 @@ class ModelRunner(StepRunner):
             return build_inputs(requests, self.tables, self._block_sizes)
         return self.device_inputs.build(requests)
 
-    def logits_of(self, rows: Tensor) -> Tensor:  # [N, hidden_size] -> [N, V] float32
-        """Return the logits of some rows, in memory that the caller may overwrite.
+    def logits_of(self, rows: Tensor) -> Tensor:  # [N, hidden_size] -> [N, M]
+        """Return the logits of some rows in this device's shard of the vocabulary.
+
+        The caller may overwrite them.
 
         Raises:
             RequestFailedError: The model returned something other than such logits.
         """
         logits = self.model.compute_logits(rows)
-        shape = (len(rows), self.description.vocab_size)
+        shape = (len(rows), len(self.pipeline.vocabulary.token_ids))
         check_returned(logits, shape, None, rows.device, f"compute_logits of {self.computed_by}")
-        return logits.float()
+        return logits
+
+    def whole_logits_of(self, rows: Tensor) -> Tensor:  # [N, hidden_size] -> [N, V] float32
+        """Return the logits of some rows for the whole vocabulary, on every device."""
+        return self.pipeline.vocabulary.gather(self.logits_of(rows)).float()
 
     def hidden_states_of(
         self, inputs: StepInputs, adapters: AdapterBatch | None

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from quire.compose.choosing import AUTO
-from quire.compose.compose import layer_specs
 from quire.compose.composition import Composition
+from quire.compose.layer_specs import layer_specs
 from quire.compose.lora_choice import load_sources
 from quire.config import Settings
 from quire.interfaces.attention import KVBackend

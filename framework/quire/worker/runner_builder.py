@@ -17,6 +17,7 @@ from quire.interfaces.model import Model
 from quire.interfaces.sampling import LogitsProcessor, Sampler
 from quire.interfaces.sampling import Stage as SamplingStage
 from quire.layers.parallel import TensorParallelGroup
+from quire.layers.vocabulary import VocabularyShard
 from quire.worker.batch.slots import SlotTables
 from quire.worker.failures import IsolateAlone, ReportFailures
 from quire.worker.graphs.agreement import all_agree
@@ -36,8 +37,10 @@ if TYPE_CHECKING:  # it loads Triton
 logger = logging.getLogger(__name__)
 
 
-def build_pipeline(parts: WorkerParts, tables: SlotTables) -> SamplingPipeline:
-    """Build the samplers.
+def build_pipeline(
+    parts: WorkerParts, tables: SlotTables, group: TensorParallelGroup
+) -> SamplingPipeline:
+    """Build the samplers, for this device's shard of the vocabulary.
 
     Raises:
         PluginLoadError: The class of a sampler does not match its declared stage.
@@ -66,6 +69,12 @@ def build_pipeline(parts: WorkerParts, tables: SlotTables) -> SamplingPipeline:
         [str(choice) for choice in composition.samplers],
         fused=fused_steps(composition.samplers),
         kernels=composition.kernels.value,
+        vocabulary=VocabularyShard(vocab_size, group),
+        vocab_parallel=[
+            index
+            for index, choice in enumerate(composition.samplers)
+            if choice.entry.capabilities.is_vocab_parallel
+        ],
     )
 
 
@@ -149,7 +158,6 @@ def capture_graphs(
             runner.device_inputs,
             runner.pipeline,
             graph_sizes(composition.cuda_graphs.value),
-            composition.description.vocab_size,
         )
     refusal = _capture(graphs, runner)
     if not all_agree(group, refusal is None, device):

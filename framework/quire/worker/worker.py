@@ -5,7 +5,7 @@ A worker is one rank of a grid: it has a shard of each layer of one pipeline sta
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -13,7 +13,7 @@ import torch
 from quire.compose.composition import Choice
 from quire.compose.weight_bytes import weight_bytes
 from quire.config import Settings
-from quire.errors import CapacityError, RefusedError
+from quire.errors import CapacityError, EngineDeadError, RefusedError
 from quire.interfaces.executor import Worker
 from quire.interfaces.kv_cache import KVPlan
 from quire.interfaces.model import Model
@@ -92,7 +92,7 @@ class ModelWorker(Worker):
         if self.device.type == "cpu" or self.settings.model.threads is not None:
             THREADS.use(self.settings.model.threads, self.group.size * self.stage.count)
         started = time.perf_counter()
-        expected = weight_bytes(self.composition, self.group.size)
+        expected = weight_bytes(self.composition, self.group.size, self.stage.index)
         what = f"the model ({expected:,} bytes of weights)"
         with enough_memory(what, self.device, "free memory of the device"):
             model = self._model = self._build_model()
@@ -106,14 +106,15 @@ class ModelWorker(Worker):
             held / 1e9,
         )
         return WorkerInfo(
-            available_kv_bytes=self._cache_bytes(model),
+            kv_bytes=[self._cache_bytes(model)],
             is_asynchronous=self.device.type == "cuda",
         )
 
-    def allocate(self, plan: KVPlan) -> ModelRunner:
+    def allocate(self, plans: Sequence[KVPlan]) -> ModelRunner:
         """Allocate the KV cache, bind it to the layers, and build the runner of the steps."""
         if self._model is None:
             raise RuntimeError("allocate before load")
+        plan = plans[self.stage.index]
         memory = self._allocate_tensors(plan)
         what = "memory for attention workspaces and slot tables, beside the KV cache,"
         with enough_memory(what, self.device, "lower gpu_memory_utilization"):
@@ -121,8 +122,18 @@ class ModelWorker(Worker):
         self._warm_up_and_capture(runner, plan)
         if (choice := self.composition.kv_store) is not None:
             options = self.settings.cache.store_options
-            runner.kv_store = build_kv_store(choice, options, plan, memory, runner.backends)
+            own = replace(plan, rank=plan.rank + self.group.rank)
+            runner.kv_store = build_kv_store(choice, options, own, memory, runner.backends)
         return runner
+
+    def check_health(self) -> None:
+        """Check that the worker was not shut down: it lives as long as its process.
+
+        Raises:
+            EngineDeadError: It was shut down, or has not loaded a model.
+        """
+        if self._model is None:
+            raise EngineDeadError("the worker is not running: it has no model")
 
     def shutdown(self) -> None:
         """Drop the model, the KV cache and the captured graphs, and free their memory."""
@@ -148,7 +159,7 @@ class ModelWorker(Worker):
         )
         if self.device.type == "cpu":
             keep_freed_memory()
-        pipeline = build_pipeline(self.parts, tables)
+        pipeline = build_pipeline(self.parts, tables, self.group)
         return build_runner(
             model,
             backends,
@@ -183,12 +194,13 @@ class ModelWorker(Worker):
             device=self.device,
             dtype=self.dtype,
             stage=self.stage,
+            group=self.group,
         )
 
     def _cache_bytes(self, model: Model) -> int:
         """Return the number of bytes available for the KV cache beside the weights."""
         if self.device.type != "cuda":
-            return host_cache_bytes()
+            return host_cache_bytes(self.composition.grid.size)
         return gpu_cache_bytes(self._loaded(model), CudaMeter(self.device))
 
     def _build_model(self) -> Model:

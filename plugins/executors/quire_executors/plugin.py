@@ -10,5 +10,14 @@ def register_executors(registry: Registrar[type[Executor]]) -> None:
     registry.add(
         "in_process",
         "quire_executors.in_process:InProcessExecutor",
-        capabilities=ExecutorCapabilities(max_tensor_parallel_size=1),
+        api=2,
+        capabilities=ExecutorCapabilities(),
+    )
+    registry.add(
+        "processes",
+        "quire_executors.processes:ProcessesExecutor",
+        api=2,
+        capabilities=ExecutorCapabilities(
+            max_tensor_parallel_size=None, max_pipeline_parallel_size=None
+        ),
     )

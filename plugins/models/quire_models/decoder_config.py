@@ -185,6 +185,7 @@ def describe_decoder(
         kv_layers=tuple(_kv_layer(decoder, layer) for layer in range(decoder.num_layers)),
         quantization=method.text("quant_method") if quantization else None,
         has_tied_head=decoder.tie_word_embeddings,
+        sharded_sizes={"intermediate_size": decoder.intermediate_size},
     )
 
 
@@ -196,6 +197,7 @@ def _kv_layer(decoder: DecoderConfig, layer: int) -> KVLayer:
         num_kv_heads=decoder.num_kv_heads,
         head_dim=decoder.head_dim,
         params=() if window is None else (("window", window),),
+        layer_index=layer,
     )
 
 

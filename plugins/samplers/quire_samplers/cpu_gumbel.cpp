@@ -125,6 +125,12 @@ INLINE vf most_noise(vf u) {
     return fma(to_float(bits(u)), set1(-log_2 * 0x1p-23f), set1(127.0f * log_2 + 3e-5f));
 }
 
+// A token, and its score or logit.
+struct Best {
+    float score;
+    long token;
+};
+
 // Search for the token with the largest score.
 struct TokenSearch {
     const Hash hash;
@@ -137,6 +143,8 @@ struct TokenSearch {
     TokenSearch(Hash hash, float divisor, float lowest)
         : hash(hash), divisor(divisor), lowest(lowest),
           factor_above((1 + 4e-7f) / divisor), factor_below((1 - 4e-7f) / divisor) {}
+
+    Best found() const { return {best, (long)token}; }
 
     __attribute__((always_inline)) inline void consider(vf x, vu token_ids) {
         vf bound = max(x * set1(factor_above), x * set1(factor_below)), nothing = set1(-INF);
@@ -162,14 +170,9 @@ struct TokenSearch {
     }
 };
 
-struct Likeliest {
-    float value;
-    long token;
-};
-
 // The first largest element; the first NaN if there is one.
-Likeliest find_likeliest(const float* x, long size) {
-    Likeliest found = {-INF, 0};
+Best find_likeliest(const float* x, long size) {
+    Best found = {-INF, 0};
     long start = -1;
     for (long block = 0; block < size; block += BLOCK) {
         const long end = std::min(size, block + BLOCK);
@@ -192,23 +195,25 @@ Likeliest find_likeliest(const float* x, long size) {
             return {x[i], i};
         }
         float value = max_lane(max(largest[0], largest[1]));
-        if (value > found.value) {
-            found.value = value;
+        if (value > found.score) {
+            found.score = value;
             start = block;
         }
     }
     if (start >= 0) {
-        while (x[start] != found.value) start++;
+        while (x[start] != found.score) start++;
         found.token = start;
     }
     return found;
 }
 
-long sample_from(TokenSearch search, const float* x, long size) {
-    vu token_ids = lanes_from(0);
+// `first`: id of the token whose logit is x[0].
+Best sample_from(TokenSearch search, const float* x, long size, long first) {
+    vu token_ids = lanes_from((uint32_t)first);
+    search.token = (uint32_t)first;
     for (long i = 0; i < size; i += LANES, token_ids += (uint32_t)LANES)
         search.consider(load_until(x + i, size - i), token_ids);
-    return search.token;
+    return search.found();
 }
 
 // Filters of a row.
@@ -386,33 +391,33 @@ float lowest_of_top_p(
     return find_end(found, size, mass).lowest;
 }
 
-long sample_among(TokenSearch search, const Collected& found) {
+Best sample_among(TokenSearch search, const Collected& found) {
     for (long i = 0; i < found.count; i += LANES) {
         vu token_ids = {};
         std::memcpy(&token_ids, found.token_ids + i,
                     std::min<long>(LANES, found.count - i) * sizeof(int32_t));
         search.consider(load_until(found.x + i, found.count - i), token_ids);
     }
-    return search.token;
+    return search.found();
 }
 
-long sample_filtered(
+Best sample_filtered(
     const float* x, long size, Hash hash, Filters filters, float min_p, float* room
 ) {
-    filters.top = find_likeliest(x, size).value / filters.divisor;
+    filters.top = find_likeliest(x, size).score / filters.divisor;
     if (!std::isfinite(filters.top)) {  // an infinite or NaN logit wins, or all are -inf
-        return sample_from(TokenSearch(hash, filters.divisor, -INF), x, size);
+        return sample_from(TokenSearch(hash, filters.divisor, -INF), x, size, 0);
     }
     filters.floor = min_p > 0 ? filters.top + std::log(min_p) : -INF;
     if (!filters.is_limited(size) && filters.top_p >= 1) {
-        return sample_from(TokenSearch(hash, filters.divisor, filters.floor), x, size);
+        return sample_from(TokenSearch(hash, filters.divisor, filters.floor), x, size, 0);
     }
     Collected found = {room, (int32_t*)(room + size), (Weighted*)(room + 2 * size), 0, 0, 0, 0};
     const Range range = suggested(x, size, filters);
     float lowest = filters.is_limited(size) ? lowest_of_top_k(x, size, filters, range, found)
                                             : lowest_of_top_p(x, size, filters, range, found);
     if (found.weight_above > 0) {
-        return sample_from(TokenSearch(hash, filters.divisor, lowest), x, size);
+        return sample_from(TokenSearch(hash, filters.divisor, lowest), x, size, 0);
     }
     return sample_among(TokenSearch(hash, 1.0f, lowest), found);
 }
@@ -423,13 +428,17 @@ int useful_threads(long rows, long elements, long per_thread, int threads) {
 
 }  // namespace
 
-// The most likely token of each row of logits [rows, size], `stride` elements apart.
+// The most likely token of each row of logits [rows, size], `stride` elements apart, with its logit.
+// The logits are those of the tokens from `first` on.
 EXPORT void likeliest_tokens(
-    const float* logits, long stride, long rows, long size, int64_t* sampled, int threads
+    const float* logits, long stride, long rows, long size, long first,
+    int64_t* sampled, float* scores, int threads
 ) {
     threads = useful_threads(rows, rows * size, ELEMENTS_PER_THREAD, threads);
     share_evenly(rows, threads, [&](long row) {
-        sampled[row] = find_likeliest(logits + row * stride, size).token;
+        const Best best = find_likeliest(logits + row * stride, size);
+        sampled[row] = first + best.token;
+        scores[row] = best.score;
     });
 }
 
@@ -441,26 +450,30 @@ struct SlotFields {
     const float *top_ps, *min_ps;
 };
 
-// Sample a token for each row; slots and positions are [rows]. `room` is scratch memory of 4 * size
-// elements per thread if filters are fused, or null for noise alone.
+// Sample a token for each row, and return its score as well; slots and positions are [rows]. `room`
+// is scratch memory of 4 * size elements per thread if filters are fused, or null for noise alone.
+// The logits are those of the tokens from `first` on: all of them, unless no row has filters.
 EXPORT void sample_tokens(
-    const float* logits, long stride, long rows, long size,
+    const float* logits, long stride, long rows, long size, long first,
     const int64_t* slots, const int64_t* positions, const SlotFields* fields, float* room,
-    int64_t* sampled, int threads
+    int64_t* sampled, float* scores, int threads
 ) {
     const SlotFields of = *fields;
-    auto sample = [=](long row, float* own_room) -> long {
+    auto sample = [=](long row, float* own_room) -> Best {
         const float* x = logits + row * stride;
         const int64_t slot = slots[row];
         const float temperature = of.temperatures[slot];
-        if (!(temperature > 0)) return find_likeliest(x, size).token;
+        if (!(temperature > 0)) {
+            const Best best = find_likeliest(x, size);
+            return {best.score, first + best.token};
+        }
         const Hash hash(of.seeds[slot], of.children[slot], positions[row]);
-        if (own_room == nullptr) return sample_from(TokenSearch(hash, 1.0f, -INF), x, size);
+        if (own_room == nullptr) return sample_from(TokenSearch(hash, 1.0f, -INF), x, size, first);
         const float divisor = std::max(temperature, MIN_TEMPERATURE), min_p = of.min_ps[slot];
         const int64_t top_k = of.top_ks[slot];
         const long limit = top_k > 0 && top_k < size ? (long)top_k : size;
         if (limit == size && of.top_ps[slot] >= 1 && !(min_p > 0)) {
-            return sample_from(TokenSearch(hash, divisor, -INF), x, size);
+            return sample_from(TokenSearch(hash, divisor, -INF), x, size, first);
         }
         const Filters filters = {divisor, 0, -INF, limit, of.top_ps[slot]};
         return sample_filtered(x, size, hash, filters, min_p, own_room);
@@ -469,6 +482,10 @@ EXPORT void sample_tokens(
     std::atomic<long> next{0};
     in_parts(threads, [&](long part, long) {
         float* own_room = room ? room + 4 * size * part : nullptr;
-        for (long row; (row = next.fetch_add(1)) < rows;) sampled[row] = sample(row, own_room);
+        for (long row; (row = next.fetch_add(1)) < rows;) {
+            const Best best = sample(row, own_room);
+            sampled[row] = best.token;
+            scores[row] = best.score;
+        }
     });
 }

@@ -66,55 +66,78 @@ class CpuGumbel(Sampler):
 
     def sample(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] -> [N] int64
         """Return a token for each row; tokens of probability zero are never sampled."""
-        if rows.all_greedy:
-            return self._take_most_likely(logits)
-        return self._sample_tokens(logits, rows, None)
+        return self.sample_shard(self._whole(logits), rows)[1]
 
     def sample_fused(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] -> [N] int64
         """Apply temperature, min-p, top-k and top-p, and sample; the logits are not changed."""
+        return self.sample_shard_fused(self._whole(logits), rows)[1]
+
+    def sample_shard(self, logits: Tensor, rows: SampledRows) -> tuple[Tensor, Tensor]:
+        """Return the largest score of each row and its token id, `[N]` both."""
+        if rows.all_greedy:
+            return self._take_most_likely(logits, rows.first_token_id)
+        return self._sample_tokens(logits, rows, None)
+
+    def sample_shard_fused(self, logits: Tensor, rows: SampledRows) -> tuple[Tensor, Tensor]:
+        """Apply the temperature, and return what `sample_shard` returns; no row has filters."""
         if self._scratch is None:
             self._scratch = torch.empty(
                 self._threads * SCRATCH_PER_TOKEN * self.vocab_size, dtype=torch.float32
             )
         return self._sample_tokens(logits, rows, self._scratch.data_ptr())
 
-    def _take_most_likely(self, logits: Tensor) -> Tensor:
-        stride, logits = _row_stride(logits, self.vocab_size)
-        num_rows = len(logits)
-        sampled = torch.empty(num_rows, dtype=torch.int64)
+    def _take_most_likely(self, logits: Tensor, first_token_id: int) -> tuple[Tensor, Tensor]:
+        logits = self._with_contiguous_rows(logits, first_token_id)
+        scores, sampled = _results(len(logits))
         self._most_likely(
-            logits.data_ptr(), stride, num_rows, self.vocab_size, sampled.data_ptr(), self._threads
-        )
-        return sampled
+            logits.data_ptr(), logits.stride(0), *logits.shape, first_token_id,
+            sampled.data_ptr(), scores.data_ptr(), self._threads,
+        )  # fmt: skip
+        return scores, sampled
 
-    def _sample_tokens(self, logits: Tensor, rows: SampledRows, scratch: int | None) -> Tensor:
-        stride, logits = _row_stride(logits, self.vocab_size)
-        num_rows = len(logits)
-        sampled = torch.empty(num_rows, dtype=torch.int64)
+    def _sample_tokens(
+        self, logits: Tensor, rows: SampledRows, scratch: int | None
+    ) -> tuple[Tensor, Tensor]:
+        logits = self._with_contiguous_rows(logits, rows.first_token_id)
+        scores, sampled = _results(len(logits))
         slot_fields = _SlotFields.of(rows.slot_fields)
         slots, positions = _indices(rows.slots), _indices(rows.positions)
         self._sample(
-            logits.data_ptr(), stride, num_rows, self.vocab_size,
+            logits.data_ptr(), logits.stride(0), *logits.shape, rows.first_token_id,
             slots.data_ptr(), positions.data_ptr(), byref(slot_fields), scratch,
-            sampled.data_ptr(), self._threads,
+            sampled.data_ptr(), scores.data_ptr(), self._threads,
         )  # fmt: skip
-        return sampled
+        return scores, sampled
+
+    def _whole(self, logits: Tensor) -> Tensor:
+        """Return the logits.
+
+        Raises:
+            ValueError: They are not those of the whole vocabulary.
+        """
+        if logits.shape[1] != self.vocab_size:
+            raise ValueError(f"each row must have {self.vocab_size} logits, not {logits.shape[1]}")
+        return logits
+
+    def _with_contiguous_rows(self, logits: Tensor, first_token_id: int) -> Tensor:
+        """Return the logits, with contiguous rows.
+
+        Raises:
+            ValueError: The logits have another device or dtype, or more tokens than there are.
+        """
+        num_tokens = self.vocab_size - first_token_id
+        if logits.dtype != torch.float32 or logits.shape[1] > num_tokens or not logits.is_cpu:
+            raise ValueError(
+                f"logits must be float32 [N, up to {num_tokens}], got {logits.dtype} "
+                f"{list(logits.shape)}; they must be on the CPU, and are on {logits.device}"
+            )
+        return logits if logits.stride(1) == 1 else logits.contiguous()
 
 
-def _row_stride(logits: Tensor, vocab_size: int) -> tuple[int, Tensor]:
-    """Return the row stride and the logits, with contiguous rows.
-
-    Raises:
-        ValueError: The logits have another device, dtype or size.
-    """
-    if logits.dtype != torch.float32 or logits.shape[1] != vocab_size or not logits.is_cpu:
-        raise ValueError(
-            f"logits must be float32 [N, {vocab_size}], got {logits.dtype} {list(logits.shape)}; "
-            f"they must be on the CPU, and are on {logits.device}"
-        )
-    if logits.stride(1) != 1:
-        logits = logits.contiguous()
-    return logits.stride(0), logits
+def _results(num_rows: int) -> tuple[Tensor, Tensor]:
+    """Return memory for scores and token ids, `[N]` both."""
+    scores = torch.empty(num_rows, dtype=torch.float32)
+    return scores, torch.empty(num_rows, dtype=torch.int64)
 
 
 def _indices(indices: Tensor) -> Tensor:

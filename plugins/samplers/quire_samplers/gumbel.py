@@ -39,11 +39,6 @@ class Gumbel(Sampler):
     the separate steps.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        super().__init__(vocab_size, device)
-        self._chunk = min(CHUNK, max(BLOCK.value, triton.next_power_of_2(vocab_size)))
-        self._num_chunks = triton.cdiv(vocab_size, self._chunk)
-
     def sample(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] -> [N] int64
         """Return a token for each row; tokens of probability zero are never sampled."""
         return self._launch(logits, rows, fuse=False)
@@ -52,24 +47,25 @@ class Gumbel(Sampler):
         """Apply temperature, min-p, top-k and top-p, and sample; the logits are not changed."""
         return self._launch(logits, rows, fuse=True)
 
+    def sample_shard(self, logits: Tensor, rows: SampledRows) -> tuple[Tensor, Tensor]:
+        """Return the largest score of each row and its token id, `[N]` both."""
+        return _best_of(*_best_of_chunks(logits, rows, fuse=False))
+
+    def sample_shard_fused(self, logits: Tensor, rows: SampledRows) -> tuple[Tensor, Tensor]:
+        """Apply the temperature, and return what `sample_shard` returns; no row has filters."""
+        return _best_of(*_best_of_chunks(logits, rows, fuse=True))
+
     def _launch(self, logits: Tensor, rows: SampledRows, *, fuse: bool) -> Tensor:
-        num_rows, num_chunks = len(logits), self._num_chunks
-        slot_fields = rows.slot_fields
-        fields = [slot_fields[name] for name in ("temperature", "top_k", "top_p", "min_p")]
-        randomness = (rows.slots, rows.positions, slot_fields["seed"], slot_fields["child"])
+        scores, tokens = _best_of_chunks(logits, rows, fuse=fuse)
+        num_rows, num_chunks = scores.shape
+        chunk = _chunk_size(self.vocab_size)
+        fields, randomness = _fields_of(rows), _randomness_of(rows)
         row_logits = (logits, logits.stride(0), self.vocab_size)
-        sizes = {"CHUNK": self._chunk, "NUM_CHUNKS": triton.next_power_of_2(num_chunks)}
+        sizes = {"CHUNK": chunk, "NUM_CHUNKS": triton.next_power_of_2(num_chunks)}
         pivots = {"FIRST_PIVOTS": NUM_FIRST_PIVOTS}
 
-        scores = logits.new_empty(num_rows, num_chunks)
-        tokens = torch.empty_like(scores, dtype=torch.int32)
         sampled = logits.new_empty(num_rows, dtype=torch.int64)
         counts = masses = scores  # not read unless filters are fused
-        grid = (num_rows, num_chunks)
-        best_of_chunks[grid](
-            *row_logits, *randomness, *fields, scores, tokens,
-            FUSE=fuse, CHUNK=self._chunk, num_warps=8, **NO_FUSION,
-        )  # fmt: skip
         if fuse:
             masses = logits.new_empty(num_rows, num_chunks, NUM_FIRST_PIVOTS)
             counts = torch.empty_like(masses, dtype=torch.int32)
@@ -83,3 +79,39 @@ class Gumbel(Sampler):
             FUSE=fuse, **sizes, **pivots, **(FILTER_LAUNCH if fuse else PLAIN_LAUNCH),
         )  # fmt: skip
         return sampled
+
+
+def _best_of_chunks(
+    logits: Tensor,  # [N, M]
+    rows: SampledRows,
+    *,
+    fuse: bool,
+) -> tuple[Tensor, Tensor]:  # [N, chunks] float32 and int32
+    """Return the largest score of each chunk of the rows, and its token id."""
+    num_rows, num_tokens = logits.shape
+    chunk = _chunk_size(num_tokens)
+    scores = logits.new_empty(num_rows, triton.cdiv(num_tokens, chunk))
+    tokens = torch.empty_like(scores, dtype=torch.int32)
+    best_of_chunks[scores.shape](
+        logits, logits.stride(0), num_tokens, rows.first_token_id,
+        *_randomness_of(rows), *_fields_of(rows), scores, tokens,
+        FUSE=fuse, CHUNK=chunk, num_warps=8, **NO_FUSION,
+    )  # fmt: skip
+    return scores, tokens
+
+
+def _best_of(scores: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:  # [N, chunks] -> [N]
+    best, chunk = scores.max(-1, keepdim=True)  # the first chunk with this score
+    return best.squeeze(1), tokens.gather(1, chunk).squeeze(1).long()
+
+
+def _chunk_size(num_tokens: int) -> int:
+    return min(CHUNK, max(int(BLOCK.value), 1 << (num_tokens - 1).bit_length()))
+
+
+def _fields_of(rows: SampledRows) -> list[Tensor]:
+    return [rows.slot_fields[name] for name in ("temperature", "top_k", "top_p", "min_p")]
+
+
+def _randomness_of(rows: SampledRows) -> tuple[Tensor, ...]:
+    return rows.slots, rows.positions, rows.slot_fields["seed"], rows.slot_fields["child"]

@@ -35,12 +35,16 @@ INF: tl.constexpr = tl.constexpr(float("inf"))
 
 @triton.jit
 def best_of_chunks(
-    logits, row_stride, vocab_size, slots, positions,
+    logits, row_stride, vocab_size, first_token_id, slots, positions,
     seeds, children, temperatures, top_ks, top_ps, min_ps,
     chunk_scores, chunk_tokens,
     FUSE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Find the best token of a chunk, with noise unless the row is greedy or has filters."""
+    """Find the best token of a chunk, with noise unless the row is greedy or has filters.
+
+    The logits may be those of a shard of `vocab_size` tokens, which begins at `first_token_id`; no
+    row has filters then.
+    """
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     slot = tl.load(slots + row)
@@ -56,12 +60,12 @@ def best_of_chunks(
     if is_noisy:
         position = tl.load(positions + row)
         key = row_key(tl.load(seeds + slot), tl.load(children + slot), position)
-        x += gumbel_noise(key, token_ids)
+        x += gumbel_noise(key, first_token_id + token_ids)
     x = tl.where(x == x, x, INF)  # a NaN wins, and its row fails
     score, index = tl.max(x, 0, return_indices=True)
     place = row * tl.num_programs(1) + chunk
     tl.store(chunk_scores + place, score)
-    tl.store(chunk_tokens + place, chunk * CHUNK + index)
+    tl.store(chunk_tokens + place, first_token_id + chunk * CHUNK + index)
 
 
 @triton.jit

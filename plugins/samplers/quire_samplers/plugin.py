@@ -22,7 +22,9 @@ def register_samplers(registry: Registrar[type[SamplerStep]]) -> None:
     registry.add(
         "temperature",
         "quire_samplers.temperature:Temperature",
-        capabilities=SamplerCapabilities(stage="temperature", fields=(TEMPERATURE,)),
+        capabilities=SamplerCapabilities(
+            stage="temperature", fields=(TEMPERATURE,), is_vocab_parallel=True
+        ),
     )
     registry.add(
         "min_p",
@@ -47,6 +49,7 @@ def register_samplers(registry: Registrar[type[SamplerStep]]) -> None:
             fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P),
             needs_kernels="triton",
             fuses=FUSED,
+            is_vocab_parallel=True,
         ),
     )
     registry.add(
@@ -58,5 +61,6 @@ def register_samplers(registry: Registrar[type[SamplerStep]]) -> None:
             needs_kernels="native",
             fuses=FUSED,
             probe="quire_samplers.cpu_gumbel_library:LIBRARY.unavailable_reason",
+            is_vocab_parallel=True,
         ),
     )

@@ -141,9 +141,9 @@ def driver(tmp_path_factory):
     return folder
 
 
-def explained_on_gpu(driver, visible, *argv):
+def explained_on_gpu(driver, visible, *argv, **environment):
     """Explain for a machine with a driver of two GPUs, with 70 and 7 of 80 GiB free."""
-    there = {"LD_LIBRARY_PATH": str(driver), "CUDA_VISIBLE_DEVICES": visible}
+    there = {"LD_LIBRARY_PATH": str(driver), "CUDA_VISIBLE_DEVICES": visible} | environment
     command = [sys.executable, "-m", "quire.cli", "explain", *argv, "--device", "cuda"]
     result = subprocess.run(command, env=os.environ | there, capture_output=True, text=True)
     assert result.returncode in (0, 1), result.stderr
@@ -165,6 +165,94 @@ def test_on_a_gpu_all_parts_of_its_memory_are_estimated(driver, mixed):
     assert parts["others"] > 10 * GIB
     assert memory["max_cache_bytes"] == 40 * GIB - sum(parts.values())
     assert memory["max_cache_bytes"] - 10**5 < memory["cache_bytes"] <= memory["max_cache_bytes"]
+
+
+ANY_GRID = """
+    from quire import hookimpl
+    from quire.interfaces.executor import ExecutorCapabilities
+
+    @hookimpl
+    def register_executors(registry):
+        any_grid = ExecutorCapabilities(None, None)
+        registry.add("acme", "quire.errors:QuireError", capabilities=any_grid)
+"""
+FOUR = ("--executor", "acme", "--tensor-parallel-size", "2", "--pipeline-parallel-size", "2")
+
+
+def test_what_each_rank_would_hold_is_shown_before_anything_is_loaded(site, mixed, capsys):
+    site.install("acme", ANY_GRID)
+    status, out = explained(capsys, mixed, *FOUR, "--num-kv-blocks", "101")
+    assert status == 0
+    lines = [line.split() for line in out.splitlines()]
+    (start,) = [index for index, line in enumerate(lines) if line[:2] == ["rank", "stage"]]
+    rows = lines[start + 1 : start + 5]
+    assert [row[:6] for row in rows] == [
+        ["0", "0", "0", "0-3", "2", "1"],
+        ["1", "0", "1", "0-3", "2", "1"],
+        ["2", "1", "0", "4-6", "2", "1"],
+        ["3", "1", "1", "4-6", "2", "1"],
+    ]
+    assert {row[-1] for row in rows} == {"100"}
+    assert "tensor_parallel_size 2, pipeline_parallel_size 2: layers 0-3, 4-6" in out
+    facts = memory_of(capsys, mixed, *FOUR, "--num-kv-blocks", "101")[1]
+    assert [rank["rank"] for rank in facts["ranks"]] == [0, 1, 2, 3]
+    assert [rank["layers"] for rank in facts["ranks"]] == [[0, 3], [0, 3], [4, 6], [4, 6]]
+    largest = max(facts["ranks"], key=lambda rank: rank["cache_bytes"])
+    assert facts["cache_bytes"] == largest["cache_bytes"]
+    assert all(rank["num_blocks"] == 100 and rank["weight_bytes"] for rank in facts["ranks"])
+
+
+def test_one_rank_has_no_table_but_data(mixed, capsys):
+    _, out = explained(capsys, mixed, "--num-kv-blocks", "101")
+    assert "tp rank" not in out
+    assert "workers" not in out
+    (rank,) = memory_of(capsys, mixed, "--num-kv-blocks", "101")[1]["ranks"]
+    assert (rank["heads"], rank["kv_heads"], rank["layers"]) == (4, 2, [0, 6])
+
+
+def test_ranks_of_unknown_gpus_have_unknown_caches(site, mixed, capsys, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "no such device")
+    site.install("acme", ANY_GRID)
+    status, out = explained(capsys, mixed, *FOUR, "--device", "cuda")
+    assert status == 0
+    assert out.count("unknown  unknown") == 4
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("--tensor-parallel-size", "0"), "tensor_parallel_size must be at least 1"),
+        (("--tensor-parallel-size", "3"), "sizes that work for this model: 1, 2, 4"),
+        (("--pipeline-parallel-size", "8"), "more than the model's 7 layers; set it to at most 7"),
+        (
+            ("--pipeline-parallel-size", "2", "--pipeline-layers", "3,3"),
+            "the last number must be 4",
+        ),
+    ],
+)
+def test_a_grid_that_cannot_run_names_one_that_can(site, mixed, capsys, argv, message):
+    site.install("acme", ANY_GRID)
+    assert main(["explain", mixed, "--executor", "acme", *argv]) != 0
+    assert message in capsys.readouterr().err
+
+
+def test_each_rank_is_estimated_on_its_own_gpu(driver, site, mixed):
+    """Rank 1 has the GPU that others fill."""
+    site.install("acme", ANY_GRID)
+    two = ("--executor", "acme", "--pipeline-parallel-size", "2", "--kernels", "torch")
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    status, out = explained_on_gpu(driver, "0,1", mixed, "--json", *two, **paths)
+    problem = json.loads(out)["memory"]["problem"]
+    assert (status, problem.startswith("rank 1 (pipeline stage 1): the KV cache needs")) == (
+        1,
+        True,
+    )
+    status, out = explained_on_gpu(driver, "1,0", mixed, "--json", *two, **paths)
+    problem = json.loads(out)["memory"]["problem"]
+    assert (status, problem.startswith("rank 0 (pipeline stage 0): the KV cache needs")) == (
+        1,
+        True,
+    )
 
 
 def test_a_gpu_that_others_fill_needs_a_larger_fraction_which_is_shown(driver, mixed):

@@ -53,6 +53,18 @@ def test_a_flag_sets_an_option():
     assert settings.lora.enable_lora is True
 
 
+def test_layers_of_stages_are_numbers_however_they_are_written(monkeypatch, config):
+    stages = ("--pipeline-parallel-size", "3")
+    written = settings_of(*stages, "--pipeline-layers", "10,12, 10").parallel.pipeline_layers
+    assert written == (10, 12, 10)
+    path = config("pipeline-layers: [10, 12, 10]\npipeline-parallel-size: 3\n")
+    assert settings_of("--config", path).parallel.pipeline_layers == (10, 12, 10)
+    with pytest.raises(SettingsError, match="pipeline_layers must be a whole number, got 'x'"):
+        settings_of(*stages, "--pipeline-layers", "10,x")
+    monkeypatch.setenv("QUIRE_PIPELINE_LAYERS", "10,12,10")
+    assert settings_of(*stages).parallel.pipeline_layers == (10, 12, 10)
+
+
 def test_a_flag_can_switch_off_what_is_on_by_default():
     assert settings_of("--no-enable-chunked-prefill").scheduler.enable_chunked_prefill is False
 

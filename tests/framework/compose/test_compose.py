@@ -5,9 +5,10 @@ import pytest
 from installed import sites
 
 from quire.compose.checkpoint import Checkpoint
-from quire.compose.compose import build_spec, compose, layer_specs
+from quire.compose.compose import compose
 from quire.compose.composition import Decision
 from quire.compose.kernel_choice import num_captures
+from quire.compose.layer_specs import build_spec, layer_specs
 from quire.config import Settings
 from quire.errors import (
     ApiVersionError,
@@ -901,7 +902,19 @@ def test_what_workers_compare_has_every_part_with_its_version(quire_registries):
     assert composition.fingerprint() != other.fingerprint()
     kinds = [kind for kind, *_ in composition.fingerprint()]
     assert {"kv_cache_specs", "samplers", "lora_sources", "tool_parsers"} <= set(kinds)
-    assert len(kinds) == len(composition.choices)
+    assert kinds[:-2] == [choice.entry.kind.name for choice in composition.choices]
+    assert kinds[-2:] == ["computing", "workers"]
+
+
+def test_what_workers_compare_has_the_grid_and_what_they_compute_in(quire_registries):
+    registries = executes(quire_registries, 4)
+    one = of_ours(registries, dtype="float32").fingerprint()
+    assert ("workers", "tp 1", "pp 1", "layers 2") in one
+    assert ("computing", "torch", "float32", "float32 KV cache") in one
+    two = of_ours(registries, dtype="float32", tensor_parallel_size=2).fingerprint()
+    assert set(two) - set(one) == {("workers", "tp 2", "pp 1", "layers 2")}
+    int8 = of_ours(registries, dtype="float32", kv_cache_dtype="int8").fingerprint()
+    assert set(int8) - set(one) == {("computing", "torch", "float32", "int8 KV cache")}
 
 
 def test_a_block_size_that_is_asked_for_is_taken(quire_registries):

@@ -136,6 +136,9 @@ def test_sharded_layers_have_no_graphs():
     why = "layers are sharded over several devices"
     assert graphs(tensor_parallel_size=2) == Decision(0, f"none: {why}")
     assert cpu_graphs(tensor_parallel_size=2) == Decision(False, why)
+    stages = "layers are divided into pipeline stages"
+    assert graphs(pipeline_parallel_size=2) == Decision(0, f"none: {stages}")
+    assert cpu_graphs(pipeline_parallel_size=2) == Decision(False, stages)
     assert graphs(tensor_parallel_size=1).value == 256
     assert cpu_graphs(tensor_parallel_size=1).value is True
 

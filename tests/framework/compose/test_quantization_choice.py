@@ -295,7 +295,13 @@ def weighed(registries, tp_size=1, num_params=1000, is_tied=False, **capabilitie
 
 def test_weights_in_the_compute_type_are_shared_by_devices(quire_registries):
     assert weighed(quire_registries) == 4000
-    assert weighed(quire_registries, tp_size=4) == 1000
+    layers, vocabulary, norm = 1000 - 160 - 8, 160, 8
+    assert weighed(quire_registries, tp_size=2) == 4 * (layers // 2 + vocabulary // 2 + norm)
+    # Four devices have a head each of two: 2 more of K and V, of 16 * 8 elements, in both layers.
+    # A shard of the vocabulary has 3 rows of 10 / 4.
+    repeated = 2 * 2 * 16 * 8 * 2
+    expected = 4 * ((layers + repeated) // 4 + 2 * 3 * 8 + norm)
+    assert weighed(quire_registries, tp_size=4) == expected
 
 
 def test_a_method_keeps_linear_layers_and_the_head_and_no_embedding(quire_registries):
@@ -306,4 +312,4 @@ def test_a_method_keeps_linear_layers_and_the_head_and_no_embedding(quire_regist
     assert weighed(quire_registries, weight_bits=None) == 4 * (linear + head) + 2 * embedding
     tied = weighed(quire_registries, is_tied=True, weight_bits=8, head_bits=16)
     assert tied == (1000 - 80) + 2 * head
-    assert weighed(quire_registries, tp_size=4, weight_bits=8) == (linear + head + 160) // 4
+    assert weighed(quire_registries, tp_size=2, weight_bits=8) == (linear + head + 160) // 2 + 4

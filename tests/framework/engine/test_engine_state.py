@@ -23,6 +23,10 @@ That it can fail was tried with the engine broken on purpose. Who sees what:
     a late request keeps its grammar                           released and submitted differ
     a small request goes past one that lacks blocks            one passes
     a step leaves out one that could go on                     one stands still
+    a row of a pipeline does not wait for its token            nobody knows that token
+    a token of a pipeline is not sent, or sent again           the first stage lacks it; it is stale
+    one step of a pipeline takes all decodes                   more than its share
+    the same ones always come first in a pipeline              one waits for several turns
     an aborted follower stays with its leader                  it is gone
     blocks of a step that was interrupted are kept             a block that is found holds garbage
     messages lost in an interrupted step are waited for        work is left after a bounded drain
@@ -90,10 +94,11 @@ class EngineMachine(RuleBasedStateMachine):
     """Events in the order that Hypothesis likes."""
 
     num_rules = 0
+    num_stages = 1
 
     @initialize(scene=SCENES)
     def begin(self, scene):
-        self.trial = EngineTrial(scene)
+        self.trial = EngineTrial(replace(scene, num_stages=self.num_stages))
 
     @rule(request=REQUESTS)
     def add(self, request):
@@ -169,20 +174,40 @@ class EngineMachine(RuleBasedStateMachine):
             self.trial.drain()
 
 
-def test_the_engine_holds_under_any_order_of_events():
-    EngineMachine.num_rules = 0
+class PipelineMachine(EngineMachine):
+    """The same events for an engine with pipeline stages; drafts are refused."""
+
+
+def run_machine(machine, max_examples):
+    machine.num_rules = 0
     run_state_machine_as_test(
-        EngineMachine,
+        machine,
         settings=settings(
-            max_examples=200,
+            max_examples=max_examples,
             stateful_step_count=60,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow],
         ),
     )
-    assert EngineMachine.num_rules >= 10_000
+    return machine.num_rules
+
+
+def test_the_engine_holds_under_any_order_of_events():
+    assert run_machine(EngineMachine, 200) >= 10_000
+
+
+@pytest.mark.parametrize("num_stages", [2, 3, 4])
+def test_a_pipeline_holds_under_any_order_of_events(num_stages):
+    PipelineMachine.num_stages = num_stages
+    assert run_machine(PipelineMachine, 80) >= 4_000
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_engine_holds_in_a_long_random_run(seed):
-    run_trial(seed, num_events=400)
+    run_trial(seed, num_events=400, num_stages=1)
+
+
+@pytest.mark.parametrize("num_stages", [2, 3, 4])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_pipeline_holds_in_a_long_random_run(seed, num_stages):
+    run_trial(seed, num_events=400, num_stages=num_stages)

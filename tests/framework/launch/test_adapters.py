@@ -18,10 +18,10 @@ from quire.errors import (
 from quire.frontend.dispatch.engine_client import error_of
 from quire.launch.adapters import find_adapters, resolve_adapter
 from quire.launch.composing import compose_engine
-from quire.launch.engine_process.engine_wire import ErrorMessage
 from quire.messages import AdapterRef
 from quire.outputs import LoRARequest
 from quire.plugins.loading import load_plugins
+from quire.process.error_message import ErrorMessage
 from quire.process.ipc import decode, encode
 from quire.process.traceback_text import with_cause
 from quire.testing.checkpoints import write_checkpoint

@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 
 import pytest
+from grid_parts import composed_engine
 
 from quire.config import Settings
 from quire.interfaces.kv_cache import KVPlan
@@ -25,7 +26,7 @@ def root(folder, **options):
     settings = Settings.from_options({"model": str(folder)} | options)
     composed = compose_engine(settings, load_plugins(settings.plugins))
     registries = composed.plugins.registries
-    plan = plan_memory(settings, composed.composition, registries, GIGABYTE)
+    (plan,) = plan_memory(settings, composed.composition, registries, [GIGABYTE])
     return cache_root(settings.model, composed.composition, plan)
 
 
@@ -51,6 +52,25 @@ def test_what_does_not_touch_the_kv_does_not_touch_it(folder):
 )
 def test_what_changes_the_kv_changes_it(folder, options):
     assert root(folder, **options) != root(folder)
+
+
+def test_ranks_of_another_grid_store_other_bytes(folder, quire_registries):
+    """Each has its own heads and layers, so blocks of another grid must not be found."""
+
+    def root_of(**options):
+        its = composed_engine(quire_registries, folder, **options)
+        free = [GIGABYTE] * its.composition.grid.pp_size
+        plan, *_ = plan_memory(its.settings, its.composition, its.plugins.registries, free)
+        return cache_root(its.settings.model, its.composition, plan)
+
+    two = {"pipeline_parallel_size": 2}
+    grids = (
+        {}, {"tensor_parallel_size": 2}, {"tensor_parallel_size": 4},
+        two | {"pipeline_layers": [1, 2]}, two | {"pipeline_layers": [2, 1]},
+        two | {"pipeline_layers": [1, 2], "tensor_parallel_size": 2},
+    )  # fmt: skip
+    assert len({root_of(**options) for options in grids}) == len(grids)
+    assert root_of(pipeline_parallel_size=1) == root_of()
 
 
 def test_random_weights_of_another_seed_are_another_model(folder):

@@ -5,7 +5,6 @@ from engine_parts import CountingExecutor
 
 from quire.config import Settings
 from quire.errors import CapacityError, SettingsError
-from quire.interfaces.executor import Worker
 from quire.launch import core_startup as core
 from quire.launch.composing import compose_engine
 from quire.messages import WorkerInfo
@@ -13,29 +12,25 @@ from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import write_checkpoint
 
 
-class Executor(CountingExecutor, Worker):
+class Started(CountingExecutor):
     """Workers that are started, but load nothing."""
 
-    available_kv_bytes = 10**7
+    kv_bytes = (10**7,)
     is_asynchronous = False
 
     def __init__(self):
         super().__init__()
         self.events = []
 
-    def start(self):
-        self.events.append("start")
-        return self
-
     def load(self):
         self.events.append("load")
         return WorkerInfo(
-            available_kv_bytes=self.available_kv_bytes,
+            kv_bytes=list(self.kv_bytes),
             is_asynchronous=self.is_asynchronous,
         )
 
-    def allocate(self, plan):
-        self.events.append(plan.max_model_len)
+    def allocate(self, plans):
+        self.events.append(plans[0].max_model_len)
         return self
 
     def shutdown(self):
@@ -49,8 +44,13 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def executor(monkeypatch):
-    made = Executor()
-    monkeypatch.setattr(core, "_make_executor", lambda *_: made)
+    made = Started()
+
+    def start(_):
+        made.events.append("start")
+        return made
+
+    monkeypatch.setattr(core, "start_workers", start)
     return made
 
 
@@ -65,7 +65,7 @@ def test_the_cache_is_allocated_and_its_length_is_returned(folder, executor):
     assert executor.events == ["start", "load", 65]
 
 
-@pytest.mark.parametrize("broken", ["start", "load", "allocate"])
+@pytest.mark.parametrize("broken", ["load", "allocate"])
 def test_a_core_that_cannot_start_shuts_its_workers_down(folder, executor, monkeypatch, broken):
     def fail(*_):
         raise KeyboardInterrupt
@@ -115,12 +115,3 @@ def test_an_option_of_a_store_is_refused_before_the_workers_start(folder, execut
     with pytest.raises(SettingsError, match="colour"):
         core.start_core(wrong)
     assert executor.events == []
-
-
-@pytest.mark.parametrize(("tp_size", "rank"), [(2, 0), (2, 1), (1, 1)])
-def test_workers_that_would_share_a_layer_are_refused(folder, tp_size, rank):
-    its = composed(folder)
-    wide = Settings.from_options({"model": folder, "tensor_parallel_size": tp_size})
-    make = core._worker_maker(wide, its.composition, its.plugins)
-    with pytest.raises(SettingsError, match="a process per worker"):
-        make(rank)

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from grid_parts import composed_engine
 
 from quire import LLM
 from quire.config import Settings
@@ -14,6 +15,7 @@ from quire.machine.free_memory import cache_bytes, free_host_bytes
 from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import write_checkpoint
 from quire.worker.loading.weight_loading import held_weight_bytes
+from quire.worker.memory import device_memory
 from quire.worker.parts import WorkerParts
 from quire.worker.worker import ModelWorker
 
@@ -128,6 +130,85 @@ def test_weights_that_do_not_fit_are_the_problem(tmp_path):
 def test_a_gpu_that_cannot_be_asked_leaves_the_size_open(folder):
     memory = estimated(folder, device="cuda", kv_cache_memory_bytes=20_000_000)
     assert memory.plan.num_bytes <= 20_000_000
+
+
+@pytest.fixture(scope="module")
+def five_layers(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("five")
+    return write_checkpoint(folder, "LlamaForCausalLM", num_hidden_layers=5).folder
+
+
+def grid_estimate(registries, folder, **options) -> MemoryEstimate:
+    return estimate_memory(composed_engine(registries, folder, **options))
+
+
+def test_every_rank_is_estimated_with_its_layers_and_heads(tmp_path, quire_registries):
+    write_checkpoint(tmp_path, "LlamaForCausalLM", num_hidden_layers=4)
+    sizes = {"tensor_parallel_size": 4, "pipeline_parallel_size": 2, "num_kv_blocks": 65}
+    memory = grid_estimate(quire_registries, tmp_path, **sizes)
+    assert [(rank.rank, rank.stage, rank.tp_rank) for rank in memory.ranks] == [
+        (4 * stage + tp_rank, stage, tp_rank) for stage in (0, 1) for tp_rank in range(4)
+    ]
+    assert [rank.layers for rank in memory.ranks[3:5]] == [range(2), range(2, 4)]
+    # Of 4 heads and 2 KV heads each rank has one. A block: 2 layers * K and V * 16 tokens * 16 * 4.
+    assert {(rank.num_heads, rank.num_kv_heads) for rank in memory.ranks} == {(1, 1)}
+    assert {(rank.num_blocks, rank.kv_bytes) for rank in memory.ranks} == {(64, 65 * 2 * 2048)}
+
+
+def test_one_rank_is_the_whole_model(folder):
+    memory = estimated(folder, num_kv_blocks=700)
+    (rank,) = memory.ranks
+    assert (rank.weight_bytes, rank.layers) == (memory.weight_bytes, range(5))
+    assert (rank.kv_bytes, rank.num_blocks) == (memory.plan.num_bytes, 699)
+    assert (rank.num_heads, rank.num_kv_heads) == (4, 2)
+
+
+def test_ranks_share_the_memory_of_a_host(folder, quire_registries, monkeypatch):
+    monkeypatch.setattr(estimate, "free_host_bytes", lambda: 10**9)
+    monkeypatch.setattr(estimate, "weight_bytes", lambda _, tp_size, stage: 10**8 * (1 + stage))
+    sizes = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+    memory = grid_estimate(quire_registries, folder.folder, **sizes)
+    assert memory.cache_limit == cache_bytes(4 * 10**8) // 4, "without 2 * (100 + 200) MB"
+    monkeypatch.setattr(estimate, "weight_bytes", lambda _, tp_size, stage: 26 * 10**7)
+    problem = grid_estimate(quire_registries, folder.folder, **sizes).problem
+    assert problem.startswith("the weights take 1,040,000,000 bytes, and 1,000,000,000 are free")
+
+
+class FirstOfTwo(SingleDevice):
+    """The first of two ranks that share each layer; nothing is computed."""
+
+    size = 2
+
+
+def test_a_worker_takes_no_more_of_a_host_than_its_part(five_layers, quire_registries, monkeypatch):
+    monkeypatch.setattr(device_memory, "free_host_bytes", lambda: 10**9)
+    sizes = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+    its = composed_engine(quire_registries, five_layers, **sizes)
+    parts = WorkerParts.load(its.settings, its.composition, its.plugins.registries)
+    info = ModelWorker(its.settings, parts, FirstOfTwo()).load()
+    assert info.available_kv_bytes == cache_bytes(10**9) // 4
+
+
+def test_the_caches_of_all_ranks_must_fit_a_host(five_layers, quire_registries, monkeypatch):
+    monkeypatch.setattr(estimate, "weight_bytes", lambda *_: 10**7)
+    sizes = {"pipeline_parallel_size": 2, "pipeline_layers": [4, 1], "num_kv_blocks": 700}
+    planned = grid_estimate(quire_registries, five_layers, **sizes).ranks
+    needed = sum(rank.kv_bytes + 10**7 for rank in planned)
+    assert planned[0].kv_bytes == 4 * planned[1].kv_bytes
+    monkeypatch.setattr(estimate, "free_host_bytes", lambda: needed)
+    assert grid_estimate(quire_registries, five_layers, **sizes).problem is None
+    monkeypatch.setattr(estimate, "free_host_bytes", lambda: needed - 1)
+    problem = grid_estimate(quire_registries, five_layers, **sizes).problem
+    assert "enough for 699 blocks; set a smaller num_kv_blocks" in problem
+
+
+def test_the_estimate_is_that_of_the_fullest_rank(five_layers, quire_registries):
+    sizes = {"pipeline_parallel_size": 2, "pipeline_layers": [1, 4], "num_kv_blocks": 700}
+    memory = grid_estimate(quire_registries, five_layers, **sizes)
+    first, last = memory.ranks
+    assert (memory.weight_bytes, memory.plan.num_bytes) == (last.weight_bytes, last.kv_bytes)
+    assert sum(group.num_layers for group in memory.groups) == 4
+    assert first.kv_bytes < last.kv_bytes
 
 
 def test_full_attention_alone_by_hand(tmp_path):

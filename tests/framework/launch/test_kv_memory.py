@@ -3,13 +3,19 @@
 from dataclasses import replace
 
 import pytest
+from grid_parts import composed_engine
 from installed import sites
 
-from quire.compose.compose import layer_specs
+from quire.compose.layer_specs import layer_specs
 from quire.config import Settings
 from quire.errors import CapacityError, RefusedError
 from quire.launch.composing import Composed, compose_engine
-from quire.launch.kv_memory import NUM_KEPT_REQUESTS, plan_memory, planned_requests
+from quire.launch.kv_memory import (
+    NUM_KEPT_REQUESTS,
+    available_stage_bytes,
+    plan_memory,
+    planned_requests,
+)
 from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import write_checkpoint
 
@@ -55,7 +61,8 @@ def composed(folder, architecture="LlamaForCausalLM", **options) -> Composed:
 
 
 def planned(its: Composed, available=10**9):
-    return plan_memory(its.settings, its.composition, its.plugins.registries, available)
+    (plan,) = plan_memory(its.settings, its.composition, its.plugins.registries, [available])
+    return plan
 
 
 def test_the_memory_that_is_left_makes_the_blocks(tmp_path):
@@ -167,6 +174,82 @@ def test_without_prefix_caching_no_snapshot_is_planned(site, tmp_path):
 
     assert state_blocks(True) == 32
     assert state_blocks(False) == 1
+
+
+LAYER_BYTES = BLOCK_BYTES // 3
+
+
+def stages_of(registries, folder, *counts, **options) -> Composed:
+    """Compose a model of three layers for stages of so many of them."""
+    write_checkpoint(folder, "LlamaForCausalLM")
+    stages = {"pipeline_parallel_size": len(counts), "pipeline_layers": list(counts)}
+    return composed_engine(registries, folder, **stages, **options)
+
+
+def plans_of(its: Composed, *stage_bytes):
+    return plan_memory(its.settings, its.composition, its.plugins.registries, stage_bytes)
+
+
+def test_all_stages_have_as_many_blocks_as_the_smallest(quire_registries, tmp_path):
+    its = stages_of(quire_registries, tmp_path, 2, 1)
+    first, last = plans_of(its, 60 * LAYER_BYTES, 29 * LAYER_BYTES)
+    assert (first.num_blocks, last.num_blocks) == (29, 29)
+    assert (first.num_bytes, last.num_bytes) == (2 * 29 * LAYER_BYTES, 29 * LAYER_BYTES)
+    assert first.groups[0].layer_names == tuple(
+        f"model.layers.{layer}.self_attn.attention" for layer in (0, 1)
+    )
+    assert last.groups[0].layer_names == ("model.layers.2.self_attn.attention",)
+    first, last = plans_of(its, 40 * LAYER_BYTES, 10**9)
+    assert (first.num_blocks, last.num_blocks) == (20, 20)
+
+
+def test_a_given_size_is_that_of_each_device(quire_registries, tmp_path):
+    its = stages_of(quire_registries, tmp_path, 2, 1, kv_cache_memory_bytes=50 * LAYER_BYTES)
+    assert [plan.num_blocks for plan in plans_of(its, 0, 0)] == [25, 25]
+
+
+def test_a_given_number_of_blocks_is_that_of_each_stage(quire_registries, tmp_path):
+    its = stages_of(quire_registries, tmp_path, 1, 1, 1, num_kv_blocks=40)
+    plans = plans_of(its, 0, 0, 0)
+    assert [(plan.num_blocks, len(plan.tensors)) for plan in plans] == [(40, 1)] * 3
+
+
+def test_ranks_of_a_layer_hold_their_heads_alone(quire_registries, tmp_path):
+    write_checkpoint(tmp_path, "LlamaForCausalLM")
+    for tp_size, part in ((1, 1), (2, 2), (4, 2)):  # two heads, of which four ranks have one each
+        its = composed_engine(quire_registries, tmp_path, tensor_parallel_size=tp_size)
+        (plan,) = plans_of(its, 100 * BLOCK_BYTES // part)
+        assert (plan.num_blocks, plan.bytes_a_block) == (100, BLOCK_BYTES // part)
+
+
+def test_the_length_fits_every_stage(quire_registries, tmp_path, caplog):
+    its = stages_of(quire_registries, tmp_path, 2, 1)
+    plans = plans_of(its, 10**9, 5 * LAYER_BYTES)
+    assert [plan.max_model_len for plan in plans] == [4 * 16 + 1] * 2
+    assert len(caplog.records) == 1, "one warning for all stages"
+    wanted = stages_of(quire_registries, tmp_path, 2, 1, max_model_len=100)
+    # 7 blocks and the null block, on a device with two layers.
+    with pytest.raises(CapacityError, match=rf"give the cache {8 * 2 * LAYER_BYTES:,} bytes"):
+        plans_of(wanted, 10**9, 5 * LAYER_BYTES)
+
+
+def test_a_stage_without_room_for_a_token_is_named(quire_registries, tmp_path):
+    its = stages_of(quire_registries, tmp_path, 2, 1)
+    with pytest.raises(CapacityError, match=r"of pipeline stage 1 needs at least 8,192 bytes"):
+        plans_of(its, 10**9, LAYER_BYTES)
+
+
+def test_a_plan_names_the_first_rank_of_its_stage(quire_registries, tmp_path):
+    its = stages_of(quire_registries, tmp_path, 1, 1, 1, tensor_parallel_size=2)
+    assert [plan.rank for plan in plans_of(its, *[10**9] * 3)] == [0, 2, 4]
+
+
+def test_a_stage_has_what_its_smallest_rank_has(quire_registries, tmp_path):
+    its = stages_of(quire_registries, tmp_path, 2, 1, tensor_parallel_size=2)
+    gpus = replace(its.composition, device="cuda")
+    assert available_stage_bytes(gpus, [40, 30, 60, 50]) == [30, 50]
+    shared = available_stage_bytes(its.composition, [40, 30, 60, 50])
+    assert shared == [30, 30], "the last to load saw what the host has left for all"
 
 
 SERVES_ALL = (

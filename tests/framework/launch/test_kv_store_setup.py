@@ -6,10 +6,10 @@ from quire import LLM
 from quire.config import Settings
 from quire.errors import CheckpointError, SettingsError
 from quire.launch.composing import Composed, compose_engine
-from quire.launch.kv_store_setup import check_store_options, load_store
+from quire.launch.kv_store_setup import check_store_options, load_store, store_plan
 from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import write_checkpoint
-from quire.testing.kv_store.kv_store_scene import one_group_plan
+from quire.testing.kv_store.kv_store_scene import one_group_plan, three_groups_plan
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +33,11 @@ def test_options_are_checked_with_a_plan_and_without(checkpoint):
     check_store_options(its)
     with pytest.raises(SettingsError, match="max_bytes is 255"):
         check_store_options(its, one_group_plan())
+
+
+def test_a_store_counts_the_blocks_of_the_stage_where_they_are_longest():
+    short, long = one_group_plan(), three_groups_plan()
+    assert store_plan([short, long]) is store_plan([long, short]) is long
 
 
 @pytest.mark.parametrize("option", ["max_bytes=abc", "foo=1"])

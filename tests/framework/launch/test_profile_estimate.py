@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from quire.compose.compose import layer_specs
 from quire.compose.composition import Decision
+from quire.compose.layer_specs import layer_specs
 from quire.config import Settings
 from quire.launch.composing import compose_engine
 from quire.launch.profile_estimate import DRIVER_BYTES, activation_bytes, estimate_profile
@@ -53,6 +53,14 @@ def test_a_step_is_as_large_as_its_budget_or_as_all_requests_together(its):
     few = estimated(its, max_num_batched_tokens=5000, max_num_seqs=2)
     assert few.forward_bytes == 2 * 512 * TOKEN_BYTES
     assert few.sampling_bytes == 2 * 320 * 4 * 4
+
+
+def test_only_the_last_stage_samples(its):
+    specs = layer_specs(its.settings, its.composition, its.plugins.registries)
+    given = (its.settings, its.composition, 1000, specs, MEMORY)
+    last, other = (estimate_profile(*given, is_last_stage=is_last) for is_last in (True, False))
+    assert last.sampling_bytes > 0 == other.sampling_bytes
+    assert last.forward_bytes == other.forward_bytes
 
 
 def test_what_others_use_and_the_driver_are_counted(its):

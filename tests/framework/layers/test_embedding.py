@@ -7,6 +7,7 @@ import torch
 from model_parts import CONTEXT
 from torch import Tensor, nn
 
+from quire.errors import SettingsError
 from quire.interfaces.quantization import LinearMethod, Quantization
 from quire.layers import LayerContext, LMHead, TensorParallelGroup, VocabParallelEmbedding
 
@@ -53,23 +54,24 @@ def test_the_padding_of_the_last_device_is_zero():
     assert torch.equal(embedding(context(1, 2)).weight[3], torch.zeros(4))
 
 
-def test_a_device_beyond_the_vocabulary_has_padding_only():
-    layer = embedding(context(4, 5))
-    assert torch.equal(layer.weight, torch.zeros(2, 4))
-
-
 @pytest.mark.parametrize("tied", [False, True])
-def test_logits_leave_the_padding_out(tied):
+def test_a_head_has_the_logits_of_its_shard_without_padding(tied):
     hidden = torch.randn(2, 4, generator=torch.Generator().manual_seed(1))
-    logits = []
-    for rank in range(2):
-        where = context(rank, 2, *logits)
+    expected = hidden @ WEIGHT.T
+    for rank, token_ids in enumerate([range(3), range(3, 6), range(6, 7)]):
+        where = context(rank, 3)
         head = LMHead(7, 4, where, tied_to=embedding(where) if tied else None)
         if not tied:
             head.load_weight("weight", WEIGHT, "lm_head")
-        logits.append(head(hidden))
-    assert logits[1].shape == (2, 7)
-    torch.testing.assert_close(logits[1], hidden @ WEIGHT.T)
+        assert head.vocabulary.token_ids == token_ids
+        torch.testing.assert_close(head(hidden), expected[:, list(token_ids)])
+
+
+@pytest.mark.parametrize("layer", [LMHead, VocabParallelEmbedding])
+@pytest.mark.parametrize("rank", [0, 4])
+def test_every_rank_refuses_a_shard_without_tokens(layer, rank):
+    with pytest.raises(SettingsError, match=r"7 tokens .*tensor_parallel_size=5 .*use 4 or fewer"):
+        layer(7, 4, context(rank, 5))
 
 
 def test_logits_have_the_type_of_the_weight():

@@ -46,3 +46,8 @@ def test_this_machine_has_some_memory():
 def test_the_cache_takes_a_share_of_what_is_free():
     assert cache_bytes(1000) == 400
     assert cache_bytes(-5) == 0, "the weights alone do not fit"
+
+
+def test_the_ranks_of_a_host_share_what_one_would_take():
+    assert cache_bytes(1000, 4) == 100
+    assert 3 * cache_bytes(1000, 3) <= cache_bytes(1000)

@@ -84,7 +84,8 @@ ASK = """
 import sys
 from quire.machine.machine import Machine
 here = Machine.here(native_unavailable_reason=None)
-print(here.compute_capability, "quire.machine.nvml" in sys.modules, "torch" in sys.modules)
+loaded = [name in sys.modules for name in ("quire.machine.nvml", "torch")]
+print(here.compute_capability, here.num_gpus, *loaded)
 """
 
 GPU_THERE = """
@@ -103,19 +104,19 @@ def asked(**environment: str) -> str:
 
 @pytest.mark.skipif(Machine.here(native_unavailable_reason=None).has_cuda, reason="there is a GPU")
 def test_without_a_gpu_no_driver_is_looked_for():
-    assert asked() == "None False False"
+    assert asked() == "None None False False"
 
 
 def test_a_gpu_says_what_kind_it_is_before_torch_is_there(tmp_path):
     build_driver(tmp_path)
     environment = {"LD_LIBRARY_PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "1"}
-    assert asked(code=GPU_THERE + ASK, **environment) == "86 True False"
+    assert asked(code=GPU_THERE + ASK, **environment) == "86 1 True False"
 
 
 def test_a_gpu_that_is_hidden_is_not_there(tmp_path):
     build_driver(tmp_path)
     environment = {"LD_LIBRARY_PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
-    assert asked(code=GPU_THERE + ASK, **environment).startswith("None False")
+    assert asked(code=GPU_THERE + ASK, **environment).startswith("None None False")
 
 
 def test_the_checkpoints_own_type_is_not_a_choice():

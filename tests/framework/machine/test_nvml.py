@@ -5,7 +5,12 @@ import ctypes
 import pytest
 from gpu_driver import build_driver
 
-from quire.machine.nvml import DeviceMemory, cuda_compute_capability, cuda_memory
+from quire.machine.nvml import (
+    DeviceMemory,
+    cuda_compute_capability,
+    cuda_device_count,
+    cuda_memory,
+)
 
 GIB = 2**30
 
@@ -18,6 +23,7 @@ def driver(tmp_path_factory):
 def test_without_a_driver_nothing_is_known():
     assert cuda_memory("libno-such-driver.so.1") is None
     assert cuda_compute_capability("libno-such-driver.so.1") is None
+    assert cuda_device_count("libno-such-driver.so.1") is None
 
 
 @pytest.mark.parametrize(
@@ -46,12 +52,36 @@ def test_a_device_that_is_hidden_or_not_there_says_nothing(driver, monkeypatch, 
     assert cuda_compute_capability(driver) is None
 
 
+@pytest.mark.parametrize(
+    ("visible", "count"),
+    [(None, 2), ("0,1", 2), ("1", 1), ("0,GPU-1", 2), ("", 0), ("-1", 0), ("0,5,1", 1), ("5,0", 0)],
+)
+def test_visible_devices_are_counted_up_to_one_that_is_not_there(
+    driver, monkeypatch, visible, count
+):
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert cuda_device_count(driver) == count
+
+
+def test_each_visible_device_has_its_own_memory(driver, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [cuda_memory(driver, index).free for index in range(2)] == [70 * GIB, 7 * GIB]
+    assert cuda_memory(driver, 2) is None
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1, 0")
+    assert [cuda_memory(driver, index).free for index in range(2)] == [7 * GIB, 70 * GIB]
+    assert cuda_memory(driver, 2) is None
+
+
 @pytest.mark.parametrize("fault", [{"init": 9}, {"answer": 3}], ids=str)
 def test_a_driver_that_fails_says_nothing(tmp_path, monkeypatch, fault):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     library = build_driver(tmp_path, **fault)
     assert cuda_memory(library) is None
     assert cuda_compute_capability(library) is None
+    assert cuda_device_count(library) == (None if "init" in fault else 2)
 
 
 @pytest.mark.parametrize("visible", ["0", "5"])

@@ -214,6 +214,10 @@ def test_the_first_version_of_a_kind_has_none_before_it():
     assert list(Kind("x", "x").apis) == [1]
 
 
+def test_a_version_before_the_oldest_one_is_not_served():
+    assert list(Kind("x", "x", api=2, oldest_api=2).apis) == [2]
+
+
 def test_a_module_that_does_not_exist_is_named_with_its_plugin():
     registry = registry_of(offered(ONE, "apple", api=3, reference="no_such_module:thing"))
     with pytest.raises(PluginLoadError) as caught:

@@ -1,74 +1,32 @@
 """The kit of executors notices an executor that is wrong."""
 
-from collections import deque
-
 import pytest
 
 from quire.errors import EngineDeadError, RefusedError
-from quire.interfaces.executor import Executor, ExecutorCapabilities, StepRunner, Worker
+from quire.interfaces.executor import Executor, ExecutorCapabilities, StepRunner, Worker, WorkerGrid
 from quire.messages import StepResult
 from quire.testing.executor import ExecutorContract
 
-
-class Group(Worker, StepRunner):
-    """Workers as one."""
-
-    def __init__(self, workers):
-        self.workers = workers
-
-    def each(self, verb, *arguments):
-        return [getattr(worker, verb)(*arguments) for worker in self.workers]
-
-    def load(self):
-        return min(self.each("load"), key=lambda info: info.available_kv_bytes)
-
-    def allocate(self, plan):
-        self.each("allocate", plan)
-        return self
-
-    def execute(self, plan):
-        self.each("execute", plan)
-
-    def sample(self, plan_id, masks):
-        self.each("sample", plan_id, masks)
-
-    def collect(self, plan_id):
-        return self.each("collect", plan_id)[0]
-
-    def control(self, command):
-        return self.each("control", command)[0]
-
-    def shutdown(self):
-        self.each("shutdown")
+GRID = WorkerGrid(tp_size=2)
 
 
 class Two(Executor):
-    """Up to two workers in this process."""
+    """Up to two processes."""
 
     max_size = 2
-    group_class = Group
 
-    def __init__(self, launch):
-        super().__init__(launch)
-        size = launch.grid.tp_size * launch.grid.pp_size
-        if launch.grid.pp_size > 1 or size > self.max_size:
-            raise RefusedError(f"{size} workers")
-        self.size, self.group = size, None
-
-    def start(self):
-        if self.group is not None:
-            raise EngineDeadError("running")
-        self.group = self.group_class([self.launch.make(rank) for rank in range(self.size)])
-        return self.group
-
-    def check_health(self):
-        if self.group is None:
-            raise EngineDeadError("not running")
-
-    def shutdown(self):
-        group, self.group = self.group, None
-        if group is not None:
-            group.shutdown()
+    def place(self, launch):
+        if launch.grid.size > self.max_size or launch.grid.pp_size > 1:
+            raise RefusedError(f"{launch.grid.size} workers")
+        started = []
+        try:
+            for rank in range(launch.grid.size):
+                started.append(launch.spawn(rank))
+        except BaseException:
+            for process in started:
+                process.end(0.0)
+            raise
+        return started
 
 
 class TestTwo(ExecutorContract):
@@ -78,23 +36,132 @@ class TestTwo(ExecutorContract):
     capabilities = ExecutorCapabilities(max_tensor_parallel_size=2)
 
 
-class FirstOnly(Group):
-    def allocate(self, plan):
-        self.workers[0].allocate(plan)
+class Wrapped(Worker, StepRunner):
+    """Passes every call on to the worker."""
+
+    def __init__(self, worker):
+        self.worker = worker
+
+    def load(self):
+        return self.worker.load()
+
+    def allocate(self, plans):
+        self.worker.allocate(plans)
+        return self
+
+    def execute(self, plan):
+        self.worker.execute(plan)
+
+    def sample(self, plan_id, masks):
+        self.worker.sample(plan_id, masks)
+
+    def collect(self, plan_id):
+        return self.worker.collect(plan_id)
+
+    def control(self, command):
+        return self.worker.control(command)
+
+    def check_health(self):
+        self.worker.check_health()
+
+    def shutdown(self):
+        self.worker.shutdown()
+
+
+class Here(Executor):
+    """One worker in this process."""
+
+    wrapper = Wrapped
+
+    def place(self, launch):
+        if launch.grid.size != 1:
+            raise RefusedError(f"{launch.grid.size} workers")
+        return self.wrapper(launch.make())
+
+
+class TestHere(ExecutorContract):
+    """A right wrapper passes."""
+
+    executor_class = Here
+
+
+class OneTooFew(Two):
+    def place(self, launch):
+        placed = super().place(launch)
+        if len(placed) > 1:
+            placed.pop().end(0.0)
+        return placed
+
+
+class TheSameTwice(Two):
+    def place(self, launch):
+        return [launch.spawn(0)] * launch.grid.size
+
+
+class OneIsAll(Here):
+    def place(self, launch):
+        return self.wrapper(launch.make())
+
+
+class KillsAll(Two):
+    def place(self, launch):
+        placed = super().place(launch)
+        for process in placed[1:]:
+            process.kill = lambda: [each.process.kill() for each in placed]
+        return placed
+
+
+class HidesTheEnd(Two):
+    def place(self, launch):
+        placed = super().place(launch)
+        for process in placed:
+            process.kill = lambda: None
+        return placed
+
+
+class LeavesTheOthers(Two):
+    def place(self, launch):
+        return [launch.spawn(rank) for rank in range(launch.grid.size)]
+
+
+class TakesAny(Two):
+    max_size = 100
+
+
+@pytest.mark.parametrize(
+    ("wrong", "test", "arguments"),
+    [
+        (OneTooFew, "every_rank_is_placed", {"grid": GRID}),
+        (TheSameTwice, "every_rank_is_placed", {"grid": GRID}),
+        (OneIsAll, "every_rank_is_placed", {"grid": GRID}),
+        (KillsAll, "the_end_of_a_process_is_seen_and_concerns_no_other", {"grid": GRID}),
+        (HidesTheEnd, "the_end_of_a_process_is_seen_and_concerns_no_other", {"grid": GRID}),
+        (LeavesTheOthers, "if_a_process_cannot_be_started_the_others_are_ended", {}),
+        (TakesAny, "more_workers_than_declared_are_refused", {}),
+    ],
+)
+def test_a_wrong_placement_fails(wrong, test, arguments, tmp_path, monkeypatch):
+    monkeypatch.setattr("quire.testing.executor.WAIT_S", 1.0)
+
+    class Wrong(ExecutorContract):
+        executor_class = wrong
+        capabilities = ExecutorCapabilities(max_tensor_parallel_size=2)
+
+    with pytest.raises((AssertionError, RuntimeError, pytest.fail.Exception)):
+        getattr(Wrong(), f"test_{test}")(tmp_path, **arguments)
+
+
+class AllocatesNothing(Wrapped):
+    def allocate(self, plans):
         return self
 
 
-class LargestMemory(Group):
-    def load(self):
-        return max(self.each("load"), key=lambda info: info.available_kv_bytes)
-
-
-class NoMasks(Group):
+class NoMasks(Wrapped):
     def sample(self, plan_id, masks):
         super().sample(plan_id, [])
 
 
-class OneAtATime(Group):
+class OneAtATime(Wrapped):
     is_busy = False
 
     def execute(self, plan):
@@ -104,21 +171,17 @@ class OneAtATime(Group):
         super().execute(plan)
 
 
-class WrongStep(Group):
-    def execute(self, plan):
-        self.__dict__.setdefault("plans", deque()).append(plan.plan_id)
-        super().execute(plan)
-
+class NewestFirst(Wrapped):
     def collect(self, plan_id):
-        return super().collect(self.plans.pop())
+        return super().collect(3 - plan_id)
 
 
-class LastResult(Group):
+class NoResult(Wrapped):
     def control(self, command):
-        return self.each("control", command)[-1]
+        super().control(command)
 
 
-class Swallows(Group):
+class Swallows(Wrapped):
     has_failed = False
 
     def execute(self, plan):
@@ -137,50 +200,23 @@ class Swallows(Group):
         return super().collect(plan_id)
 
 
-class AlwaysHealthy(Two):
-    def check_health(self):
-        pass
-
-
-class StartsTwice(Two):
-    def start(self):
-        self.group = None
-        return super().start()
-
-
-class ShutsDownTwice(Two):
-    def shutdown(self):
-        if self.group is not None:
-            self.group.shutdown()
-
-
-class TakesAny(Two):
-    max_size = 100
-
-
 @pytest.mark.parametrize(
     ("wrong", "test", "arguments"),
     [
-        (FirstOnly, "calls_reach_every_worker_in_order", {"tp_size": 2}),
-        (LargestMemory, "the_smallest_memory_is_reported", {"tp_size": 2}),
-        (NoMasks, "a_result_is_that_of_its_step", {"tp_size": 1}),
-        (OneAtATime, "a_step_can_be_launched_before_the_last_one_is_collected", {"tp_size": 1}),
-        (WrongStep, "a_step_can_be_launched_before_the_last_one_is_collected", {"tp_size": 1}),
-        (LastResult, "the_result_of_a_control_is_returned", {"tp_size": 2}),
-        (Swallows, "an_error_of_a_worker_is_raised", {"verb": "execute"}),
-        (AlwaysHealthy, "without_workers_nothing_is_healthy", {}),
-        (StartsTwice, "starting_twice_is_an_error", {}),
-        (ShutsDownTwice, "shutting_down_reaches_each_worker_once", {"tp_size": 1}),
-        (TakesAny, "more_workers_than_declared_are_refused", {"stages": False}),
+        (AllocatesNothing, "a_worker_in_this_process_gets_every_call_in_order", {}),
+        (NoMasks, "a_worker_in_this_process_gets_every_call_in_order", {}),
+        (NoResult, "a_worker_in_this_process_gets_every_call_in_order", {}),
+        (OneAtATime, "a_step_can_be_launched_before_the_last_one_is_collected", {}),
+        (NewestFirst, "a_step_can_be_launched_before_the_last_one_is_collected", {}),
+        (Swallows, "an_error_of_a_worker_in_this_process_is_raised", {"verb": "execute"}),
     ],
 )
-def test_a_wrong_executor_fails(wrong, test, arguments, tmp_path):
-    class WithGroup(Two):
-        group_class = wrong
+def test_a_wrong_wrapper_fails(wrong, test, arguments, tmp_path):
+    class Wrapping(Here):
+        wrapper = wrong
 
     class Wrong(ExecutorContract):
-        executor_class = wrong if issubclass(wrong, Two) else WithGroup
-        capabilities = ExecutorCapabilities(max_tensor_parallel_size=2)
+        executor_class = Wrapping
 
     with pytest.raises((AssertionError, EngineDeadError, pytest.fail.Exception)):
         getattr(Wrong(), f"test_{test}")(tmp_path, **arguments)

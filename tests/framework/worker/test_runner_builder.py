@@ -62,7 +62,8 @@ def build(site, tmp_path):
         plugins = load_plugins(settings.plugins)
         composition = compose_engine(settings, plugins).composition
         tables = SlotTables(2, 16, [4], composition.sampler_fields, torch.device("cpu"))
-        return build_pipeline(WorkerParts.load(settings, composition, plugins.registries), tables)
+        parts = WorkerParts.load(settings, composition, plugins.registries)
+        return build_pipeline(parts, tables, SingleDevice())
 
     return build
 

@@ -2,11 +2,10 @@
 
 import pytest
 
-from quire.errors import EngineDeadError, RefusedError
+from quire.errors import RefusedError
 from quire.interfaces.executor import WorkerGrid, WorkerLaunch
-from quire.interfaces.kv_cache import KVPlan
 from quire.plugins.loading import load_plugins
-from quire.testing.executor import ExecutorContract, NotingWorker, WorkerFaultError
+from quire.testing.executor import ExecutorContract, NotingWorker
 from quire_executors.in_process import InProcessExecutor
 
 
@@ -15,40 +14,22 @@ class TestInProcess(ExecutorContract):
     capabilities = load_plugins().registries.executors.entry("in_process").capabilities
 
 
-@pytest.fixture
-def executor(tmp_path):
-    return InProcessExecutor(WorkerLaunch(lambda rank: NotingWorker(rank, tmp_path, "sample")))
+def launch_of(grid, notes):
+    return WorkerLaunch(grid=grid, make=lambda: NotingWorker(notes), spawn=lambda rank: None)
 
 
-def test_the_worker_is_called_directly(executor):
-    worker = executor.start()
-    assert isinstance(worker, NotingWorker)
-    with pytest.raises(WorkerFaultError, match="sample fails on rank 0"):
-        worker.allocate(KVPlan(num_blocks=2, groups=())).sample(7, [])
-
-
-def test_errors_name_the_state_of_the_worker(executor):
-    with pytest.raises(EngineDeadError, match="not running"):
-        executor.check_health()
-    executor.start()
-    with pytest.raises(EngineDeadError, match="running already"):
-        executor.start()
-
-
-def test_it_can_be_started_again_after_a_shutdown(executor):
-    for _ in range(2):
-        assert executor.start().load().available_kv_bytes == 100
-        executor.check_health()
-        executor.shutdown()
+def test_the_worker_is_called_directly(tmp_path):
+    placed = InProcessExecutor().place(launch_of(WorkerGrid(), tmp_path / "calls"))
+    assert type(placed) is NotingWorker
 
 
 @pytest.mark.parametrize(
     ("grid", "reason"),
     [
-        (WorkerGrid(tp_size=2), "tensor_parallel_size is 2"),
-        (WorkerGrid(pp_size=2), "runs one worker, but the model needs 2"),
+        (WorkerGrid(tp_size=2), "2 are needed .tensor_parallel_size 2, pipeline_parallel_size 1."),
+        (WorkerGrid(pp_size=3), "3 are needed .*--executor processes"),
     ],
 )
-def test_a_refusal_names_the_size(grid, reason):
+def test_a_refusal_names_the_sizes_and_the_way_out(grid, reason, tmp_path):
     with pytest.raises(RefusedError, match=reason):
-        InProcessExecutor(WorkerLaunch(lambda rank: None, grid=grid))
+        InProcessExecutor().place(launch_of(grid, tmp_path / "calls"))

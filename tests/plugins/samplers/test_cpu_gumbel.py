@@ -7,14 +7,14 @@ from types import MappingProxyType
 import pytest
 import torch
 from filtered_rows import FIELDS, ROWS, after_steps, is_on_the_edge
-from gumbel_reference import gumbel_sample, noise_of
+from gumbel_reference import gumbel_sample, gumbel_scores, noise_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_libraries import SETS_HERE, use_set
 
 from quire.plugins.loading import load_plugins
 from quire.testing.sampling import FusedSamplerContract
-from quire.testing.sampling.sampled_rows import sampled_rows
+from quire.testing.sampling.sampled_rows import sampled_rows, shard_of
 from quire_samplers import cpu_gumbel_library
 from quire_samplers.cpu_gumbel import CpuGumbel
 from quire_samplers.min_p import MinP
@@ -86,6 +86,31 @@ def test_filters_over_any_vocabulary_are_those_of_the_steps(each_set, vocab_size
     logits = random_logits(len(ALL_KINDS), vocab_size, scale, seed=7)
     rows = sampled_rows(CAPABILITIES, ALL_KINDS, seeds=range(100, 100 + len(ALL_KINDS)))
     assert torch.equal(sample_fused(logits, rows), gumbel_sample(after_steps(logits, rows), rows))
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_a_token_has_the_same_score_in_every_shard(each_set, fuse):
+    fields = [{"temperature": row / 2} for row in range(4)]
+    rows = sampled_rows(CAPABILITIES, fields, seeds=range(90, 94))
+    logits = random_logits(4, 5000, 1.5, seed=9)
+    step = CpuGumbel(logits.shape[1], CPU)
+    scaled = Temperature(logits.shape[1], CPU).apply(logits.clone(), rows) if fuse else logits
+    expected = gumbel_scores(scaled, rows)
+    for first, last in ((0, 1), (0, 5000), (17, 3001), (2490, 2497), (4999, 5000)):
+        shard = shard_of(logits, rows, range(first, last))
+        scores, token_ids = step.sample_shard_fused(*shard) if fuse else step.sample_shard(*shard)
+        torch.testing.assert_close(scores, expected[:, first:last].amax(1))
+        assert token_ids.tolist() == (first + expected[:, first:last].argmax(1)).tolist()
+        for row, token_id in enumerate(token_ids.tolist()):
+            alone = shard_of(logits, rows, range(token_id, token_id + 1))
+            found, _ = step.sample_shard_fused(*alone) if fuse else step.sample_shard(*alone)
+            assert found[row] == scores[row], "to the bit"
+
+
+def test_a_shard_that_ends_after_the_vocabulary_is_refused():
+    rows = sampled_rows(CAPABILITIES, [{"temperature": 1.0}])
+    with pytest.raises(ValueError, match=r"must be float32 \[N, up to 2\]"):
+        CpuGumbel(5, CPU).sample_shard(torch.ones(1, 3), replace(rows, first_token_id=3))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -282,8 +307,8 @@ def noting(step, apply, applied):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda logits, rows: (logits.double(), rows), r"must be float32 \[N, 5\], got"),
-        (lambda logits, rows: (logits[:, :4], rows), r"must be float32 \[N, 5\], got"),
+        (lambda logits, rows: (logits.double(), rows), r"must be float32 \[N, up to 5\], got"),
+        (lambda logits, rows: (logits[:, :4], rows), "each row must have 5 logits, not 4"),
         (lambda logits, rows: (logits, replace(rows, slots=rows.slots.int())), "must be int64"),
         (
             lambda logits, rows: (

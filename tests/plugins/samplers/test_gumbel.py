@@ -7,7 +7,7 @@ from types import MappingProxyType
 import pytest
 import torch
 from filtered_rows import ROWS, after_steps, is_on_the_edge
-from gumbel_reference import gumbel_sample, noise_of, row_keys, token_words
+from gumbel_reference import gumbel_sample, gumbel_scores, noise_of, row_keys, token_words
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_device import DEVICE
@@ -15,6 +15,7 @@ from kernel_device import DEVICE
 from quire.interfaces.sampling import SamplerCapabilities
 from quire.testing.sampling import FusedSamplerContract
 from quire.testing.sampling import sampled_rows as sampled
+from quire.testing.sampling.sampled_rows import shard_of
 from quire_samplers import gumbel
 from quire_samplers.gumbel import Gumbel
 from quire_samplers.gumbel_kernels import CHUNK
@@ -23,7 +24,9 @@ from quire_samplers.plugin import MIN_P, TEMPERATURE, TOP_K, TOP_P
 from quire_samplers.temperature import Temperature
 from quire_samplers.top_k_top_p import TopKTopP
 
-CAPABILITIES = SamplerCapabilities(stage="sample", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P))
+CAPABILITIES = SamplerCapabilities(
+    stage="sample", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P), is_vocab_parallel=True
+)
 sampled_rows = partial(sampled.sampled_rows, device=DEVICE.type)
 ALL_KINDS = (
     {"temperature": 0.0},
@@ -181,6 +184,25 @@ def test_the_noise_of_a_token_does_not_depend_on_how_many_there_are():
     logits = torch.full((8, 2 * CHUNK), -1e4, device=DEVICE)
     logits[:, :100] = random_logits(8, 100, 1.0, seed=3)
     assert torch.equal(sample(logits, rows), sample(logits[:, :100].contiguous(), rows))
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_a_token_has_the_same_score_in_every_shard(fuse):
+    fields = [{"temperature": row / 2} for row in range(4)]
+    rows = sampled_rows(CAPABILITIES, fields, seeds=range(90, 94))
+    logits = random_logits(4, CHUNK + 600, 1.5, seed=9)
+    step = Gumbel(logits.shape[1], DEVICE)
+    scaled = Temperature(logits.shape[1], DEVICE).apply(logits.clone(), rows) if fuse else logits
+    expected = gumbel_scores(scaled, rows)
+    for first, last in ((0, 1), (0, CHUNK + 600), (17, CHUNK + 20), (CHUNK - 3, CHUNK + 4)):
+        shard = shard_of(logits, rows, range(first, last))
+        scores, token_ids = step.sample_shard_fused(*shard) if fuse else step.sample_shard(*shard)
+        torch.testing.assert_close(scores, expected[:, first:last].amax(1))
+        assert token_ids.tolist() == (first + expected[:, first:last].argmax(1)).tolist()
+        for row, token_id in enumerate(token_ids.tolist()):
+            alone = shard_of(logits, rows, range(token_id, token_id + 1))
+            found, _ = step.sample_shard_fused(*alone) if fuse else step.sample_shard(*alone)
+            assert found[row] == scores[row], "to the bit"
 
 
 def test_it_does_not_matter_how_many_programs_weigh_a_row(monkeypatch):

@@ -111,6 +111,11 @@ def test_fields_take_what_vllm_takes_and_no_more(quire_registries, name, taken, 
             field.check(value)
 
 
+def test_steps_without_sums_over_the_vocabulary_work_on_shards(quire_registries):
+    parallel = {e.name for e in built_in(quire_registries) if e.capabilities.is_vocab_parallel}
+    assert parallel == {"temperature", "gumbel", "cpu_gumbel"}
+
+
 def test_samplers_with_kernels_fuse_all_processors(quire_registries):
     entries = {entry.name: entry.capabilities for entry in built_in(quire_registries)}
     for name, kernels in (("gumbel", "triton"), ("cpu_gumbel", "native"), ("categorical", None)):

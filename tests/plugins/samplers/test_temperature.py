@@ -10,7 +10,9 @@ from quire.testing.sampling.sampled_rows import sampled_rows
 from quire_samplers.plugin import TEMPERATURE
 from quire_samplers.temperature import Temperature
 
-CAPABILITIES = SamplerCapabilities(stage="temperature", fields=(TEMPERATURE,))
+CAPABILITIES = SamplerCapabilities(
+    stage="temperature", fields=(TEMPERATURE,), is_vocab_parallel=True
+)
 
 
 class TestTemperature(LogitsProcessorContract):

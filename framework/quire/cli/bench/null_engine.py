@@ -7,6 +7,7 @@ Only the workers are replaced, by a runner that returns prepared results.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from quire.config import DEFAULT_SCHEDULING_POLICY, PluginSettings, SchedulerSettings
 from quire.engine.core import EngineCore
@@ -15,7 +16,7 @@ from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
 from quire.engine.kv_cache.kv_plan import NULL_BLOCKS, fixed_plan
 from quire.engine.scheduling.scheduler import Scheduler
 from quire.errors import CapacityError
-from quire.interfaces.executor import Executor, StepRunner, Worker, WorkerLaunch
+from quire.interfaces.executor import StepRunner, Worker
 from quire.interfaces.kv_cache import KVCacheSpec, KVLayer, KVPlan
 from quire.interfaces.scheduling import SchedulingPolicy
 from quire.messages import (
@@ -36,6 +37,7 @@ VOCAB_SIZE = 50_000
 FILLER_BLOCKS = 4096  # of one request that fills the pool
 MAX_SETUP_STEPS = 8
 MAX_QUEUED = 100_000
+NO_MODEL = "an engine without a model loads and allocates nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +95,17 @@ class EngineParts:
         return cls(tuple(specs), policy)
 
 
-class IdleExecutor(Executor):
-    """Executor without workers."""
+class IdleWorker(Worker):
+    """Worker without a model."""
 
-    def __init__(self) -> None:
-        super().__init__(WorkerLaunch(make=_no_worker))
+    def load(self) -> NoReturn:
+        """Refuse: there is no model."""
+        raise RuntimeError(NO_MODEL)
 
-    def start(self) -> Worker:
-        """Raise an error: there is no worker to start."""
-        return _no_worker(0)
+    def allocate(self, plans: Sequence[KVPlan]) -> NoReturn:
+        """Refuse: there is no model."""
+        del plans
+        raise RuntimeError(NO_MODEL)
 
     def check_health(self) -> None:
         """Do nothing: no process can die."""
@@ -153,7 +157,7 @@ def make_core(parts: EngineParts, workload: Workload) -> tuple[EngineCore, IdleR
     runner = IdleRunner(workload.num_running)
     core = EngineCore(
         Scheduler(settings, kv, parts.policy()),
-        IdleExecutor(),
+        IdleWorker(),
         runner,
         NoGrammars(),
         async_scheduling=workload.async_scheduling,
@@ -229,7 +233,3 @@ def _plan(parts: EngineParts, workload: Workload) -> KVPlan:
             f"for {workload.num_steps} steps; the pool has {num_blocks}"
         )
     return fixed_plan(parts.specs, num_blocks)
-
-
-def _no_worker(rank: int) -> Worker:
-    raise RuntimeError(f"an engine without a model has no worker {rank}")

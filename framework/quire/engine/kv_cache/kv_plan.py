@@ -29,18 +29,19 @@ class StageMemory:
     available_bytes: int
 
 
-def plan_kv_cache(
-    specs: Sequence[KVCacheSpec],
-    available_bytes: int,
+def plan_stages(
+    stages: Sequence[StageMemory],
     max_useful_tokens: int,
     max_num_seqs: int | None,
     max_step_tokens: int | None = None,
-) -> KVPlan:
-    """Plan the cache of a model on one device, or on several with tensor parallelism.
+) -> list[KVPlan]:
+    """Plan the cache of a model's pipeline stages, in order.
+
+    Groups are made once over all stages, and each stage has its part of each group, so that one
+    block table serves them all.
 
     Args:
-        specs: Specs of the layers with a KV cache.
-        available_bytes: Number of bytes for the cache on one device.
+        stages: Layers and memory of each stage.
         max_useful_tokens: Number of tokens of the longest request.
         max_num_seqs: Number of requests of that length to have blocks for; more are not allocated.
             None: use all available memory, for cached prefixes.
@@ -49,25 +50,10 @@ def plan_kv_cache(
     Raises:
         CapacityError: Not even one token of one request fits.
     """
-    stage = StageMemory(specs, available_bytes)
-    return plan_stages([stage], max_useful_tokens, max_num_seqs, max_step_tokens)[0]
-
-
-def plan_stages(
-    stages: Sequence[StageMemory],
-    max_useful_tokens: int,
-    max_num_seqs: int | None,
-    max_step_tokens: int | None = None,
-) -> list[KVPlan]:
-    """Plan the cache of a model with several pipeline stages, in order.
-
-    Groups are made once over all stages, and each stage has its part of each group, so that one
-    block table serves them all. Other arguments and errors are as for `plan_kv_cache`.
-    """
     whole = group_layers([spec for stage in stages for spec in stage.specs])
     if not whole.groups:
         return [KVPlan(NULL_BLOCKS, ()) for _ in stages]
-    parts = [_part(whole, stage) for stage in stages]
+    parts = [_part(whole, stage.specs) for stage in stages]
     step = max_useful_tokens if max_step_tokens is None else max_step_tokens
     limits = [*_affordable(whole, parts, stages)]
     if max_num_seqs is not None:
@@ -81,8 +67,19 @@ def fixed_plan(specs: Sequence[KVCacheSpec], num_blocks: int) -> KVPlan:
 
     A model without KV cache gets the null block alone.
     """
-    whole = group_layers(specs)
-    return _plan(whole, num_blocks if whole.groups else NULL_BLOCKS)
+    return fixed_stages([specs], num_blocks)[0]
+
+
+def fixed_stages(stages: Sequence[Sequence[KVCacheSpec]], num_blocks: int) -> list[KVPlan]:
+    """Plan a cache of exactly `num_blocks` blocks on each pipeline stage.
+
+    Args:
+        stages: Specs of the layers with a KV cache of each stage.
+        num_blocks: Number of blocks, the null block included.
+    """
+    whole = group_layers([spec for specs in stages for spec in specs])
+    wanted = num_blocks if whole.groups else NULL_BLOCKS
+    return [_plan(_part(whole, specs), wanted) for specs in stages]
 
 
 def longest_request(plan: KVPlan, max_tokens: int, max_step_tokens: int | None = None) -> int:
@@ -129,8 +126,8 @@ def requests_that_fit(plan: KVPlan, num_tokens: int, max_step_tokens: int) -> in
     return 1 + (usable - largest) // blocks_held(plan, computed, 1)
 
 
-def _part(whole: KVGrouping, stage: StageMemory) -> KVGrouping:
-    return whole.on_stage(frozenset(spec.layer.name for spec in stage.specs))
+def _part(whole: KVGrouping, specs: Sequence[KVCacheSpec]) -> KVGrouping:
+    return whole.on_stage(frozenset(spec.layer.name for spec in specs))
 
 
 def _affordable(
@@ -139,14 +136,15 @@ def _affordable(
     """Return the number of blocks that fit each stage, skipping stages without KV cache."""
     smallest = NULL_BLOCKS + _blocks_held(whole, 1, 1)
     affordable = []
-    for part, stage in zip(parts, stages, strict=True):
+    for index, (part, stage) in enumerate(zip(parts, stages, strict=True)):
         bytes_a_block = part.bytes_a_block
+        where = f" of pipeline stage {index}" if len(stages) > 1 else ""
         if not bytes_a_block:
             continue
         affordable.append(stage.available_bytes // bytes_a_block)
         if affordable[-1] < smallest:
             raise CapacityError(
-                f"the KV cache needs at least {smallest * bytes_a_block:,} bytes and gets "
+                f"the KV cache{where} needs at least {smallest * bytes_a_block:,} bytes and gets "
                 f"{stage.available_bytes:,}; set kv_cache_memory_bytes, or a smaller block_size"
             )
     return affordable

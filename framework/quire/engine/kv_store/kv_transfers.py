@@ -172,14 +172,18 @@ class KVTransfers:
                 ready += [] if request is None else [request]
         return ready
 
-    def pop_expired(self, now_s: float) -> list[Request]:
+    def pop_expired(self, now_s: float, num_in_flight: int = 0) -> list[Request]:
         """Return the requests whose load timed out or was cancelled; switch off a silent store.
 
         The blocks of a timed-out load stay allocated until the transfer ends.
+
+        Args:
+            now_s: Current time, on the monotonic clock.
+            num_in_flight: Number of planned steps that have reported nothing yet.
         """
         if not self.is_busy:
             return []
-        if self._is_silent(now_s):
+        if self._is_silent(now_s, num_in_flight):
             num_open, timeout_s = len(self._open), self.timeout_s
             self.store.switch_off(
                 f"has ended none of {num_open} open transfers for {timeout_s:g} s"
@@ -250,10 +254,11 @@ class KVTransfers:
     def _reset_silence(self) -> None:
         self._last_progress_s, self._num_silent_steps = time.monotonic(), 0
 
-    def _is_silent(self, now_s: float) -> bool:
+    def _is_silent(self, now_s: float, num_in_flight: int) -> bool:
         """Whether transfers are open and none has ended for too long."""
         is_long_ago = now_s - self._last_progress_s >= self.timeout_s
-        return bool(self._open) and is_long_ago and self._num_silent_steps >= MIN_SILENT_STEPS
+        num_complete = self._num_silent_steps - num_in_flight
+        return bool(self._open) and is_long_ago and num_complete >= MIN_SILENT_STEPS
 
     def _finish_transfer(self, transfer: Transfer, has_failed: bool) -> Request | None:
         """End a reported transfer, and return the request that waited for it."""

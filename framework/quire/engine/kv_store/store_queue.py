@@ -86,13 +86,17 @@ class StoreQueue:
         self._lookup_results.pop(request, None)
         return Status.WAITING_FOR_REMOTE_KV
 
-    def pop_ready(self, now_s: float) -> list[Request]:
+    def pop_ready(self, now_s: float, num_in_flight: int = 0) -> list[Request]:
         """Return the requests to queue again; called once per step.
 
         Their lookup has a result or timed out, or their load timed out or was cancelled.
+
+        Args:
+            now_s: Current time, on the monotonic clock.
+            num_in_flight: Number of planned steps that are not complete.
         """
         self._num_pending = 0
-        return self._transfers.pop_expired(now_s) + self._retry_lookups(now_s)
+        return self._transfers.pop_expired(now_s, num_in_flight) + self._retry_lookups(now_s)
 
     def remove(self, request: Request) -> None:
         """Remove a finished request."""

@@ -75,6 +75,7 @@ class RunningSet:
         request.status = Status.RUNNING
         request.slot = self._free_slots.pop()
         request.num_prompt_logprobs_seen = 0
+        request.num_sent_tokens = len(request.token_ids)  # with the assignment of the slot
         self.by_slot[request.slot] = request
         insert_into(self.requests, request)
         if request.adapter is not None:

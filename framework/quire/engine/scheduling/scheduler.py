@@ -11,6 +11,19 @@ Steps may be planned while others are in flight. The tokens of a planned step co
 the next step continues after them; its sampled tokens are applied when it completes. A request that
 is preempted or removed in the meantime keeps its slot and blocks until the last step planned before
 has completed. For a removed request, the tokens that such a step samples are dropped.
+
+A pipeline has as many steps in flight as stages, and only its last stage samples. The first stage
+needs the token of a decode, so a request whose next token is undecided waits until that step has
+completed. The token then travels as a patch of the plan that computes it. Chunks of one prompt wait
+for nothing: each of them may be on another stage. Of three stages, with six decodes and a prompt P:
+
+    stage 0   a b P1   c d P2   e f P3   a b P4   c d P5
+    stage 1            a b P1   c d P2   e f P3   a b P4
+    stage 2                     a b P1   c d P2   e f P3
+    patches                              a b      c d
+    time      --------------------------------------------->
+
+Each step takes its share of the decodes (`decode_spread`), so that every stage has work.
 """
 
 import math
@@ -18,6 +31,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from itertools import groupby
+from operator import attrgetter
 
 from quire.config import SchedulerSettings
 from quire.engine.deadlines import Deadlines, timeout_report
@@ -27,6 +41,7 @@ from quire.engine.kv_store.store_queue import StoreQueue
 from quire.engine.request import Request, Status
 from quire.engine.results import ResultProcessor
 from quire.engine.scheduling.admission import Admission
+from quire.engine.scheduling.decode_spread import decode_quota
 from quire.engine.scheduling.fair_split import split_fairly
 from quire.engine.scheduling.guarded_policy import GuardedPolicy
 from quire.engine.scheduling.prompt_sharing import PromptSharing
@@ -44,6 +59,8 @@ from quire.messages import (
     StepResult,
 )
 
+LAST_PLAN_ID = attrgetter("last_plan_id")
+
 
 class Scheduler:
     """Plans steps within the budgets of tokens, requests, adapters and blocks.
@@ -55,6 +72,7 @@ class Scheduler:
         max_adapters: Maximum number of LoRA adapters in a batch.
         transfers: Transfers of the external KV store, if there is one.
         verifies_drafts: Whether the workers verify draft tokens; if not, drafts are refused.
+        pipeline_parallel_size: Number of pipeline stages.
     """
 
     def __init__(
@@ -66,6 +84,7 @@ class Scheduler:
         transfers: KVTransfers | None = None,
         *,
         verifies_drafts: bool = False,
+        pipeline_parallel_size: int = 1,
     ) -> None:
         self.settings = settings
         self.kv = kv
@@ -87,6 +106,7 @@ class Scheduler:
         self._in_flight: deque[list[Chunk]] = deque()
         self._last_plan_id = 0
         self._verifies_drafts = verifies_drafts
+        self._num_stages = pipeline_parallel_size
 
     @property
     def running(self) -> Sequence[Request]:
@@ -175,10 +195,16 @@ class Scheduler:
             Whether the drafts are used: the last token is known and nothing is in flight.
 
         Raises:
-            RefusedError: The workers do not verify drafts, and would take them for right.
+            RefusedError: The workers do not verify drafts, and would take them for right; or there
+                are pipeline stages that would not know which of them are right.
         """
         if not self._verifies_drafts:
             raise RefusedError("draft tokens are refused: no worker of this engine verifies them")
+        if self._num_stages > 1:
+            raise RefusedError(
+                "draft tokens are refused: of the pipeline stages of this engine, only the last "
+                "would know which drafts are right; use --pipeline-parallel-size 1"
+            )
         request = self.requests.get(request_id)
         if request is None or request.status is not Status.RUNNING:
             return False
@@ -215,9 +241,10 @@ class Scheduler:
         """Plan the next step; a plan without work is not to be executed."""
         step = StepInProgress(self.settings.max_num_batched_tokens)
         if self._store is not None:
-            for request in self._store.pop_ready(time.monotonic()):
+            for request in self._store.pop_ready(time.monotonic(), len(self._in_flight)):
                 self._waiting.push(request)
-        step.prompts = self._schedule_decodes(step)
+        is_single = self._num_stages == 1
+        step.prompts = self._schedule_decodes(step) if is_single else self._spread_decodes(step)
         if step.prompts or self._waiting:
             self._schedule_prompts(step)
         transfers = NO_TRANSFERS if self.transfers is None else self.transfers.plan_step()
@@ -247,6 +274,32 @@ class Scheduler:
             elif computed < request.next_check or self._can_decode(request, step):
                 request.num_computed_tokens = computed + 1
                 taken.append(entries[request.slot])  # type: ignore[index]
+        return [request for request in prompts if request.status is Status.RUNNING]
+
+    def _spread_decodes(self, step: StepInProgress) -> list[Request]:
+        """Schedule a pipeline's share of the decodes, and return the requests that lack more.
+
+        A request whose next token is undecided counts as a decode, but waits for that token.
+        """
+        prompts, ready = [], []
+        for request in self._running.requests:
+            num_lacking = len(request.token_ids) - request.num_computed_tokens
+            if num_lacking > 1:
+                prompts.append(request)
+            elif num_lacking == 1:
+                ready.append(request)
+        num_decodes = len(self._running) - len(prompts)
+        quota = decode_quota(num_decodes, self._num_stages, self._last_plan_id)
+        if len(ready) > quota:
+            ready.sort(key=LAST_PLAN_ID)  # those that waited longest first
+        for request in ready:
+            if len(step.decodes) == quota:
+                break
+            if request.num_computed_tokens < request.next_check or self._can_decode(request, step):
+                request.num_computed_tokens += 1
+                request.last_plan_id = self._last_plan_id + 1
+                step.decodes.append(self._decode_entries[request.slot])  # type: ignore[index]
+                step.patch(request)
         return [request for request in prompts if request.status is Status.RUNNING]
 
     def _can_decode(self, request: Request, step: StepInProgress) -> bool:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from quire.engine.kv_store.kv_transfers import StepTransfers
 from quire.engine.request import Request
-from quire.messages import NewBlocks, ScheduledRequest, StepPlan
+from quire.messages import NewBlocks, ScheduledRequest, StepPlan, TokenPatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class StepInProgress:
         drafts: Draft tokens to verify, by request.
         new_requests: Requests among `chunks` that need a slot assignment.
         new_blocks: Blocks appended to the tables of running requests.
+        patches: Tokens that the first stage of a pipeline lacks.
         is_short: Whether the pool ran out of blocks, so that no request may start.
     """
 
@@ -38,6 +39,7 @@ class StepInProgress:
         self.drafts: dict[Request, list[int]] = {}
         self.new_requests: list[Request] = []
         self.new_blocks: list[NewBlocks] = []
+        self.patches: list[TokenPatch] = []
         self.is_short = False
 
     @property
@@ -61,6 +63,13 @@ class StepInProgress:
             if block_ids:
                 self.new_blocks.append(NewBlocks(_slot_of(request), group, block_ids))
 
+    def patch(self, request: Request) -> None:
+        """Send the first stage of a pipeline the tokens sampled since the slot was assigned."""
+        num_sent, known = request.num_sent_tokens, request.token_ids
+        if num_sent < len(known):
+            self.patches.append(TokenPatch(_slot_of(request), num_sent, known[num_sent:]))
+            request.num_sent_tokens = len(known)
+
     def undo(self, request: Request) -> None:
         """Remove a running request from the step."""
         slot = _slot_of(request)
@@ -71,6 +80,7 @@ class StepInProgress:
         if self.drafts.pop(request, None) is not None:
             request.num_drafts_in_flight = 0  # they were scheduled in this step only
         self.new_blocks = [added for added in self.new_blocks if added.slot != slot]
+        self.patches = [patch for patch in self.patches if patch.slot != slot]
 
     def finish(self, plan_id: int, transfers: StepTransfers) -> tuple[StepPlan, list[Chunk]]:
         """Return the plan and its chunks, and advance `num_computed_tokens` of the requests."""
@@ -79,6 +89,7 @@ class StepInProgress:
         for request, num_tokens in self.chunks.items():
             requests.append(self._scheduled_request(request, num_tokens))
             request.num_computed_tokens += num_tokens
+            request.last_plan_id = plan_id
             end = request.num_computed_tokens
             if request not in self.drafts:
                 chunks.append(Chunk(request, _slot_of(request), end))
@@ -87,6 +98,7 @@ class StepInProgress:
             requests=requests,
             assignments=assignments,
             new_blocks=self.new_blocks,
+            token_patches=self.patches,
             kv_transfers=transfers.message,
             kv_loads=list(transfers.loads),
             kv_saves=list(transfers.saves),

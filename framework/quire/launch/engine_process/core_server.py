@@ -16,7 +16,6 @@ from quire.launch.engine_process.engine_wire import (
     Add,
     Call,
     EncodedRequest,
-    ErrorMessage,
     ReadStats,
     Reply,
     Shutdown,
@@ -27,6 +26,7 @@ from quire.messages import (
     EngineOutput,
     EngineOutputs,
 )
+from quire.process.error_message import ErrorMessage
 from quire.process.ipc import Channel, encode
 
 HEALTH_INTERVAL_S = 0.5  # interval of the worker health checks of an idle engine

@@ -4,15 +4,12 @@ parent -> engine   EngineConfig on its standard input; then Add, Abort, Call and
 engine -> parent   Connected; Ready or Refused; one Stepped per step, a Reply per Call; Failed
 """
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-import quire
-import quire.errors
 from quire.config import Settings
-from quire.errors import CauseError, InvalidRequestError, QuireError, RequestError
+from quire.errors import InvalidRequestError, QuireError
 from quire.messages import (
     Control,
     EngineOutputs,
@@ -22,47 +19,8 @@ from quire.messages import (
     ResetPrefixCache,
     Started,
 )
+from quire.process.error_message import ErrorMessage
 from quire.process.ipc import UnreadableError, decode, encode
-from quire.process.traceback_text import cause_text, sendable
-
-_KINDS: dict[str, type[QuireError]] = {
-    name: kind
-    for name, kind in vars(quire.errors).items()
-    if isinstance(kind, type) and issubclass(kind, QuireError)
-}
-
-
-def own_quire() -> str:
-    """Return the version and the folder of the running quire."""
-    return f"quire {quire.__version__} in {Path(quire.__file__).parent}"
-
-
-class ErrorMessage(msgspec.Struct, frozen=True, array_like=True):
-    """A `QuireError` as a message to another process."""
-
-    kind: str  # name of the nearest class of quire.errors
-    message: str
-    param: str | None = None
-    cause: str | None = None  # traceback of its cause
-
-    @classmethod
-    def of(cls, error: BaseException) -> "ErrorMessage":
-        """Pack an error; a type outside quire.errors is named in the message."""
-        param = error.param if isinstance(error, RequestError) else None
-        message, cause = sendable(str(error)), cause_text(error)
-        for kind in type(error).__mro__:
-            if kind.__name__ in _KINDS and _KINDS[kind.__name__] is kind:
-                return cls(kind.__name__, message, param, cause)
-        return cls(QuireError.__name__, f"{type(error).__name__}: {message}", cause=cause)
-
-    def error(self) -> QuireError:
-        """Return the error."""
-        kind = _KINDS.get(self.kind, QuireError)
-        error = kind(self.message)
-        if isinstance(error, RequestError):
-            error.param = self.param
-        error.__cause__ = None if self.cause is None else CauseError(self.cause)
-        return error
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,17 +30,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         settings: Settings as given by the user, without the server's.
         address: Socket address on which the parent listens.
         log_level: Log level of the parent.
-        quire: Version and folder of the parent's quire.
-        fingerprint: Fingerprint of the parent's composition.
-        checkpoint_folder: Folder in which the parent found the model.
+        choices: Choices of the parent, which this process must share.
     """
 
     settings: Settings
     address: str
     log_level: int
-    quire: str
-    fingerprint: list[tuple[str, str, str, str]]
-    checkpoint_folder: str
+    choices: list[str]
 
 
 class EncodedRequest(msgspec.Struct, frozen=True, array_like=True):

@@ -16,6 +16,7 @@ from typing import Any, Self
 from quire.config import ServerSettings
 from quire.engine.results import failed_output, report_of
 from quire.errors import EngineDeadError, InvalidRequestError, QuireError
+from quire.launch.agreement import own_choices
 from quire.launch.composing import Composed
 from quire.launch.engine_process.engine_link import EXIT_GRACE_S, EngineLink
 from quire.launch.engine_process.engine_wire import (
@@ -33,7 +34,6 @@ from quire.launch.engine_process.engine_wire import (
     Reply,
     Shutdown,
     Stepped,
-    own_quire,
 )
 from quire.messages import (
     Control,
@@ -251,13 +251,10 @@ def _expect(link: EngineLink, kind: type[Any]) -> Any:
 
 
 def _config(composed: Composed, folder: SocketFolder) -> bytes:
-    composition = composed.composition
     config = EngineConfig(
         settings=replace(composed.settings, server=ServerSettings()),  # without the API key
         address=folder.address,
         log_level=logging.getLogger("quire").getEffectiveLevel(),
-        quire=own_quire(),
-        fingerprint=composition.fingerprint(),
-        checkpoint_folder=str(composition.checkpoint.folder),
+        choices=own_choices(composed.composition),
     )
     return encode(config)

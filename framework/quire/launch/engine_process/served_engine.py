@@ -7,28 +7,26 @@ parts as the parent.
 import gc
 import logging
 import sys
-from collections.abc import Sequence
-from difflib import unified_diff
 
 from quire.compose.composition import Composition
 from quire.engine.core import EngineCore
 from quire.errors import PluginError, QuireError
 from quire.frontend.dispatch.engine_client import death_by
+from quire.launch.agreement import difference, own_choices
 from quire.launch.composing import compose_engine
 from quire.launch.core_startup import start_core
 from quire.launch.engine_process.core_server import CoreServer
 from quire.launch.engine_process.engine_wire import (
     Connected,
     EngineConfig,
-    ErrorMessage,
     Failed,
     Ready,
     Refused,
     ToEngine,
-    own_quire,
 )
 from quire.messages import Started
 from quire.plugins.loading import load_plugins
+from quire.process.error_message import ErrorMessage
 from quire.process.ipc import Channel
 
 LINGER_S = 2.0  # time for the parent to read the last message
@@ -95,25 +93,15 @@ def check_agreement(config: EngineConfig, composition: Composition) -> None:
     Raises:
         PluginError: They differ; the message has the difference.
     """
-    parent_lines = _lines(config.quire, config.checkpoint_folder, config.fingerprint)
-    folder = str(composition.checkpoint.folder)
-    own_lines = _lines(own_quire(), folder, composition.fingerprint())
-    if parent_lines != own_lines:
-        difference = unified_diff(
-            parent_lines, own_lines, "the parent", "the engine process", lineterm=""
-        )
+    names = ("the parent", "the engine process")
+    found = difference(config.choices, own_choices(composition), names)
+    if found is not None:
         raise PluginError(
             "the engine process chose other parts than its parent; was a plugin installed or "
-            "changed in between?\n" + "\n".join(difference)
+            f"changed in between?\n{found}"
         )
 
 
 def _log(error: BaseException) -> None:
     if not isinstance(error, QuireError):
         logger.critical("the engine failed", exc_info=error)
-
-
-def _lines(
-    quire: str, checkpoint: str, fingerprint: Sequence[tuple[str, str, str, str]]
-) -> list[str]:
-    return [quire, f"checkpoint {checkpoint}", *(" ".join(part) for part in fingerprint)]

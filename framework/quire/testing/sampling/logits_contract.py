@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -39,6 +40,8 @@ from quire.testing.sampling.sampled_rows import (
     History,
     random_logits,
     sampled_rows,
+    shard_of,
+    vocabulary_splits,
 )
 
 NUM_ROWS = 12  # even, so that two alternating examples swap rows in reverse order
@@ -174,6 +177,22 @@ class LogitsProcessorContract:
         assert torch.equal(known, self._apply(logits, fields, is_known_to_host=False)), (
             "the logits differ if host_fields is empty"
         )
+
+    def test_the_tokens_of_a_shard_get_the_logits_of_whole_rows(self) -> None:
+        """A step that declares `is_vocab_parallel` changes each shard as it changes the whole."""
+        if not self.capabilities.is_vocab_parallel:
+            pytest.skip("the step does not declare is_vocab_parallel")
+        logits = self._logits()
+        rows = self._rows([self._active(row) for row in range(NUM_ROWS)])
+        whole = self._step().apply(logits.clone(), rows)
+        for split in vocabulary_splits(self.vocab_size):
+            for token_ids in split:
+                found = self._step().apply(*shard_of(logits, rows, token_ids))
+                assert torch.equal(found, shard_of(whole, rows, token_ids)[0]), (
+                    f"the logits of the tokens from {token_ids.start} to {token_ids.stop - 1} "
+                    "differ if they are a shard of the vocabulary: take token ids relative to "
+                    "rows.first_token_id, and nothing from other columns"
+                )
 
     def test_masked_tokens_stay_masked(self) -> None:
         """Logits of -inf, from a grammar, stay -inf, and at least one other token stays finite."""

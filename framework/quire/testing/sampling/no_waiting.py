@@ -25,7 +25,7 @@ def skip_without_device(capabilities: SamplerCapabilities) -> None:
 
 
 def run_without_data(
-    run: Callable[[Tensor, SampledRows], Tensor], logits: Tensor, rows: SampledRows
+    run: Callable[[Tensor, SampledRows], object], logits: Tensor, rows: SampledRows
 ) -> None:
     """Call a sampler step with tensors on the meta device, which have no data.
 
@@ -41,7 +41,7 @@ def run_without_data(
 
 
 def run_without_sync(
-    run: Callable[[Tensor, SampledRows], Tensor], logits: Tensor, rows: SampledRows
+    run: Callable[[Tensor, SampledRows], object], logits: Tensor, rows: SampledRows
 ) -> None:
     """Call a sampler step on a GPU, where torch raises if the host waits; elsewhere do nothing."""
     if logits.device.type != "cuda":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from random import Random
 from typing import Any
 
 import torch
@@ -101,6 +103,20 @@ def on_device(rows: SampledRows, device: torch.device) -> SampledRows:
         token_ids=rows.token_ids.to(device),
         num_prompt_tokens=rows.num_prompt_tokens.to(device),
     )
+
+
+def shard_of(logits: Tensor, rows: SampledRows, token_ids: range) -> tuple[Tensor, SampledRows]:
+    """Return a copy of the logits of some consecutive tokens, and the rows with the first id."""
+    shard = logits[:, token_ids.start : token_ids.stop].clone()
+    return shard, replace(rows, first_token_id=token_ids.start)
+
+
+def vocabulary_splits(vocab_size: int) -> Iterator[list[range]]:
+    """Return splits of the vocabulary into shards of random sizes, the same for each call."""
+    random = Random(7)
+    for num_cuts in range(1, min(6, vocab_size)):
+        cuts = sorted(random.sample(range(1, vocab_size), num_cuts))
+        yield [range(*ends) for ends in pairwise([0, *cuts, vocab_size])]
 
 
 def random_logits(num_rows: int, vocab_size: int, scale: float) -> Tensor:  # [N, V]

@@ -28,12 +28,19 @@ from quire.testing.sampling.no_waiting import (
     run_without_sync,
     skip_without_device,
 )
-from quire.testing.sampling.sampled_rows import NUM_SLOTS, random_logits, sampled_rows
+from quire.testing.sampling.sampled_rows import (
+    NUM_SLOTS,
+    random_logits,
+    sampled_rows,
+    shard_of,
+    vocabulary_splits,
+)
 
 NUM_ROWS = 12
 NUM_SAMPLES = 40
 SOURCES = ("seeds", "children", "positions")  # sources of randomness
 SampleFunction = Callable[[Tensor, SampledRows], Tensor]
+SampleShard = Callable[[Tensor, SampledRows], tuple[Tensor, Tensor]]
 VARIED = (*((source,) for source in SOURCES), *combinations(SOURCES, 2))
 
 
@@ -144,6 +151,24 @@ class SamplerContract:
         assert sampled.dtype == torch.int64, f"sample must return int64, got {sampled.dtype}"
         self._check_token_ids(sampled)
 
+    @pytest.mark.parametrize("all_greedy", [False, True])
+    def test_the_best_token_of_all_shards_is_that_of_whole_rows(self, all_greedy: bool) -> None:
+        """A sampler that declares `is_vocab_parallel` takes the same tokens from shards."""
+        self._skip_unless_vocab_parallel()
+        active = {} if all_greedy else {row: self._active(row) for row in range(0, NUM_ROWS, 2)}
+        fields = [active.get(row, self.neutral) for row in range(NUM_ROWS)]
+        rows = self._rows(fields, all_greedy=all_greedy)
+        self._check_shards(self._step().sample_shard, self._step().sample, self._logits(), rows)
+
+    def test_sampling_from_shards_does_not_wait_for_the_device(self) -> None:
+        """No operator copies a value to the host or has a result whose size depends on data."""
+        skip_without_device(self.capabilities)
+        self._skip_unless_vocab_parallel()
+        rows = self._rows([self._active(row) for row in range(NUM_ROWS)])
+        step = self.step_class(self.vocab_size, META)
+        run_without_data(step.sample_shard, self._logits(), rows)
+        run_without_sync(self._step().sample_shard, self._logits(), rows)
+
     def test_nothing_waits_for_the_device(self) -> None:
         """No operator copies a value to the host or has a result whose size depends on data."""
         skip_without_device(self.capabilities)
@@ -185,6 +210,51 @@ class SamplerContract:
             f"only {num_tokens} different tokens"
         )
 
+    def _skip_unless_vocab_parallel(self) -> None:
+        if not self.capabilities.is_vocab_parallel:
+            pytest.skip("the sampler does not declare is_vocab_parallel")
+
+    def _check_shards(
+        self, sample_shard: SampleShard, sample: SampleFunction, logits: Tensor, rows: SampledRows
+    ) -> None:
+        """Compare the best tokens of shards with those of whole rows, some with ties or NaN."""
+        logits[::3] = logits[::3].round()
+        logits[1, self.vocab_size // 2] = torch.nan
+        logits[2, :] = -torch.inf
+        is_invalid = torch.tensor([row in (1, 2) for row in range(len(logits))])
+        expected = sample(logits.clone(), rows)
+        for split in vocabulary_splits(self.vocab_size):
+            found = [
+                self._checked_shard(sample_shard, *shard_of(logits, rows, token_ids), token_ids)
+                for token_ids in split
+            ]
+            scores, token_ids = (torch.stack(each) for each in zip(*found, strict=True))
+            best = scores.argmax(0, keepdim=True)  # of equal ones the first
+            is_finite = scores.gather(0, best)[0].isfinite().cpu()
+            assert torch.equal(token_ids.gather(0, best)[0], expected), (
+                f"the tokens with the largest scores of the shards {split} must be those of whole "
+                f"rows, {expected.tolist()}, got {token_ids.gather(0, best)[0].tolist()}"
+            )
+            assert torch.equal(is_finite, ~is_invalid), (
+                "a score must be finite, except in rows with a NaN logit or without any finite one"
+            )
+
+    def _checked_shard(
+        self, sample_shard: SampleShard, logits: Tensor, rows: SampledRows, token_ids: range
+    ) -> tuple[Tensor, Tensor]:
+        scores, sampled = sample_shard(logits, rows)
+        for result, dtype in ((scores, torch.float32), (sampled, torch.int64)):
+            assert result.shape == (len(logits),), (
+                f"a shard must give scores and token ids of shape {(len(logits),)}, got "
+                f"{tuple(result.shape)}"
+            )
+            assert result.dtype == dtype, f"a shard must give {dtype}, got {result.dtype}"
+        ids = sampled.tolist()
+        assert token_ids.start <= min(ids) <= max(ids) < token_ids.stop, (
+            f"a shard of the tokens from {token_ids.start} to {token_ids.stop - 1} gives {ids}"
+        )
+        return scores, sampled
+
     def _check_token_ids(self, sampled: Tensor) -> None:
         ids = sampled.tolist()
         assert 0 <= min(ids) <= max(ids) < self.vocab_size, (
@@ -215,6 +285,19 @@ class FusedSamplerContract(SamplerContract):
             f"sample_fused must sample the same tokens as the separate steps, but differs for "
             f"{differing}"
         )
+
+    def test_the_best_token_of_all_shards_is_that_of_fused_sampling(self) -> None:
+        """`sample_shard_fused` gives the tokens of `sample_fused`, for rows without filters."""
+        self._skip_unless_vocab_parallel()
+        logits = self._logits()
+        kinds = (self.neutral, *self.active)
+        rows = self._rows(
+            [kinds[row % len(kinds)] for row in range(NUM_ROWS)], is_known_to_host=False
+        )
+        step, given = self._step(), logits.clone()
+        self._check_shards(step.sample_shard_fused, step.sample_fused, logits, rows)
+        step.sample_shard_fused(given, rows)
+        assert torch.equal(given, self._logits()), "sample_shard_fused must not change the logits"
 
     @pytest.mark.parametrize("varied", VARIED, ids=" and ".join)
     def test_seed_child_and_position_all_matter_to_fused_sampling(

@@ -41,7 +41,8 @@ class CapturedStep:
     Attributes:
         compute: Function that computes the logits and returns the hidden states
             `[num_rows, hidden_size]`.
-        logits: Logits, `[num_rows, V]` float32; any other captured step overwrites them.
+        logits: Logits of this device's shard of the vocabulary, `[num_rows, M]` float32; any other
+            captured step overwrites them.
         sample: Function that samples from the logits and appends to the tables; its next replay
             overwrites the returned tokens. None: the pipeline's sampling cannot be captured.
     """
@@ -58,21 +59,16 @@ class DecodeGraphs:
         inputs: Buffers that gather the inputs of a step.
         pipeline: Sampling pipeline.
         sizes: Numbers of requests to capture for, in ascending order.
-        vocab_size: Size of the vocabulary, V.
     """
 
     def __init__(
-        self,
-        inputs: DeviceInputs,
-        pipeline: SamplingPipeline,
-        sizes: Sequence[int],
-        vocab_size: int,
+        self, inputs: DeviceInputs, pipeline: SamplingPipeline, sizes: Sequence[int]
     ) -> None:
         self.sizes = list(sizes)
         self._inputs = inputs
         self._pipeline = pipeline
-        device = inputs.tables.device
-        self._logits = torch.empty(sizes[-1], vocab_size, dtype=torch.float32, device=device)
+        shape = (sizes[-1], len(pipeline.vocabulary.token_ids))
+        self._logits = torch.empty(shape, dtype=torch.float32, device=inputs.tables.device)
         self._steps: dict[tuple[int, bool], CapturedStep] = {}
 
     @torch.inference_mode()

@@ -71,9 +71,14 @@ class CudaMeter(MemoryMeter):
         return torch.cuda.max_memory_reserved(self._device) - before
 
 
-def host_cache_bytes() -> int:
-    """Return the bytes of host memory available for the KV cache at this moment."""
-    return cache_bytes(free_host_bytes())
+def host_cache_bytes(num_ranks: int) -> int:
+    """Return the bytes of host memory available for the KV cache of a rank at this moment.
+
+    Args:
+        num_ranks: Number of ranks that share the host's memory. Of those that have loaded their
+            weights, the last one to call this returns the smallest number, which is right for all.
+    """
+    return cache_bytes(free_host_bytes(), num_ranks)
 
 
 def zeroed_bytes(num_bytes: int, device: torch.device) -> torch.Tensor:  # uint8 [num_bytes]

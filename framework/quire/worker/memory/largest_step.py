@@ -26,6 +26,7 @@ from quire.interfaces.mla import MLABackend
 from quire.interfaces.model import ForwardBatch, Model
 from quire.interfaces.sampling import LogitsProcessor, SampledRows, Sampler, SamplerStep
 from quire.layers.attention.caching_layer import CachingLayer
+from quire.layers.vocabulary import VocabularyShard
 from quire.worker.batch.slots import SlotTables
 from quire.worker.loading.weight_loading import as_module
 from quire.worker.lora.adapter_manager import AdapterManager
@@ -123,6 +124,7 @@ class LargestStep:
         tables: Slot tables; their sampler fields are overwritten.
         adapters: Manager of the LoRA adapters; None if LoRA is off.
         max_model_len: Maximum number of positions.
+        vocabulary: This device's shard of the vocabulary.
         forward: Forward pass of the model; with several pipeline stages, that of its stage.
         resident: Objects that the engine will also keep; held here so that their memory counts.
     """
@@ -135,6 +137,7 @@ class LargestStep:
         tables: SlotTables,
         adapters: AdapterManager | None,
         max_model_len: int,
+        vocabulary: VocabularyShard,
         *,
         forward: Forward,
         resident: object = None,
@@ -145,6 +148,7 @@ class LargestStep:
         self._tables = tables
         self._adapters = adapters
         self._max_model_len = max_model_len
+        self._vocabulary = vocabulary
         self._forward_pass = forward
         self._resident = resident
 
@@ -163,14 +167,15 @@ class LargestStep:
         return hidden_states[:num_requests].clone()
 
     @torch.inference_mode()
-    def decode(self, num_requests: int) -> Tensor:  # [R, V]
+    def decode(self, num_requests: int) -> Tensor:  # [R, M], of this device's shard
         """Run the model on one token per request, with logits: the part that is captured."""
         return self._model.compute_logits(self.forward(num_requests, num_requests))
 
     @torch.inference_mode()
     def sample(self, hidden_states: Tensor) -> Tensor:  # [R, hidden_size] -> [R] int64
         """Sample one token per row, with all filters active and log probabilities for each."""
-        logits = self._model.compute_logits(hidden_states).float()  # [R, V]
+        logits = self._model.compute_logits(hidden_states)
+        logits = self._vocabulary.gather(logits).float()  # [R, V]
         raw = logits.clone()
         rows = self._rows(len(hidden_states))
         token_ids = None

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,6 +21,8 @@ from quire.errors import CapacityError
 from quire.interfaces.kv_cache import KVCacheSpec
 from quire.interfaces.model import Model
 from quire.layers.attention.caching_layer import CachingLayer
+from quire.layers.parallel import SingleDevice, TensorParallelGroup
+from quire.layers.vocabulary import VocabularyShard
 from quire.worker.batch.slots import SlotTables
 from quire.worker.loading.kv_cache_binding import attention_shape
 from quire.worker.loading.weight_loading import as_module
@@ -36,7 +38,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model on its device, with all that is known of the engine before the KV cache exists."""
+    """A model on its device, with all that is known of the engine before the KV cache exists.
+
+    Attributes:
+        group: Devices that each layer is sharded over, with this one.
+    """
 
     settings: Settings
     parts: WorkerParts
@@ -45,6 +51,7 @@ class LoadedModel:
     device: torch.device
     dtype: torch.dtype
     stage: Stage = WHOLE_MODEL
+    group: TensorParallelGroup = field(default_factory=SingleDevice)
 
     @property
     def composition(self) -> Composition:
@@ -104,8 +111,8 @@ def measure(loaded: LoadedModel, meter: MemoryMeter) -> MemoryProfile:
             sampling_bytes = meter.peak_bytes(lambda: step.sample(rows))
         graph_bytes = 0
         if largest and loaded.stage.count == 1:
-            vocab_size = composition.description.vocab_size
-            graph_bytes = captured_bytes(num_captures(composition), largest, vocab_size)
+            num_logits = len(_vocabulary(loaded).token_ids)
+            graph_bytes = captured_bytes(num_captures(composition), largest, num_logits)
             graph_bytes += meter.peak_bytes(lambda: step.decode(largest))
     held_bytes, total_bytes = meter.held_bytes(), meter.total_bytes()
     return MemoryProfile(
@@ -194,8 +201,13 @@ def _largest_step(loaded: LoadedModel, kinds: Mapping[str, BackendKind]) -> Larg
         tables,
         loaded.adapters,
         composition.max_model_len,
+        _vocabulary(loaded),
         forward=stage_forward(
             loaded.model, loaded.stage, composition.description, str(composition.model)
         ),
         resident=_device_inputs(loaded, tables),
     )
+
+
+def _vocabulary(loaded: LoadedModel) -> VocabularyShard:
+    return VocabularyShard(loaded.composition.description.vocab_size, loaded.group)

@@ -4,6 +4,10 @@ A logits processor runs only if a row of the batch needs it. Masks of grammars a
 come first; log probabilities are computed from the model's own logits. A sampler may fuse the
 processors before it, and a batch that needs nothing else can be sampled by a CUDA graph. Nothing
 here waits for the device.
+
+With tensor parallelism each device has the logits of its shard of the vocabulary. If all steps that
+a batch needs work on a shard, each device samples from its own, and the devices exchange only the
+best score and token of each row. Otherwise they gather the logits. The tokens are the same.
 """
 
 from __future__ import annotations
@@ -20,7 +24,9 @@ from torch import Tensor
 
 from quire.errors import RequestFailedError
 from quire.interfaces.sampling import LogitsProcessor, SampledRows, Sampler, Stage
+from quire.layers.parallel import SingleDevice
 from quire.layers.returned import check_returned
+from quire.layers.vocabulary import VocabularyShard
 from quire.messages import RowBitmask
 from quire.worker.batch.slots import SlotInfo, SlotTables
 from quire.worker.device.copies import upload
@@ -29,6 +35,7 @@ from quire.worker.sampling.row_logprobs import row_logprobs
 from quire.worker.sampling.sampled_tokens import SampledTokens
 
 SampleFunction = Callable[[Tensor, SampledRows], Tensor]
+SampleShard = Callable[[Tensor, SampledRows], tuple[Tensor, Tensor]]
 KEEP_ORDER: tuple[Stage, ...] = ("temperature", "filter")
 
 
@@ -74,6 +81,12 @@ class SamplingPipeline:
         fused: Indexes of the steps that the sampler can fuse, all in one pass; see
             `sampler_choice.fused_steps`.
         kernels: Kernels that the masks use: "torch", "triton" or "native".
+        vocabulary: This device's shard of the vocabulary; None: the whole vocabulary.
+        vocab_parallel: Indexes of the steps that work on a shard of the vocabulary; the sampler
+            has the last index.
+
+    Attributes:
+        vocabulary: This device's shard of the vocabulary.
     """
 
     def __init__(
@@ -85,7 +98,10 @@ class SamplingPipeline:
         *,
         fused: Sequence[int] = (),
         kernels: str = "torch",
+        vocabulary: VocabularyShard | None = None,
+        vocab_parallel: Sequence[int] = (),
     ) -> None:
+        self.vocabulary = vocabulary or VocabularyShard(sampler.vocab_size, SingleDevice())
         self.steps = [step for _, step in steps]
         self.sampler = sampler
         self.tables = tables
@@ -97,6 +113,9 @@ class SamplingPipeline:
         self._steps_for_greedy = self._all_steps & ~keeping_order
         self._fused = sum(1 << index for index in fused)
         self._not_fused = self._all_steps & ~self._fused  # the sampler cannot fuse these
+        whole_row_steps = self._all_steps | self._sampler_bit
+        whole_row_steps &= ~sum(1 << index for index in vocab_parallel)
+        self._whole_row_steps = 0 if self.vocabulary.is_whole else whole_row_steps
         self._before_fused = (1 << min(fused, default=0)) - 1
         self._last_infos: list[SlotInfo | None] = []
         self._last_needs = _SamplingNeeds.of(())
@@ -129,19 +148,22 @@ class SamplingPipeline:
 
     def is_fused(self, slots: Sequence[int], masks: Sequence[RowBitmask]) -> bool:
         """Whether `sample_fused` alone does all that these rows need."""
-        if masks or not self._fused:
+        if masks or not self._fused or self._whole_row_steps & self._sampler_bit:
             return False
+        not_captured = self._not_fused | self._whole_row_steps
         for slot in slots:
             info = self.tables.info_of(slot)
-            if info.active_steps & self._not_fused or info.num_logprobs is not None:
+            if info.active_steps & not_captured or info.num_logprobs is not None:
                 return False
             if info.min_tokens and self._masks.is_too_short(slot):
                 return False
         return True
 
     @torch.inference_mode()
-    def sample_fused(self, logits: Tensor, rows: SampledRows) -> SampledTokens:  # [N, V] float32
+    def sample_fused(self, logits: Tensor, rows: SampledRows) -> SampledTokens:  # [N, M] float32
         """Sample one token per row with all steps fused; the logits are not changed.
+
+        They are those of this device's shard of the vocabulary.
 
         Uses no host-side values, so a CUDA graph may capture it; every replay then overwrites the
         returned tensors.
@@ -149,11 +171,13 @@ class SamplingPipeline:
         Raises:
             RequestFailedError: The sampler fails; the message names its plugin.
         """
-        return self._sample_fused(logits, rows)
+        if self.vocabulary.is_whole:
+            return self._sample_fused(logits, rows)
+        return self._best_of_shards(self.sampler.sample_shard_fused, logits, self._in_shard(rows))
 
     def run(
         self,
-        logits: Tensor,  # [N, V] float32; written in place
+        logits: Tensor,  # [N, M], of this device's shard of the vocabulary; may be written in place
         slots: Sequence[int],
         slot_index: Tensor,  # [N] int64, the same on the device
         masks: Sequence[RowBitmask],
@@ -164,28 +188,27 @@ class SamplingPipeline:
             RequestFailedError: A step fails; the message names its plugin.
         """
         needs = self._needs_of(slots)
-        active, row_index = needs.active, None
+        shard = self._shard_for(needs.active)
+        logits = (self.vocabulary.gather(logits) if shard is None else logits).float()
+        raw, row_index = None, None
         if needs.logprob_rows:
             row_index = upload(np.array(needs.logprob_rows), logits.device)
-        raw = None if row_index is None else logits.index_select(0, row_index)  # before any change
-        if needs.has_min_tokens:
-            self._masks.mask_stops(logits, slots, {mask.slot for mask in masks})
-        if masks:
-            self._masks.mask_grammars(logits, slots, masks)
+            raw = logits.index_select(0, row_index)  # before any change
+            raw = raw if shard is None else shard.gather(raw)
+        self._mask(logits, slots, masks, needs, shard)
         positions = upload(self.tables.num_known[np.asarray(slots)], slot_index.device)
-        is_greedy = not active & self._sampler_bit
+        is_greedy = not needs.active & self._sampler_bit
         rows = self.tables.sampled_rows(slot_index, positions, needs.fields, all_greedy=is_greedy)
-        if self._can_fuse(active):
-            logits = self._apply(logits, rows, active & self._before_fused)
-            sampled = self._sample_fused(logits, rows)
+        if shard is None:
+            sampled = self._sample_whole(logits, rows, needs.active)
         else:
-            sampled = self._sample_unfused(logits, rows, active)
-        if row_index is not None and raw is not None:
+            sampled = self._sample_shard(logits, self._in_shard(rows), needs.active)
+        if raw is not None and row_index is not None:
             sampled.logprobs = row_logprobs(raw, sampled.token_ids[row_index], needs.num_logprobs)
         return sampled
 
     @torch.inference_mode()
-    def warm_up(self, logits: Tensor) -> list[SampledTokens]:  # [N, V] float32; written in place
+    def warm_up(self, logits: Tensor) -> list[SampledTokens]:  # [N, M], as in `run`
         """Sample for the padding slot by every method, and return the tokens of each method.
 
         This compiles all kernels, and finds parts that fail for every request.
@@ -200,6 +223,8 @@ class SamplingPipeline:
         self.active_steps(fields)
         positions, each = torch.ones_like(index), [fields] * len(slots)  # a prompt of one token
         rows = self.tables.sampled_rows(index, positions, each)
+        sampled = [] if self.vocabulary.is_whole else self._warm_up_shard(logits.float(), rows)
+        logits = self.vocabulary.gather(logits).float()
         best = logits.amax(-1)  # not gathered by id: an invalid id would fail the device
         token_ids = [self._run_sampler(self.sampler.sample, logits, replace(rows, all_greedy=True))]
         if self._fused:
@@ -208,7 +233,41 @@ class SamplingPipeline:
         self._masks.mask_grammars(logits, slots, [every_token])
         logits = self._apply(logits, rows, self._all_steps)
         token_ids.append(self._run_sampler(self.sampler.sample, logits, rows))
-        return [SampledTokens.of(each, best, logits.shape[1]) for each in token_ids]
+        return sampled + [SampledTokens.of(each, best, logits.shape[1]) for each in token_ids]
+
+    def _warm_up_shard(self, logits: Tensor, rows: SampledRows) -> list[SampledTokens]:
+        """Sample from the shard of this device by every method; the logits are not changed."""
+        rows = self._in_shard(rows)
+        sampled = [self._sample_shard(logits.clone(), replace(rows, all_greedy=True), 0)]
+        if not self._whole_row_steps & self._sampler_bit:
+            steps = self._all_steps & ~self._whole_row_steps
+            sampled.append(self._sample_shard(logits.clone(), rows, steps))
+            if self._fused:
+                sampled.append(self._best_of_shards(self.sampler.sample_shard_fused, logits, rows))
+        return sampled
+
+    def _shard_for(self, active: int) -> VocabularyShard | None:
+        """Return the shard to sample from if all active steps work on one; None for whole rows."""
+        if self.vocabulary.is_whole or active & self._whole_row_steps:
+            return None
+        return self.vocabulary
+
+    def _in_shard(self, rows: SampledRows) -> SampledRows:
+        return replace(rows, first_token_id=self.vocabulary.token_ids.start)
+
+    def _mask(
+        self,
+        logits: Tensor,  # [N, M] float32, in place
+        slots: Sequence[int],
+        masks: Sequence[RowBitmask],
+        needs: _SamplingNeeds,
+        shard: VocabularyShard | None,
+    ) -> None:
+        """Mask what `min_tokens` and grammars forbid."""
+        if needs.has_min_tokens:
+            self._masks.mask_stops(logits, slots, {mask.slot for mask in masks}, shard)
+        if masks:
+            self._masks.mask_grammars(logits, slots, masks, shard)
 
     def _needs_of(self, slots: Sequence[int]) -> _SamplingNeeds:
         """Return the sampling needs of the rows, cached while the requests stay the same."""
@@ -222,6 +281,40 @@ class SamplingPipeline:
         """Whether the rows sample at random, and all active steps are fused or before those."""
         is_random = bool(active & self._sampler_bit) and bool(self._fused)
         return is_random and not active & self._not_fused & ~self._before_fused
+
+    def _sample_whole(self, logits: Tensor, rows: SampledRows, active: int) -> SampledTokens:
+        if self._can_fuse(active):
+            logits = self._apply(logits, rows, active & self._before_fused)
+            return self._sample_fused(logits, rows)
+        return self._sample_unfused(logits, rows, active)
+
+    def _sample_shard(self, logits: Tensor, rows: SampledRows, active: int) -> SampledTokens:
+        """Sample from this device's shard, and take the best token of all shards."""
+        if self._can_fuse(active):
+            logits = self._apply(logits, rows, active & self._before_fused)
+            return self._best_of_shards(self.sampler.sample_shard_fused, logits, rows)
+        logits = self._apply(logits, rows, active)
+        if self._whole_row_steps & self._sampler_bit:  # all rows are greedy
+            return self._best_of_shards(most_likely, logits, rows)
+        return self._best_of_shards(self.sampler.sample_shard, logits, rows)
+
+    def _best_of_shards(
+        self, sample: SampleShard, logits: Tensor, rows: SampledRows
+    ) -> SampledTokens:
+        """Call a method that samples from a shard, and take the best token of all shards.
+
+        Raises:
+            RequestFailedError: It fails, or returns something other than scores and token ids.
+        """
+        try:
+            scores, token_ids = sample(logits, rows)
+        except Exception as error:
+            raise self._step_error(len(self.steps), error) from error
+        shape, device = logits.shape[:1], logits.device
+        check_returned(scores, shape, torch.float32, device, f"{self._names[-1]}, for scores,")
+        check_returned(token_ids, shape, torch.int64, device, self._names[-1])
+        scores, token_ids = self.vocabulary.best(scores, token_ids)
+        return SampledTokens.of(token_ids, scores, self.vocabulary.vocab_size)
 
     def _sample_fused(self, logits: Tensor, rows: SampledRows) -> SampledTokens:
         token_ids = self._run_sampler(self.sampler.sample_fused, logits, rows)
@@ -275,3 +368,12 @@ class SamplingPipeline:
     def _step_error(self, index: int, error: Exception) -> RequestFailedError:
         """Return the error of a failed step, with its name."""
         return RequestFailedError(f"{self._names[index]} failed: {type(error).__name__}")
+
+
+def most_likely(
+    logits: Tensor,  # [N, M] float32
+    rows: SampledRows,
+) -> tuple[Tensor, Tensor]:  # [N] float32, [N] int64
+    """Return the largest logit of each row in a shard, and its token id; NaN is the largest."""
+    best, columns = logits.max(-1)
+    return best, columns + rows.first_token_id

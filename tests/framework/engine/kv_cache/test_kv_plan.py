@@ -9,8 +9,8 @@ from quire.engine.kv_cache.kv_plan import (
     StageMemory,
     blocks_held,
     fixed_plan,
+    fixed_stages,
     longest_request,
-    plan_kv_cache,
     plan_stages,
     requests_that_fit,
 )
@@ -36,6 +36,11 @@ def full(name, heads=1):
 def window(name, size=8):
     layer = KVLayer(name, "sliding_window", 1, 8, (("window", size),))
     return SlidingWindowSpec(layer, 4, "float32")
+
+
+def plan_kv_cache(layers, available_bytes, *limits, **more):
+    (plan,) = plan_stages([StageMemory(layers, available_bytes)], *limits, **more)
+    return plan
 
 
 MIXED = (full("f0"), window("w0"), full("f1"), window("w1"), window("w2"))
@@ -125,6 +130,20 @@ def test_a_stage_that_keeps_nothing_follows_the_others():
 def test_no_more_blocks_than_the_requests_can_use():
     plan = plan_kv_cache(specs(), 10**9, max_useful_tokens=10, max_num_seqs=5)
     assert plan.num_blocks == 5 * 3 + 1, "three blocks a request, and the null block"
+
+
+def test_a_fixed_number_of_blocks_is_that_of_every_stage():
+    stages = [MIXED[:3], MIXED[3:], []]
+    first, second, empty = fixed_stages(stages, 50)
+    whole = fixed_plan(MIXED, 50)
+    assert [plan.num_blocks for plan in (first, second, empty)] == [50] * 3
+    # Groups f0 f1, w0 w2 and w1: the layers of a group on a stage have a tensor each.
+    assert [len(plan.tensors) for plan in (first, second, empty)] == [2, 1, 0]
+    leaders = [group.spec.layer.name for group in whole.groups]
+    for plan in (first, second, empty):
+        assert [group.spec.layer.name for group in plan.groups] == leaders
+    names = [name for plan in (first, second) for g in plan.groups for name in g.layer_names]
+    assert sorted(names) == sorted(spec.layer.name for spec in MIXED)
 
 
 def test_a_window_makes_few_blocks_useful():

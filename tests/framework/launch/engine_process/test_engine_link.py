@@ -14,7 +14,6 @@ from quire.launch.engine_process.engine_wire import (
     Abort,
     Call,
     Connected,
-    ErrorMessage,
     Failed,
     FromEngine,
     ReadStats,
@@ -26,6 +25,7 @@ from quire.launch.engine_process.engine_wire import (
 )
 from quire.launch.engine_process.remote_core import RemoteCore, _expect
 from quire.messages import EngineOutputs, EngineStats, Started
+from quire.process.error_message import ErrorMessage
 from quire.process.ipc import Channel, encode
 
 

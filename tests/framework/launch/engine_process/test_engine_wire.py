@@ -12,8 +12,9 @@ from quire.errors import (
     RequestError,
 )
 from quire.frontend.dispatch.engine_client import error_of
-from quire.launch.engine_process.engine_wire import EncodedRequest, EngineConfig, ErrorMessage
+from quire.launch.engine_process.engine_wire import EncodedRequest, EngineConfig
 from quire.messages import AdapterRef, EngineRequest, ErrorReport
+from quire.process.error_message import ErrorMessage
 from quire.process.ipc import decode, encode
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
 
@@ -77,10 +78,8 @@ def test_every_setting_crosses_unchanged():
     config = EngineConfig(
         settings=Settings.from_options(options),
         address="ipc://x",
-        quire="quire 1 in /a",
         log_level=20,
-        fingerprint=[("models", "M", "dist", "1.0")],
-        checkpoint_folder="f",
+        choices=["quire 1 in /a", "models M dist 1.0"],
     )
     received = cross(config)
     assert received == config

@@ -18,7 +18,6 @@ from quire.launch.engine_process.engine_wire import (
     FromEngine,
     Shutdown,
     ToEngine,
-    own_quire,
 )
 from quire.launch.engine_process.remote_core import _config
 from quire.launch.engine_process.served_engine import check_agreement, serve, start
@@ -51,26 +50,28 @@ def config(its):
 def test_the_config_says_what_was_chosen_and_nothing_of_the_server(its, config):
     assert config.settings.server == ServerSettings()
     assert replace(config.settings, server=its.settings.server) == its.settings
-    assert config.quire == own_quire()
-    assert config.checkpoint_folder == str(its.composition.checkpoint.folder)
+    assert f"checkpoint {its.composition.checkpoint.folder}" in config.choices
     check_agreement(config, its.composition)
 
 
 @pytest.mark.parametrize(
-    ("changes", "line"),
+    ("index", "line"),
     [
-        ({"quire": "quire 9.9 in /elsewhere"}, "-quire 9.9 in /elsewhere"),
-        ({"checkpoint_folder": "/other"}, "-checkpoint /other"),
-        ({"fingerprint": [("models", "M", "acme", "1.0")]}, "-models M acme 1.0"),
+        (0, "quire 9.9 in /elsewhere"),
+        (2, "torch 1.0"),
+        (3, "checkpoint /other"),
+        (4, "models M acme 1.0"),
     ],
 )
-def test_another_choice_than_the_parents_is_refused_with_the_difference(its, config, changes, line):
-    theirs = msgspec.structs.replace(config, **changes)
+def test_another_choice_than_the_parents_is_refused_with_the_difference(its, config, index, line):
+    choices = [*config.choices[:index], line, *config.choices[index + 1 :]]
+    theirs = msgspec.structs.replace(config, choices=choices)
     with pytest.raises(PluginError, match="chose other parts than its parent"):
         start(theirs)
     with pytest.raises(PluginError, match="chose other parts than its parent") as caught:
         check_agreement(theirs, its.composition)
-    assert line in str(caught.value).splitlines()
+    own = config.choices[index]
+    assert {f"-{line}", f"+{own}"} < set(str(caught.value).splitlines())
 
 
 @pytest.fixture

@@ -10,8 +10,12 @@ from quire.interfaces.sampling import LogitsProcessor, RequestField, SamplerCapa
 from quire.testing.sampling.logits_contract import LogitsProcessorContract
 from quire.testing.sampling.sampled_rows import History, sampled_rows
 
-SHIFT = SamplerCapabilities(stage="bias", fields=(RequestField("shift", float, 0.0),))
-DRY = SamplerCapabilities(stage="penalty", fields=(RequestField("dry", float, 0.0, 0.0),))
+SHIFT = SamplerCapabilities(
+    stage="bias", fields=(RequestField("shift", float, 0.0),), is_vocab_parallel=True
+)
+DRY = SamplerCapabilities(
+    stage="penalty", fields=(RequestField("dry", float, 0.0, 0.0),), is_vocab_parallel=True
+)
 HISTORIES = (
     History((1, 2, 3, 9, 1, 2), num_prompt_tokens=3),  # 3 would repeat
     History((5, 6, 5, 6, 5), num_prompt_tokens=1),  # 6 would
@@ -27,7 +31,7 @@ class Shift(LogitsProcessor):
         return fields["shift"] == 0
 
     def apply(self, logits, rows):
-        logits[:, ::2] += rows.field("shift")
+        logits[:, rows.first_token_id % 2 :: 2] += rows.field("shift")
         return logits
 
 
@@ -42,10 +46,10 @@ class DontRepeat(LogitsProcessor):
         before = torch.arange(tokens.shape[1], device=tokens.device) < rows.positions.unsqueeze(1)
         last = tokens.gather(1, rows.positions.unsqueeze(1) - 1)
         is_repeat = (tokens[:, :-1] == last) & before[:, 1:]  # [N, L - 1]
-        penalties = torch.zeros_like(logits).scatter_reduce(
+        penalties = logits.new_zeros(len(logits), self.vocab_size).scatter_reduce(
             1, tokens[:, 1:], is_repeat * rows.field("dry"), "amax"
         )
-        return logits - penalties
+        return logits - penalties[:, rows.first_token_id :][:, : logits.shape[1]]
 
     def tokens(self, rows):
         return rows.token_ids[rows.slots].long()
@@ -137,6 +141,16 @@ class RemembersTheBatch(Shift):
         out = super().apply(logits, rows) + self.shifts
         self.shifts = self.shifts + rows.field("shift").mean()
         return out
+
+
+class CountsFromItsFirstColumn(Shift):
+    def apply(self, logits, rows):
+        return super().apply(logits, replace(rows, first_token_id=0))
+
+
+class LooksAtOtherColumns(Shift):
+    def apply(self, logits, rows):
+        return super().apply(logits, rows) * (1 + logits.amax(-1, keepdim=True) / 100)
 
 
 class UsesAGenerator(Shift):
@@ -234,6 +248,7 @@ class ReadsTheLastRowOfASlot(DontRepeat):
         return logits + change[rows.slots]
 
 
+SHARDS = "the_tokens_of_a_shard_get_the_logits_of_whole_rows"
 PROOFS = [
     (NeverNeutral, "neutral_fields_are_called_neutral", "is_neutral must be true of"),
     (AlwaysNeutral, "neutral_fields_are_called_neutral", "is_neutral must be false of"),
@@ -254,6 +269,16 @@ PROOFS = [
     (RemembersTheBatch, "a_step_keeps_no_state_between_batches", "must have no state"),
     (UsesAGenerator, "a_step_keeps_no_state_between_batches", "no generator"),
     (NeedsTheHost, "the_host_fields_are_only_a_hint", "if host_fields is empty"),
+    (
+        CountsFromItsFirstColumn,
+        SHARDS,
+        "relative to rows.first_token_id",
+    ),
+    (
+        LooksAtOtherColumns,
+        SHARDS,
+        "nothing from other columns",
+    ),
     (Unmasks, "masked_tokens_stay_masked", "logits of -inf became finite"),
     (ScalesBySpread, "masked_tokens_stay_masked", "became NaN"),
     (DropsTheMostLikely, "masked_tokens_stay_masked", "no finite logit is left"),
@@ -276,6 +301,16 @@ def test_a_broken_step_is_rejected(step, test, reason):
 def test_a_step_that_waits_is_rejected(step):
     with pytest.raises(pytest.fail.Exception, match="would wait for the device"):
         getattr(shift_contract(step), f"test_{LAST}")()
+
+
+def test_a_step_that_needs_whole_rows_is_not_given_shards():
+    class Contract(LogitsProcessorContract):
+        step_class = LooksAtOtherColumns
+        capabilities = replace(SHIFT, is_vocab_parallel=False)
+        active = ({"shift": 1.0},)
+
+    with pytest.raises(pytest.skip.Exception, match="does not declare is_vocab_parallel"):
+        getattr(Contract(), f"test_{SHARDS}")()
 
 
 def test_a_probe_that_imports_torch_fails():

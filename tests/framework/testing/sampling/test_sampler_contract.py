@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 import pytest
 import torch
+from gumbel_reference import gumbel_sample, gumbel_scores
 
 from quire.interfaces.sampling import Sampler, SamplerCapabilities
 from quire.testing.sampling.sampled_rows import sampled_rows
@@ -33,6 +34,30 @@ class Fusing(Categorical):
         return self.sample(logits, rows)
 
 
+class Sharding(Fusing):
+    """Adds Gumbel noise by token id, so that it can sample from shards of the vocabulary."""
+
+    def sample(self, logits, rows):
+        return gumbel_sample(logits, rows)
+
+    def sample_shard(self, logits, rows):
+        scores, columns = gumbel_scores(logits, rows).max(-1)
+        return scores, columns + rows.first_token_id
+
+    def sample_shard_fused(self, logits, rows):
+        logits = Temperature(self.vocab_size, self.device).apply(logits.clone(), rows)
+        return self.sample_shard(logits, rows)
+
+
+class TestSharding(FusedSamplerContract):
+    step_class = Sharding
+    capabilities = replace(ALL, is_vocab_parallel=True)
+    active = ({"temperature": 1.0}, {"temperature": 0.6})
+    neutral = MappingProxyType({"temperature": 0.0})
+    fused = STEPS
+    mixed = MIXED
+
+
 class TestCategorical(SamplerContract):
     step_class = Categorical
     capabilities = SAMPLE
@@ -55,6 +80,10 @@ def sampler_contract_of(step):
 
 def fused_contract(step):
     return type("Contract", (TestFusing,), {"step_class": step})()
+
+
+def sharding_contract(step):
+    return type("Contract", (TestSharding,), {"step_class": step})()
 
 
 class NeverNeutral(Categorical):
@@ -261,6 +290,71 @@ class FusesAndWaits(Fusing):
         return super().sample_fused(logits, rows)
 
 
+class CountsFromItsFirstColumn(Sharding):
+    """Has the noise of the first tokens in every shard."""
+
+    def sample_shard(self, logits, rows):
+        scores, token_ids = super().sample_shard(logits, replace(rows, first_token_id=0))
+        return scores, token_ids + rows.first_token_id
+
+
+class ReturnsColumns(Sharding):
+    def sample_shard(self, logits, rows):
+        scores, token_ids = super().sample_shard(logits, rows)
+        return scores, token_ids - rows.first_token_id
+
+
+class TakesTheLastOfEqualOnes(Sharding):
+    def sample_shard(self, logits, rows):
+        scores = gumbel_scores(logits, rows)
+        columns = logits.shape[1] - 1 - scores.flip(-1).argmax(-1)
+        return scores.amax(-1), columns + rows.first_token_id
+
+
+class ScoresByLogits(Sharding):
+    """Compares shards by logits without noise."""
+
+    def sample_shard(self, logits, rows):
+        _, token_ids = super().sample_shard(logits, rows)
+        columns = (token_ids - rows.first_token_id).unsqueeze(1)
+        return logits.gather(1, columns).squeeze(1), token_ids
+
+
+class HidesNaN(Sharding):
+    def sample_shard(self, logits, rows):
+        scores, token_ids = super().sample_shard(logits, rows)
+        return scores.nan_to_num(nan=1e30, neginf=-1e30), token_ids
+
+
+class ScoresInDouble(Sharding):
+    def sample_shard(self, logits, rows):
+        scores, token_ids = super().sample_shard(logits, rows)
+        return scores.double(), token_ids
+
+
+class ScoresPerToken(Sharding):
+    def sample_shard(self, logits, rows):
+        return gumbel_scores(logits, rows), super().sample_shard(logits, rows)[1]
+
+
+class FusesWithoutTemperature(Sharding):
+    def sample_shard_fused(self, logits, rows):
+        return self.sample_shard(logits, rows)
+
+
+class ChangesTheShard(Sharding):
+    def sample_shard_fused(self, logits, rows):
+        logits = Temperature(self.vocab_size, self.device).apply(logits, rows)
+        return self.sample_shard(logits, rows)
+
+
+class WaitsForShards(Sharding):
+    def sample_shard(self, logits, rows):
+        if (rows.field("temperature") == 0).all():
+            return logits.max(-1)
+        return super().sample_shard(logits, rows)
+
+
 GREEDY = "neutral_rows_take_the_most_likely_token"
 MATTERS = "seed_child_and_position_all_matter"
 FUSED_MATTERS = "seed_child_and_position_all_matter_to_fused_sampling"
@@ -327,6 +421,20 @@ FUSED_PROOFS = [
         "changes the tokens of other rows",
     ),
 ]
+SHARDS = "the_best_token_of_all_shards_is_that_of_whole_rows"
+FUSED_SHARDS = "the_best_token_of_all_shards_is_that_of_fused_sampling"
+SHARD_PROOFS = [
+    (CountsFromItsFirstColumn, SHARDS, (False,), "must be those of whole rows"),
+    (ReturnsColumns, SHARDS, (True,), "a shard of the tokens from"),
+    (TakesTheLastOfEqualOnes, SHARDS, (True,), "must be those of whole rows"),
+    (ScoresByLogits, SHARDS, (False,), "must be those of whole rows"),
+    (HidesNaN, SHARDS, (True,), "a score must be finite, except"),
+    (ScoresInDouble, SHARDS, (True,), "a shard must give torch.float32"),
+    (ScoresPerToken, SHARDS, (True,), "scores and token ids of shape"),
+    (FusesWithoutTemperature, FUSED_SHARDS, (), "must be those of whole rows"),
+    (ChangesTheShard, FUSED_SHARDS, (), "must not change the logits"),
+]
+SHARD_WAITS = "sampling_from_shards_does_not_wait_for_the_device"
 WAITS, FUSED_WAITS = "nothing_waits_for_the_device", "fused_sampling_does_not_wait_for_the_device"
 PROBE = "the_probe_returns_a_reason_or_none"
 
@@ -341,6 +449,25 @@ def test_a_broken_sampler_is_rejected(step, test, arguments, reason):
 def test_a_broken_fused_sampler_is_rejected(step, test, reason):
     with pytest.raises(AssertionError, match=reason):
         getattr(fused_contract(step), f"test_{test}")()
+
+
+@pytest.mark.parametrize(("step", "test", "arguments", "reason"), SHARD_PROOFS)
+def test_a_sampler_that_breaks_in_shards_is_rejected(step, test, arguments, reason):
+    with pytest.raises(AssertionError, match=reason):
+        getattr(sharding_contract(step), f"test_{test}")(*arguments)
+
+
+def test_sampling_from_shards_that_waits_is_rejected():
+    with pytest.raises(pytest.fail.Exception, match="would wait for the device"):
+        getattr(sharding_contract(WaitsForShards), f"test_{SHARD_WAITS}")()
+
+
+@pytest.mark.parametrize(
+    ("test", "arguments"), [(SHARDS, (True,)), (FUSED_SHARDS, ()), (SHARD_WAITS, ())]
+)
+def test_a_sampler_that_needs_whole_rows_is_not_given_shards(test, arguments):
+    with pytest.raises(pytest.skip.Exception, match="does not declare is_vocab_parallel"):
+        getattr(TestFusing(), f"test_{test}")(*arguments)
 
 
 @pytest.mark.parametrize("step", [Waits, WaitsWhereTheHostKnows, WaitsWhereTheHostKnowsNothing])
@@ -371,8 +498,8 @@ def test_a_probe_that_imports_torch_fails():
 
 def test_each_test_of_the_kits_has_a_sampler_that_fails_it():
     tests = {name for name in dir(FusedSamplerContract) if name.startswith("test_")}
-    proven = {proof[1] for proof in (*PROOFS, *FUSED_PROOFS)}
-    proven |= {FUSED_MATTERS, WAITS, FUSED_WAITS, PROBE}
+    proven = {proof[1] for proof in (*PROOFS, *FUSED_PROOFS, *SHARD_PROOFS)}
+    proven |= {FUSED_MATTERS, WAITS, FUSED_WAITS, SHARD_WAITS, PROBE}
     assert tests == {f"test_{test}" for test in proven}
     assert {lost for _, lost in SUMS} == set(VARIED)
 
@@ -387,3 +514,7 @@ def test_a_sampler_that_fuses_nothing_raises():
 
     with pytest.raises(NotImplementedError, match="Plain fuses no steps"):
         Plain(3, torch.device("cpu")).sample_fused(torch.ones(1, 3), sampled_rows(SAMPLE, [{}]))
+    step = Plain(3, torch.device("cpu"))
+    for sample in (step.sample_shard, step.sample_shard_fused):
+        with pytest.raises(NotImplementedError, match="Plain samples from whole rows only"):
+            sample(torch.ones(1, 3), sampled_rows(SAMPLE, [{}]))

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from quire.errors import CapacityError
+from quire.machine.free_memory import cache_bytes
 from quire.worker.memory import device_memory as memory
 from quire.worker.memory.device_memory import (
     KEPT_BYTES,
@@ -17,6 +18,7 @@ from quire.worker.memory.device_memory import (
     M_TRIM_THRESHOLD,
     OLDER_KEPT_BYTES,
     enough_memory,
+    host_cache_bytes,
     is_out_of_memory,
     keep_freed_memory,
     zeroed_bytes,
@@ -29,6 +31,12 @@ STATUS = Path("/proc/self/status")
 def resident_bytes() -> int:
     line = next(line for line in STATUS.read_text().splitlines() if line.startswith("RssAnon"))
     return int(line.split()[1]) * 1024
+
+
+def test_the_ranks_of_a_host_share_its_free_memory(monkeypatch):
+    monkeypatch.setattr(memory, "free_host_bytes", lambda: 10**9)
+    assert host_cache_bytes(1) == cache_bytes(10**9)
+    assert host_cache_bytes(4) == cache_bytes(10**9) // 4
 
 
 @pytest.mark.parametrize("size", [0, 1, 4097, 3 * 2**20])

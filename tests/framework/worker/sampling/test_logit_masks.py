@@ -4,6 +4,8 @@ import pytest
 import torch
 from sampler_parts import bitmask, tables_with
 
+from quire.layers import SingleDevice
+from quire.layers.vocabulary import VocabularyShard
 from quire.worker.sampling.logit_masks import LogitMasks
 
 VOCAB_SIZE = 75  # not a multiple of a word
@@ -75,3 +77,33 @@ def test_no_stop_is_masked_where_none_is_within_the_vocabulary():
     logits = torch.zeros(1, VOCAB_SIZE)
     masks.mask_stops(logits, [0], set())
     assert not logits.any()
+
+
+def shards(vocab_size, tp_size):
+    class Rank(SingleDevice):
+        def __init__(self, rank):
+            self.rank, self.size = rank, tp_size
+
+    return [VocabularyShard(vocab_size, Rank(rank)) for rank in range(tp_size)]
+
+
+@pytest.mark.parametrize("kernels", ["torch", "triton", "native"])
+@pytest.mark.parametrize(("vocab_size", "tp_size"), [(75, 2), (75, 4), (64, 2), (128, 4), (65, 3)])
+def test_each_shard_is_masked_like_its_part_of_the_whole(kernels, vocab_size, tp_size):
+    stopping = {"min_tokens": 3, "stop_token_ids": (0, 20, 63)}
+    masks = LogitMasks(tables_with([{}, stopping, {}]), kernels)
+    logits = torch.zeros(3, vocab_size)
+    tokens = torch.randperm(vocab_size, generator=torch.Generator().manual_seed(3))[
+        : vocab_size // 2
+    ]
+    given = [bitmask(2, tokens.tolist(), vocab_size), bitmask(0, [vocab_size - 1], vocab_size)]
+    whole = logits.clone()
+    masks.mask_grammars(whole, [0, 1, 2], given)
+    masks.mask_stops(whole, [0, 1, 2], {0, 2})
+    assert whole[1].isinf().nonzero().flatten().tolist() == [0, 20, 63]
+    for shard in shards(vocab_size, tp_size):
+        mine = slice(shard.token_ids.start, shard.token_ids.stop)
+        found = logits[:, mine].clone()
+        masks.mask_grammars(found, [0, 1, 2], given, shard)
+        masks.mask_stops(found, [0, 1, 2], {0, 2}, shard)
+        assert torch.equal(found, whole[:, mine])

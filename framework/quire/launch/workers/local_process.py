@@ -1,0 +1,38 @@
+"""Process of a rank on this machine, as a child of the engine's process."""
+
+import socket
+from collections.abc import Sequence
+
+from quire.interfaces.executor import WorkerProcess
+from quire.process.child_process import ChildProcess
+from quire.process.python_child import python_arguments
+
+MODULE = "quire.launch.workers.worker_process"
+
+
+class LocalProcess(WorkerProcess):
+    """A child process that runs one rank.
+
+    Args:
+        arguments: Arguments of the worker process.
+        config: Bytes for its standard input.
+    """
+
+    def __init__(self, arguments: Sequence[str], config: bytes) -> None:
+        self.node = socket.gethostname()
+        self._process = ChildProcess(python_arguments(MODULE, arguments), config)
+        self._description: str | None = None
+
+    def fileno(self) -> int | None:
+        """Return the pidfd of the process; None once it was ended."""
+        return self._process.fileno() if self._description is None else None
+
+    def kill(self) -> None:
+        """Kill the process; its watchdog kills its descendants."""
+        self._process.kill()
+
+    def end(self, timeout_s: float) -> str:
+        """Wait for the process to exit, then kill it and its group."""
+        if self._description is None:
+            self._description = self._process.end(timeout_s)
+        return self._description

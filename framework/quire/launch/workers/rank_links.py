@@ -1,0 +1,254 @@
+"""Messages between the engine and all ranks, within deadlines; one failed rank ends all of them.
+
+Ranks find each other through keys: a rank publishes a value, and others ask for it. Once a rank
+has died, failed or missed a deadline, every method raises the same `EngineDeadError`.
+"""
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, NoReturn, TypeVar
+
+from quire.errors import CollectiveError, EngineDeadError, QuireError
+from quire.launch.workers.rank_link import RankLink
+from quire.launch.workers.worker_wire import (
+    Failed,
+    GetKey,
+    Joined,
+    KeyValue,
+    Refused,
+    SetKey,
+    ToWorker,
+)
+from quire.process.hub import Hub, Peer
+
+FLUSH_S = 0.1  # time for the last messages of a dead process to arrive
+EXIT_GRACE_S = 1.0  # time for a failed process to exit by itself
+DEATH_GRACE_S = 0.5  # time in which the death of a rank explains why others wait for it
+STOP_TIMEOUT_S = 10.0  # time for all ranks to exit after `Stop`
+
+T = TypeVar("T")
+
+
+class RankLinks:
+    """Connections to all ranks.
+
+    It is used by one thread.
+
+    Args:
+        hub: Hub to which the ranks connect.
+        links: The ranks, in order.
+
+    Attributes:
+        activity: What the ranks were last asked to do, for error messages.
+    """
+
+    def __init__(self, hub: Hub, links: Sequence[RankLink]) -> None:
+        self._hub = hub
+        self.links = list(links)
+        self.activity = "the start"
+        self._by_peer: dict[Peer, RankLink] = {}
+        self._by_fd: dict[int, RankLink] = {}
+        self._keys: dict[str, bytes] = {}
+        self._askers: defaultdict[str, list[Peer]] = defaultdict(list)
+        self._death: EngineDeadError | None = None
+        self._owner_pid = os.getpid()
+        for link in links:
+            if (fd := link.process.fileno()) is not None:
+                self._by_fd[fd] = link
+                hub.watch(fd)
+
+    def send(self, message: ToWorker) -> None:
+        """Send a message to all ranks without blocking.
+
+        Raises:
+            EngineDeadError: A rank is dead.
+        """
+        self._check_alive()
+        try:
+            self._hub.send([_peer_of(link) for link in self.links], message)
+        except EngineDeadError as error:
+            if dead := self._hub.wait(DEATH_GRACE_S):
+                self._raise_deaths(dead)
+            self.end(str(error))
+
+    def gather(self, kind: type[T], timeout_s: float) -> list[T]:
+        """Wait for a message of one kind from each rank, and return them by rank.
+
+        Args:
+            kind: Type of the messages; any other is an error.
+            timeout_s: Time for the slowest rank.
+
+        Raises:
+            EngineDeadError: A rank died, failed, or was too late.
+        """
+        found: dict[int, T] = {}
+        deadline = time.monotonic() + timeout_s
+        while len(found) < len(self.links):
+            received = self.receive(deadline)
+            if received is None:
+                self.end_late([k for k in self.links if k.rank not in found], timeout_s)
+            link, message = received
+            if not isinstance(message, kind) or link.rank in found:
+                self.end(f"{link} sent {message!r} unexpectedly")
+            found[link.rank] = message
+        return [found[link.rank] for link in self.links]
+
+    def receive(self, deadline: float) -> tuple[RankLink, Any] | None:
+        """Return the next message of a rank; None at the deadline, by `time.monotonic()`.
+
+        Raises:
+            EngineDeadError: A rank died or failed.
+            QuireError: A rank refused to start; all are ended.
+        """
+        self._check_alive()
+        while True:
+            if (received := self._next()) is not None:
+                return received
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return None
+            if dead := self._hub.wait(left_s):
+                if (received := self._next(FLUSH_S)) is not None:
+                    return received
+                self._raise_deaths(dead)
+
+    def check(self) -> None:
+        """Check that all ranks are alive; never blocks.
+
+        Raises:
+            EngineDeadError: A rank is dead or has failed.
+        """
+        self._check_alive()
+        if (received := self._next()) is not None:
+            self.end(f"{received[0]} sent {received[1]!r} unexpectedly")
+        if dead := self._hub.wait(0.0):
+            self._raise_deaths(dead)
+
+    def end_late(self, late: Sequence[RankLink], timeout_s: float) -> NoReturn:
+        """End all ranks because some were too late; the error says what those are doing.
+
+        Raises:
+            EngineDeadError: Always.
+        """
+        states = "; ".join(f"{link} has not answered, {link.state()}" for link in late)
+        self.end(f"{self.activity} did not complete within {timeout_s:g} s: {states}")
+
+    def end(self, reason: str, patience_s: float = 0.0) -> NoReturn:
+        """End all ranks, and raise the reason.
+
+        Raises:
+            EngineDeadError: Always.
+        """
+        self.close(EngineDeadError(reason), patience_s)
+        raise EngineDeadError(reason)
+
+    def close(self, death: EngineDeadError, patience_s: float = 0.0) -> None:
+        """End the processes of all ranks; a no-op on a second call, and in a fork.
+
+        Args:
+            death: Error for later calls.
+            patience_s: Time for the processes to exit by themselves, before they are killed.
+        """
+        if self._death is not None or os.getpid() != self._owner_pid:
+            return
+        self._death = death
+        deadline = time.monotonic() + patience_s
+        if not patience_s:
+            for link in self.links:
+                link.process.kill()
+        for link in self.links:
+            link.process.end(max(0.0, deadline - time.monotonic()))
+        self._hub.close()
+
+    def _next(self, timeout_s: float = 0.0) -> tuple[RankLink, Any] | None:
+        """Return the next message that is not for this object, or None."""
+        while (received := self._take(timeout_s)) is not None:
+            peer, message = received
+            match message:
+                case Joined():
+                    return self._joined(peer, message), message
+                case Refused():
+                    self._refused(message)
+                case _ if peer not in self._by_peer:
+                    self.end(f"a process that has not joined sent {message!r}")
+                case Failed():
+                    self._failed(self._by_peer[peer], message)
+                case SetKey():
+                    self._set_key(message)
+                case GetKey():
+                    self._get_key(peer, message)
+                case _:
+                    return self._by_peer[peer], message
+        return None
+
+    def _take(self, timeout_s: float) -> tuple[Peer, Any] | None:
+        try:
+            return self._hub.take(timeout_s)
+        except EngineDeadError as error:
+            self.end(str(error))
+
+    def _joined(self, peer: Peer, message: Joined) -> RankLink:
+        if not 0 <= message.rank < len(self.links) or self.links[message.rank].peer is not None:
+            self.end(
+                f"process {message.pid} on {message.node} joined as rank {message.rank}, which is "
+                f"taken or not among the {len(self.links)} ranks"
+            )
+        link = self.links[message.rank]
+        link.peer, link.joined = peer, message
+        self._by_peer[peer] = link
+        return link
+
+    def _refused(self, message: Refused) -> NoReturn:
+        """End all ranks because one cannot start, and raise its error."""
+        error = message.error.error()
+        self.close(EngineDeadError(f"the workers did not start: {error}"), EXIT_GRACE_S)
+        raise error
+
+    def _failed(self, link: RankLink, message: Failed) -> NoReturn:
+        """End all ranks because one failed; if it waited in vain for a dead one, name that one."""
+        error: QuireError = message.error.error()
+        if isinstance(error, CollectiveError) and (dead := self._hub.wait(DEATH_GRACE_S)):
+            self._raise_deaths(dead)
+        others = [other for other in self.links if other is not link]
+        states = ""
+        if isinstance(error, CollectiveError):
+            states = "".join(f"; {other}: {other.state()}" for other in others)
+        death = EngineDeadError(f"{link} failed: {error}{states}")
+        death.__cause__ = error.__cause__
+        self.close(death, 0.0 if states else EXIT_GRACE_S)
+        raise death
+
+    def _set_key(self, message: SetKey) -> None:
+        self._keys[message.key] = message.value
+        if askers := self._askers.pop(message.key, []):
+            self._hub.send(askers, KeyValue(message.key, message.value))
+
+    def _get_key(self, peer: Peer, message: GetKey) -> None:
+        if message.key in self._keys:
+            self._hub.send([peer], KeyValue(message.key, self._keys[message.key]))
+        else:
+            self._askers[message.key].append(peer)
+
+    def _raise_deaths(self, fds: Sequence[int]) -> NoReturn:
+        """End all ranks because some have died; what they sent last is the reason, if they did."""
+        while self._next(FLUSH_S) is not None:
+            pass  # results that came before the end; a `Failed` or `Refused` is raised
+        ends = [f"{self._by_fd[fd]} {self._by_fd[fd].process.end(EXIT_GRACE_S)}" for fd in fds]
+        self.end(f"{'; '.join(ends)}, during or after {self.activity}")
+
+    def _check_alive(self) -> None:
+        if os.getpid() != self._owner_pid:
+            raise EngineDeadError(
+                f"the workers belong to process {self._owner_pid}, and cannot be used in its fork "
+                f"{os.getpid()}; start another engine here"
+            )
+        if self._death is not None:
+            raise EngineDeadError(str(self._death)) from self._death
+
+
+def _peer_of(link: RankLink) -> Peer:
+    if link.peer is None:
+        raise RuntimeError(f"{link} has not joined")
+    return link.peer

@@ -1,0 +1,155 @@
+"""Construction of the worker of a rank: its groups of ranks, its stage and its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire.compose.composition import Composition
+from quire.errors import RefusedError
+from quire.interfaces.executor import Worker
+from quire.launch.composing import Composed
+from quire.launch.workers.key_exchange import KeyExchange
+
+if TYPE_CHECKING:
+    from quire.layers.parallel import RankGroup, StageLink, TensorParallelGroup
+    from quire.worker.device.group_place import GroupPlace
+
+
+def make_only_worker(composed: Composed) -> Worker:
+    """Build the worker of a grid of one in this process."""
+    from quire.layers.parallel import SingleDevice  # loads torch
+    from quire.worker.parts import WorkerParts
+    from quire.worker.worker import ModelWorker
+
+    parts = WorkerParts.load(composed.settings, composed.composition, composed.plugins.registries)
+    return ModelWorker(composed.settings, parts, SingleDevice())
+
+
+@dataclass(frozen=True, slots=True)
+class RankWorker:
+    """Worker of a rank, with the groups of ranks that it computes with.
+
+    Attributes:
+        worker: The worker.
+        groups: Tensor-parallel group, and links to the pipeline stages beside it.
+    """
+
+    worker: Worker
+    groups: Sequence[RankGroup]
+
+    def abort(self) -> None:
+        """Make the calls of ranks that wait for this one fail, where they can go on afterwards.
+
+        Where they cannot, the engine decides: if all ranks failed alike, none waits for another.
+        """
+        for group in self._resettable:
+            group.abort()
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether the groups can be used again after a rank has waited for another in vain."""
+        return len(self._resettable) == len(self.groups)
+
+    @property
+    def _resettable(self) -> list[RankGroup]:
+        return [group for group in self.groups if group.can_reset]
+
+    def resume(self, epoch: int) -> None:
+        """Make the groups usable again, once no rank is in a call."""
+        for group in self._resettable:
+            group.reset(epoch)
+
+    def shutdown(self) -> None:
+        """Release all resources of the worker, and leave the groups."""
+        self.worker.shutdown()
+        for group in self.groups:
+            group.close()
+
+
+def make_worker(composed: Composed, rank: int, exchange: KeyExchange) -> RankWorker:
+    """Build the worker of a rank, connected to the ranks that it computes with.
+
+    Args:
+        composed: Composition of the engine.
+        rank: Rank of the worker.
+        exchange: Exchange through which the ranks find each other.
+    """
+    from quire.worker.parts import WorkerParts
+    from quire.worker.stage import Stage
+    from quire.worker.worker import ModelWorker
+
+    composition = composed.composition
+    parts = WorkerParts.load(composed.settings, composition, composed.plugins.registries)
+    ranks = Ranks(composed, rank, exchange)
+    group, previous, following = ranks.group(), ranks.link(ranks.stage - 1), ranks.link(ranks.stage)
+    stage = Stage(
+        index=ranks.stage,
+        count=composition.grid.pp_size,
+        layers=composition.stage_layers[ranks.stage],
+        previous=previous,
+        next=following,
+    )
+    worker = ModelWorker(composed.settings, parts, group, stage)
+    links = [link for link in (previous, following) if link is not None]
+    return RankWorker(worker, [group, *links])
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """The ranks that one rank computes with.
+
+    Attributes:
+        composed: Composition of the engine.
+        rank: The rank.
+        exchange: Exchange through which the ranks find each other.
+    """
+
+    composed: Composed
+    rank: int
+    exchange: KeyExchange
+
+    @property
+    def composition(self) -> Composition:
+        """Composition with the grid of all ranks."""
+        return self.composed.composition
+
+    @property
+    def stage(self) -> int:
+        """Pipeline stage of the rank."""
+        return self.composition.grid.place(self.rank)[0]
+
+    def group(self) -> TensorParallelGroup:
+        """Join the tensor-parallel group of the stage."""
+        from quire.layers.parallel import SingleDevice  # loads torch
+        from quire.worker.device.shared_memory_group import SharedMemoryGroup
+
+        tp_size = self.composition.grid.tp_size
+        if tp_size == 1:
+            return SingleDevice()
+        if self.composition.device != "cpu":
+            raise RefusedError("tensor parallelism is built for CPUs only so far")
+        first = self.stage * tp_size
+        place = self._place(range(first, first + tp_size))
+        return SharedMemoryGroup.join(self.exchange, f"group {self.stage}", place)
+
+    def link(self, stage: int) -> StageLink | None:
+        """Join the link from a stage to the next one, between ranks of one tensor-parallel rank.
+
+        Returns:
+            None if one of the two stages does not exist.
+        """
+        if not 0 <= stage < self.composition.grid.pp_size - 1:
+            return None
+        raise RefusedError("pipeline stages are not built yet")
+
+    def _place(self, ranks: range) -> GroupPlace:
+        from quire.worker.device.group_place import GroupPlace
+
+        return GroupPlace(
+            rank=ranks.index(self.rank),
+            ranks=ranks,
+            ranks_on_node=self.composition.grid.size,
+            timeout_s=self.composed.settings.parallel.worker_start_timeout_s,
+        )

@@ -1,0 +1,30 @@
+"""Entry point of the process of a rank: start the watchdog of the engine, then run the worker.
+
+The configuration arrives on the standard input as msgpack. Nothing heavy is imported before the
+watchdog runs, so the death of the engine is always noticed at once.
+"""
+
+import signal
+import sys
+
+from quire.process.stack_dump import enable_stack_dumps, offer_stack
+from quire.process.watchdog import die_with, leave_to_parent
+
+
+def main(arguments: list[str]) -> int:
+    """Run a worker until the engine stops it or dies; return the exit status.
+
+    Args:
+        arguments: Process id of the engine.
+    """
+    # The engine handles these signals and stops its workers; the watchdog sees its death.
+    leave_to_parent(signal.SIGINT, signal.SIGTERM)
+    enable_stack_dumps()
+    stack_fd = offer_stack()
+    die_with(int(arguments[0]))
+
+    from quire.launch.workers.worker_server import run
+    from quire.launch.workers.worker_wire import WorkerConfig
+    from quire.process.ipc import decode
+
+    return run(decode(sys.stdin.buffer.read(), WorkerConfig), stack_fd)

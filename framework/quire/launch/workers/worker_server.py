@@ -1,0 +1,207 @@
+"""Main loop of the process of a rank: take the engine's messages in order, and answer each."""
+
+import gc
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from quire.errors import CollectiveError, EngineDeadError, QuireError, StepFailedError
+from quire.frontend.dispatch.engine_client import death_by
+from quire.interfaces.executor import StepRunner
+from quire.launch.agreement import own_choices
+from quire.launch.composing import Composed, compose_engine
+from quire.launch.kv_memory import plan_memory
+from quire.launch.workers.key_exchange import KeyExchange
+from quire.launch.workers.rank_worker import RankWorker, make_worker
+from quire.launch.workers.worker_wire import (
+    Allocate,
+    Allocated,
+    Completed,
+    Execute,
+    Failed,
+    Halt,
+    Halted,
+    Joined,
+    Load,
+    Loaded,
+    Refused,
+    Resume,
+    Returned,
+    Run,
+    Sample,
+    StepFailed,
+    Stop,
+    ToWorker,
+    WorkerConfig,
+)
+from quire.messages import WorkerControl
+from quire.plugins.loading import load_plugins
+from quire.process.error_message import ErrorMessage
+from quire.process.hub import HubChannel
+
+LINGER_S = 2.0  # time for the engine to read the last message
+
+logger = logging.getLogger(__name__)
+
+
+def run(config: WorkerConfig, stack_fd: int) -> int:
+    """Join the engine, and serve it until it stops this process; return the exit status."""
+    logging.basicConfig(
+        level=config.log_level,
+        stream=sys.stderr,
+        format=f"%(asctime)s %(levelname)s worker {config.rank} %(name)s: %(message)s",
+    )
+    channel = HubChannel(ToWorker, config.address)
+    try:
+        composed = compose_engine(config.settings, load_plugins(config.settings.plugins))
+    except BaseException as error:  # noqa: BLE001 - the edge of the process: sent to the engine
+        _log(error)
+        channel.send(Refused(config.rank, ErrorMessage.of(error)))
+        channel.close(LINGER_S)
+        return 1
+    channel.send(
+        Joined(
+            rank=config.rank,
+            node=socket.gethostname(),
+            pid=os.getpid(),
+            choices=own_choices(composed.composition),
+            stack_fd=stack_fd,
+        )
+    )
+    was_stopped = serve(WorkerServer(composed, config.rank, channel), channel)
+    channel.close(LINGER_S)
+    return 0 if was_stopped else 1
+
+
+def serve(server: "WorkerServer", channel: HubChannel) -> bool:
+    """Serve the engine until it stops this process.
+
+    Returns:
+        True if the engine stopped it, False if the worker failed; the error is sent to the engine.
+    """
+    try:
+        server.serve()
+    except BaseException as error:  # noqa: BLE001 - the edge of the process: sent to the engine
+        _log(error)
+        failure = error if isinstance(error, QuireError) else death_by(error)
+        channel.send(Failed(ErrorMessage.of(failure)))
+        return False
+    finally:
+        server.shutdown()
+    return True
+
+
+class WorkerServer:
+    """Server of one worker for the engine.
+
+    Args:
+        composed: Composition, which is the engine's.
+        rank: Rank of the worker.
+        channel: Channel to the engine.
+    """
+
+    def __init__(self, composed: Composed, rank: int, channel: HubChannel) -> None:
+        self._composed = composed
+        self._rank = rank
+        self._channel = channel
+        self._worker: RankWorker | None = None
+        self._is_halted = False
+        self._runner: StepRunner | None = None
+
+    def serve(self) -> None:
+        """Serve until the engine sends `Stop`; errors of a step are raised as they are.
+
+        Raises:
+            EngineDeadError: The engine sent an invalid message.
+        """
+        while not isinstance(message := self._channel.receive(), Stop):
+            self._handle(message)
+
+    def shutdown(self) -> None:
+        """Release all resources of the worker."""
+        if self._worker is not None:
+            self._worker.shutdown()
+
+    def _handle(self, message: Any) -> None:
+        match message:
+            case Load():
+                self._load()
+            case Allocate():
+                self._allocate(message.kv_bytes)
+            case Execute():
+                self._compute(message.plan.plan_id, lambda: self._running.execute(message.plan))
+            case Sample():
+                self._compute(message.plan_id, lambda: self._sample(message))
+            case Halt():
+                self._is_halted = True
+                self._channel.send(Halted(self._loaded.can_resume))
+            case Resume():
+                self._is_halted = False
+                self._loaded.resume(message.epoch)
+            case Run():
+                self._channel.send(self._returned(message.command))
+            case _:
+                raise EngineDeadError(f"the engine sent {message!r} unexpectedly")
+
+    def _load(self) -> None:
+        exchange = KeyExchange(self._channel)
+        self._worker = make_worker(self._composed, self._rank, exchange)
+        self._channel.send(Loaded(self._worker.worker.load()))
+
+    def _allocate(self, kv_bytes: list[int]) -> None:
+        composed = self._composed
+        plans = plan_memory(
+            composed.settings, composed.composition, composed.plugins.registries, kv_bytes
+        )
+        self._runner = self._loaded.worker.allocate(plans)
+        gc.collect()
+        gc.freeze()  # these objects stay alive, so that collections during steps can skip them
+        self._channel.send(Allocated(plans[0].num_blocks, plans[0].max_model_len))
+
+    def _compute(self, plan_id: int, phase: Callable[[], None]) -> None:
+        """Run a phase of a step unless this rank is halted; a failure is reported, and halts it."""
+        if self._is_halted:
+            return
+        try:
+            phase()
+        except (StepFailedError, CollectiveError) as error:
+            self._is_halted = True
+            self._loaded.abort()
+            self._channel.send(_report(plan_id, error))
+
+    def _sample(self, message: Sample) -> None:
+        self._running.sample(message.plan_id, message.masks)
+        self._channel.send(Completed(self._running.collect(message.plan_id)))
+
+    def _returned(self, command: WorkerControl) -> Returned:
+        """Run a command; a `QuireError` becomes its result."""
+        try:
+            return Returned(self._running.control(command))
+        except QuireError as error:
+            return Returned(None, ErrorMessage.of(error))
+
+    @property
+    def _loaded(self) -> RankWorker:
+        if self._worker is None:
+            raise EngineDeadError("the engine asked for more before the weights were loaded")
+        return self._worker
+
+    @property
+    def _running(self) -> StepRunner:
+        if self._runner is None:
+            raise EngineDeadError("the engine sent a step before the KV cache was allocated")
+        return self._runner
+
+
+def _report(plan_id: int, error: StepFailedError | CollectiveError) -> StepFailed:
+    if isinstance(error, CollectiveError):
+        return StepFailed(plan_id, None, {}, str(error))
+    return StepFailed(plan_id, error.report, error.slots, str(error))
+
+
+def _log(error: BaseException) -> None:
+    if not isinstance(error, QuireError):
+        logger.critical("the worker failed", exc_info=error)

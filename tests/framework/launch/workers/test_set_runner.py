@@ -1,0 +1,250 @@
+"""Steps of several ranks: every rank gets every call, and all must answer in time and alike."""
+
+import pytest
+from scripted_rank import ScriptedRanks
+
+from quire.errors import AdapterError, EngineDeadError, StepFailedError
+from quire.interfaces.executor import WorkerGrid
+from quire.launch.workers.set_runner import SetRunner
+from quire.launch.workers.worker_wire import (
+    Completed,
+    Execute,
+    Halt,
+    Halted,
+    Joined,
+    Resume,
+    Returned,
+    Run,
+    Sample,
+    StepFailed,
+)
+from quire.messages import (
+    AdapterRef,
+    ErrorReport,
+    LoadAdapter,
+    RowBitmask,
+    ScheduledRequest,
+    SlotResult,
+    StepPlan,
+    StepResult,
+)
+from quire.process.error_message import ErrorMessage
+
+COMMAND = LoadAdapter(AdapterRef("a", "b"))
+MASKS = [RowBitmask(0, 0, b"\x01\x00\x00\x00")]
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    made = ScriptedRanks(f"ipc://{tmp_path}/hub", WorkerGrid(tp_size=2))
+    yield made
+    made.stop()
+
+
+def completes(channel, message):
+    if isinstance(message, Sample):
+        rows = [SlotResult(0, [message.plan_id])]
+        channel.send(Completed(StepResult(plan_id=message.plan_id, results=rows)))
+    elif isinstance(message, Run):
+        channel.send(Returned("loaded"))
+
+
+def differs(channel, message):
+    if isinstance(message, Sample):
+        step = StepResult(plan_id=message.plan_id, results=[], digest=9)
+        channel.send(Completed(step))
+
+
+def runner_of(ranks, *scripts, timeout_s=5.0):
+    ranks.run(*scripts)
+    ranks.links.gather(Joined, 5)
+    return SetRunner(ranks.links, ranks.grid, timeout_s)
+
+
+def plan_of(plan_id):
+    return StepPlan(plan_id=plan_id, requests=[ScheduledRequest(0, 1, 1)])
+
+
+def test_every_rank_gets_every_call(ranks):
+    runner = runner_of(ranks, completes)
+    runner.execute(plan_of(1))
+    runner.sample(1, MASKS)
+    assert runner.collect(1).results == [SlotResult(0, [1])]
+    assert ranks.received == [[Execute(plan_of(1)), Sample(1, MASKS)]] * 2
+
+
+def test_steps_in_flight_are_collected_in_order(ranks):
+    runner = runner_of(ranks, completes)
+    for plan_id in (1, 2, 3):
+        runner.execute(plan_of(plan_id))
+        runner.sample(plan_id, [])
+    found = [runner.collect(plan_id) for plan_id in (1, 2, 3)]
+    assert [(each.plan_id, each.results[0].token_ids) for each in found] == [
+        (1, [1]),
+        (2, [2]),
+        (3, [3]),
+    ]
+
+
+def test_a_command_between_steps_in_flight_returns_its_result(ranks):
+    runner = runner_of(ranks, completes)
+    runner.execute(plan_of(1))
+    runner.sample(1, [])
+    assert runner.control(COMMAND) == "loaded"
+    assert runner.collect(1).plan_id == 1
+
+
+def test_a_command_that_fails_everywhere_raises_its_error(ranks):
+    def fails(channel, message):
+        channel.send(Returned(None, ErrorMessage.of(AdapterError("no such rank"))))
+
+    runner = runner_of(ranks, fails)
+    with pytest.raises(AdapterError, match="no such rank"):
+        runner.control(COMMAND)
+    ranks.links.check()
+
+
+def test_a_command_that_one_rank_cannot_run_raises_its_error(ranks):
+    def fails(channel, message):
+        channel.send(Returned(None, ErrorMessage.of(AdapterError("no memory"))))
+
+    runner = runner_of(ranks, completes, fails)
+    with pytest.raises(AdapterError, match="no memory"):
+        runner.control(COMMAND)
+    ranks.links.check()
+
+
+def test_a_rank_that_does_not_complete_a_step_is_named(ranks):
+    runner = runner_of(ranks, completes, lambda channel, message: None, timeout_s=0.3)
+    runner.execute(plan_of(4))
+    runner.sample(4, [])
+    with pytest.raises(EngineDeadError, match=r"^step 4 did not complete within 0.3 s: worker 1 "):
+        runner.collect(4)
+
+
+def test_ranks_that_sample_different_tokens_end_the_engine(ranks):
+    runner = runner_of(ranks, completes, differs)
+    runner.execute(plan_of(5))
+    runner.sample(5, [])
+    text = "different tokens in step 5 .digests rank 0: 0{16}, rank 1: 0{15}9"
+    with pytest.raises(EngineDeadError, match=text):
+        runner.collect(5)
+
+
+def test_a_death_during_a_step_names_the_step(ranks):
+    runner = runner_of(ranks, completes, lambda channel, message: None)
+    runner.execute(plan_of(6))
+    runner.sample(6, [])
+    ranks.processes[1].die()
+    with pytest.raises(EngineDeadError, match=r"worker 1 .* SIGKILL, during or after step 6"):
+        runner.collect(6)
+
+
+class Failing:
+    """Rank whose steps fail until it is resumed; it answers `Halt`, as every rank does."""
+
+    def __init__(self, report=None, slots=None, can_resume=True, plan_id=None):
+        self.report, self.slots, self.can_resume = report, slots or {}, can_resume
+        self.plan_id = plan_id
+        self.is_halted = False
+        self.epochs = []
+
+    def __call__(self, channel, message):
+        if isinstance(message, Halt):
+            self.is_halted = True
+            channel.send(Halted(self.can_resume))
+        elif isinstance(message, Resume):
+            self.is_halted = False
+            self.report, self.slots, self.plan_id = None, {}, -1
+            self.epochs.append(message.epoch)
+        elif isinstance(message, Sample) and not self.is_halted:
+            if self.plan_id in (None, message.plan_id):
+                self.is_halted = True
+                text = "waited in vain" if self.report is None else "smoke"
+                channel.send(StepFailed(message.plan_id, self.report, self.slots, text))
+            else:
+                completes(channel, message)
+
+
+REPORT = ErrorReport("request_failed", "smoke in the model")
+
+
+def fail_step(runner, *plan_ids):
+    for plan_id in plan_ids:
+        runner.execute(plan_of(plan_id))
+        runner.sample(plan_id, [])
+    with pytest.raises(StepFailedError) as caught:
+        runner.collect(plan_ids[0])
+    return caught.value
+
+
+def test_a_failed_step_is_that_of_the_rank_that_knows_why_and_all_go_on(ranks):
+    scripts = Failing(), Failing(REPORT, {0: REPORT})
+    runner = runner_of(ranks, *scripts)
+    error = fail_step(runner, 7)
+    assert (error.report, error.slots, error.plan_id) == (REPORT, {0: REPORT}, 7)
+    assert str(error).startswith("worker 1 of 2")
+    runner.execute(plan_of(8))
+    runner.sample(8, [])
+    assert runner.collect(8).results == [SlotResult(0, [8])]
+    assert [script.epochs for script in scripts] == [[2], [2]]
+
+
+def test_every_failure_has_a_later_epoch(ranks):
+    scripts = Failing(REPORT), Failing()
+    runner = runner_of(ranks, *scripts)
+    fail_step(runner, 1)
+    scripts[0].report, scripts[0].plan_id, scripts[1].plan_id = REPORT, None, None
+    fail_step(runner, 2)
+    assert [script.epochs for script in scripts] == [[2, 3], [2, 3]]
+
+
+def test_a_step_launched_after_the_failed_one_is_dropped(ranks):
+    scripts = Failing(REPORT), Failing()
+    runner = runner_of(ranks, *scripts)
+    assert fail_step(runner, 1, 2).plan_id == 1
+    runner.execute(plan_of(3))
+    runner.sample(3, [])
+    assert runner.collect(3).plan_id == 3
+
+
+def test_a_rank_that_has_completed_the_failed_step_goes_on_with_the_others(ranks):
+    scripts = Failing(REPORT), Failing(plan_id=-1)
+    runner = runner_of(ranks, *scripts)
+    assert fail_step(runner, 1).report == REPORT
+    runner.execute(plan_of(2))
+    runner.sample(2, [])
+    assert runner.collect(2).plan_id == 2
+
+
+def test_ranks_that_all_wait_in_vain_end_the_engine(ranks):
+    runner = runner_of(ranks, Failing(), Failing())
+    runner.execute(plan_of(1))
+    runner.sample(1, [])
+    text = "cannot go on together: worker 0 .* waited in vain; worker 1 .* waited in vain"
+    with pytest.raises(EngineDeadError, match=text):
+        runner.collect(1)
+
+
+@pytest.mark.parametrize("both_fail", [False, True])
+def test_ranks_that_cannot_be_reset_go_on_only_if_all_failed_alike(ranks, both_fail):
+    scripts = (
+        Failing(REPORT, can_resume=False),
+        Failing(REPORT if both_fail else None, can_resume=False),
+    )
+    runner = runner_of(ranks, *scripts)
+    runner.execute(plan_of(1))
+    runner.sample(1, [])
+    with pytest.raises(StepFailedError if both_fail else EngineDeadError, match="smoke"):
+        runner.collect(1)
+
+
+def test_a_rank_that_does_not_halt_is_named(ranks):
+    def never_halts(channel, message): ...
+
+    runner = runner_of(ranks, Failing(REPORT), never_halts, timeout_s=0.3)
+    runner.execute(plan_of(9))
+    runner.sample(9, [])
+    text = r"^stopping after step 9, which failed, did not complete within 0.3 s: worker 1"
+    with pytest.raises(EngineDeadError, match=text):
+        runner.collect(9)

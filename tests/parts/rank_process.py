@@ -1,0 +1,335 @@
+"""A process that is one rank of groups: it takes commands from its standard input.
+
+`RankProcesses` runs several of them; each command has a number, and its answer has the same. All
+commands run in order in one thread, but `abort` and `close` at once, as a worker's channel would.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import queue
+import select
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from processes import path_with
+from torch import Tensor
+
+from quire.errors import CollectiveError, QuireError
+from quire.native.collectives.shared_segment import SegmentHandle
+from quire.native.recording import CallTrace, trace_calls
+from quire.worker.device.group_place import GroupPlace
+from quire.worker.device.shared_memory_group import SharedMemoryGroup
+
+LENGTH = struct.Struct("<Q")
+JOIN_TIMEOUT_S = 60.0
+AT_ONCE = ("abort", "close", "is_in_call")
+
+
+class FolderExchange:
+    """An exchange through files, for the ranks of one test."""
+
+    def __init__(self, folder: Path | str) -> None:
+        self._folder = Path(folder)
+
+    def set(self, key: str, value: bytes) -> None:
+        draft = self._folder / f"{os.getpid()}-{threading.get_ident()}"
+        draft.write_bytes(value)
+        draft.rename(self._path(key))
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        deadline = time.monotonic() + timeout_s
+        while not self._path(key).exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError(key)
+            time.sleep(0.002)
+        return self._path(key).read_bytes()
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"key-{key.replace('/', '-')}"
+
+
+def tensor(shape: Sequence[int], dtype: str, seed: int) -> Tensor:
+    """Random numbers of very different sizes, so that the order of a sum shows in its bits."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(tuple(shape), generator=generator)
+    values = values * 2.0 ** torch.randint(-8, 8, tuple(shape), generator=generator)
+    if dtype in ("int64", "uint8", "bool"):
+        values = values.abs() * 10
+    return values.to(getattr(torch, dtype))
+
+
+@dataclass
+class Answer:
+    """Answer to one command: a value, or an error."""
+
+    value: Any = None
+    error: str = ""
+    code: str = ""
+    ranks: Sequence[int] = ()
+    count: int = 0
+    seconds: float = 0.0
+
+
+class RankProcesses:
+    """Several ranks. Use it in a `with` block, whose end kills them."""
+
+    def __init__(self, count: int, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self.size = count  # of the group that was joined last
+        self._folder = folder
+        self._ids = itertools.count()
+        self.signalled: set[int] = set()
+        self.processes = [self._start() for _ in range(count)]
+        self._answers: list[dict[int, Answer]] = [{} for _ in range(count)]
+
+    def __enter__(self) -> RankProcesses:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            _end(process)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        script, path = Path(__file__), path_with(Path(__file__).parent)
+        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(
+            [sys.executable, script, self._folder],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
+
+    def revive(self) -> None:
+        """Start the ranks again that a signal has ended or stopped, and end all calls."""
+        for rank in self.signalled:
+            _end(self.processes[rank])
+            self.processes[rank] = self._start()
+        self.signalled.clear()
+        self.size = len(self.processes)
+        self.values("close")
+
+    def signal(self, rank: int, number: signal.Signals) -> None:
+        """Send a signal to a rank."""
+        self.signalled.add(rank)
+        self.processes[rank].send_signal(number)
+
+    def begin(self, rank: int, name: str, *arguments: Any) -> int:
+        """Send a command; its answer is `answer`'s."""
+        number = next(self._ids)
+        frame = msgspec.msgpack.encode((number, name, arguments))
+        stdin = self.processes[rank].stdin
+        assert stdin is not None
+        stdin.write(LENGTH.pack(len(frame)) + frame)
+        stdin.flush()
+        return number
+
+    def answer(self, rank: int, number: int, timeout_s: float = 60.0) -> Answer:
+        """Wait for the answer to a command."""
+        stdout = self.processes[rank].stdout
+        assert stdout is not None
+        while number not in self._answers[rank]:
+            readable, _, _ = select.select([stdout], [], [], timeout_s)
+            assert readable, f"rank {rank} has not answered in {timeout_s} s"
+            frame = _frame(stdout.fileno())
+            assert frame is not None, f"rank {rank} has died: {self.processes[rank].poll()}"
+            its_number, answer = msgspec.msgpack.decode(frame, type=tuple[int, Answer])
+            self._answers[rank][its_number] = answer
+        return self._answers[rank].pop(number)
+
+    def all(self, name: str, *arguments: Any) -> list[Answer]:
+        """Send a command to all ranks of the group, and return their answers."""
+        numbers = [self.begin(rank, name, *arguments) for rank in range(self.size)]
+        return [self.answer(rank, number) for rank, number in enumerate(numbers)]
+
+    def wait_in_call(self, rank: int, number: int) -> None:
+        """Wait until a rank waits for others in a command's collective, or has ended it."""
+        while not self.answer(rank, self.begin(rank, "is_in_call")).value:
+            if number in self._answers[rank]:
+                return
+            time.sleep(0.01)
+
+    def values(self, name: str, *arguments: Any) -> list[Any]:
+        """The same, for commands that succeed."""
+        answers = self.all(name, *arguments)
+        assert not any(answer.error for answer in answers), answers
+        return [answer.value for answer in answers]
+
+    def join(self, kind: str, key: str, *options: Any, size: int | None = None) -> None:
+        """Make the first ranks join a group, and use it from now on."""
+        self.size = size or len(self.processes)
+        begun = [
+            self.begin(rank, "join", kind, key, rank, self.size, *options)
+            for rank in range(self.size)
+        ]
+        answers = [self.answer(rank, number) for rank, number in enumerate(begun)]
+        assert not any(answer.error for answer in answers), answers
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        with contextlib.suppress(BrokenPipeError):
+            pipe.close()
+    process.wait()
+
+
+class Rank:
+    """The commands of one rank."""
+
+    def __init__(self, folder: Path) -> None:
+        self._exchange = FolderExchange(folder)
+        self._group: Any = None
+        self._calls = CallTrace()
+        self._replayed: Tensor = torch.empty(0)
+
+    def join(self, kind: str, key: str, rank: int, size: int, *options: Any) -> None:
+        place = GroupPlace(
+            rank=rank, ranks=range(size), ranks_on_node=size, timeout_s=JOIN_TIMEOUT_S
+        )
+        makers: dict[str, Callable[..., Any]] = {"shared": self._shared}
+        if self._group is not None:
+            self._group.close()
+        self._group = makers[kind](key, place, *options)
+
+    def _shared(self, key: str, place: GroupPlace, *sizes: int) -> SharedMemoryGroup:
+        if not sizes:
+            return SharedMemoryGroup.join(self._exchange, key, place)
+        if place.rank:
+            handle = msgspec.msgpack.decode(
+                self._exchange.get(key, JOIN_TIMEOUT_S), type=SegmentHandle
+            )
+            return SharedMemoryGroup.attach(handle, place)
+        group = SharedMemoryGroup.create(place, *sizes)
+        self._exchange.set(key, msgspec.msgpack.encode(group.handle))
+        return group
+
+    def all_reduce(self, shape: Sequence[int], dtype: str, seed: int) -> bytes:
+        return _bytes(self._group.all_reduce(tensor(shape, dtype, seed + self._group.rank)))
+
+    def all_gather(self, shape: Sequence[int], dtype: str, seed: int, dim: int) -> bytes:
+        return _bytes(self._group.all_gather(tensor(shape, dtype, seed + self._group.rank), dim))
+
+    def all_reduce_special(self) -> bytes:
+        """Infinities and quiet NaNs with a payload of this rank, and sums of both."""
+        nan = 0x7FC00000 + self._group.rank
+        words = [nan, 0x7F800000, -0x800000, 0, -(2**31), nan, 0x7F7FFFFF] * 40
+        rotated = words[self._group.rank :] + words[: self._group.rank]
+        values = torch.tensor(rotated, dtype=torch.int32).view(torch.float32)
+        return _bytes(self._group.all_reduce(values))
+
+    def many(self, calls: Sequence[tuple[str, list[Any]]]) -> list[bytes]:
+        """Several of the above, one directly after the other."""
+        return [getattr(self, name)(*arguments) for name, arguments in calls]
+
+    def trace(self, shape: Sequence[int]) -> str | None:
+        """Trace an all-reduce, and return the reason why it cannot be replayed."""
+        self._replayed = torch.ones(shape)
+        with trace_calls() as self._calls:
+            self._group.all_reduce(self._replayed)
+        return self._calls.reason
+
+    def replay(self, value: float) -> bytes:
+        self._replayed.fill_(value)
+        self._calls.replay()
+        return _bytes(self._replayed)
+
+    def set_timeout(self, seconds: float) -> None:
+        self._group.set_timeout(seconds)
+
+    def abort(self) -> None:
+        self._group.abort()
+
+    def close(self) -> None:
+        if self._group is not None:
+            self._group.close()
+
+    def is_in_call(self) -> bool:
+        return bool(self._group._member.state.is_busy)
+
+    def reset(self, epoch: int) -> None:
+        self._group.reset(epoch)
+
+    def fail(self) -> None:
+        raise ValueError("this rank fails")
+
+    def open_files(self) -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    def mappings(self) -> int:
+        return Path("/proc/self/maps").read_text().count("memfd:quire-ranks")
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    rank, lock = Rank(folder), threading.Lock()
+    output = os.dup(1)
+    os.dup2(2, 1)  # nothing that is printed is taken for an answer
+    tasks: queue.SimpleQueue[tuple[int, str, list[Any]]] = queue.SimpleQueue()
+
+    def run(number: int, name: str, arguments: list[Any]) -> None:
+        answer, started = Answer(), time.monotonic()
+        try:
+            answer.value = getattr(rank, name)(*arguments)
+        except Exception as error:  # noqa: BLE001 (told to the test)
+            answer.error = f"{type(error).__name__}: {error}"
+            if isinstance(error, QuireError):
+                answer.code = error.code
+            if isinstance(error, CollectiveError):
+                answer.ranks, answer.count = error.ranks, error.count
+        answer.seconds = time.monotonic() - started
+        frame = msgspec.msgpack.encode((number, answer))
+        with lock:
+            os.write(output, LENGTH.pack(len(frame)))
+            view = memoryview(frame)
+            while view:
+                view = view[os.write(output, view) :]
+
+    def serve() -> None:
+        while True:
+            run(*tasks.get())
+
+    threading.Thread(target=serve, daemon=True).start()
+    while (frame := _frame(0)) is not None:
+        number, name, arguments = msgspec.msgpack.decode(frame)
+        if name in AT_ONCE:
+            run(number, name, arguments)
+        else:
+            tasks.put((number, name, arguments))
+    os._exit(0)
+
+
+def _frame(fd: int) -> bytes | None:
+    head = _read(fd, LENGTH.size)
+    return None if head is None else _read(fd, LENGTH.unpack(head)[0])
+
+
+def _read(fd: int, size: int) -> bytes | None:
+    parts = b""
+    while len(parts) < size:
+        part = os.read(fd, size - len(parts))
+        if not part:
+            return None
+        parts += part
+    return parts
+
+
+def _bytes(values: Tensor) -> bytes:
+    return bytes(values.contiguous().view(torch.uint8).numpy())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
