@@ -1,5 +1,7 @@
 """A tiny model that mixes latent attention with ordinary attention, and a reference of it.
 
+Each device of a group has all weights, and computes some of the heads.
+
 The reference does not attend to latents: it computes keys and values of every head from them, and
 attends to those. Both give the same results, because the up-projection of keys can be applied to
 the queries instead, and that of values to the output.
@@ -12,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from quire.interfaces.kv_cache import KVLayer
-from quire.interfaces.model import Model, ModelDescription
+from quire.interfaces.model import Model, ModelDescription, StageTensors
 from quire.layers import Attention, LayerContext, MLAAttention
 from quire.layers.layer import frozen
+from quire.layers.parallel import shard, shard_kv_heads
 from quire.testing.checkpoints import write_checkpoint
 
 ARCHITECTURE = "TinyMLAForCausalLM"
@@ -33,7 +36,9 @@ PLUGIN = """
         registry.add(
             "TinyMLAForCausalLM",
             "mla_parts:TinyMLAForCausalLM",
-            capabilities=ModelCapabilities("mla_parts:describe", supports_lora=False),
+            capabilities=ModelCapabilities(
+                "mla_parts:describe", supports_lora=False, supports_pipeline_parallel=True
+            ),
         )
 """
 
@@ -77,9 +82,12 @@ class LatentBlock(nn.Module):
         for key, size in sizes.items():
             self.register_parameter(key, frozen(size, context.dtype, context.device))
         self.attn = MLAAttention(f"{name}.attn", HEADS, LATENT, ROPE, SCALE, context)
+        self.tp = context.tp
+        self.heads = slice_of(shard("heads", HEADS, context.tp))
+        self.columns = slice_of(shard("columns", HEADS * VALUE, context.tp))
 
     def projections(self, hidden_states, positions):
-        q = (hidden_states @ self.q.T).view(-1, HEADS, NOPE + ROPE)
+        q = (hidden_states @ self.q.T).view(-1, HEADS, NOPE + ROPE)[:, self.heads]
         latent, k_rope = (hidden_states @ self.down.T).split((LATENT, ROPE), 1)
         latent = latent / latent.pow(2).mean(1, keepdim=True).sqrt()
         q_nope, q_rope = q.split((NOPE, ROPE), 2)
@@ -87,9 +95,10 @@ class LatentBlock(nn.Module):
 
     def forward(self, hidden_states, positions, batch):
         q_nope, q_rope, latent, k_rope = self.projections(hidden_states, positions)
-        q_latent = torch.einsum("thn,hnc->thc", q_nope, self.k_up)
+        q_latent = torch.einsum("thn,hnc->thc", q_nope, self.k_up[self.heads])
         out = self.attn(q_latent, q_rope, latent, k_rope, batch)
-        return torch.einsum("thc,hvc->thv", out, self.v_up).flatten(1) @ self.out.T
+        values = torch.einsum("thc,hvc->thv", out, self.v_up[self.heads]).flatten(1)
+        return self.tp.all_reduce(values @ self.out.T[self.columns])
 
     def by_definition(self, hidden_states, positions):
         q_nope, q_rope, latent, k_rope = self.projections(hidden_states, positions)
@@ -108,13 +117,19 @@ class FullBlock(nn.Module):
         self.qkv = frozen((q + 2 * kv, HIDDEN), context.dtype, context.device)
         self.out = frozen((HIDDEN, q), context.dtype, context.device)
         self.attn = Attention(f"{name}.attn", HEADS, KV_HEADS, HEAD_DIM, HEAD_DIM**-0.5, context)
+        self.tp = context.tp
+        kv_heads = slice_of(shard_kv_heads(KV_HEADS, context.tp))
+        self.own_heads = (slice_of(shard("heads", HEADS, context.tp)), kv_heads, kv_heads)
+        self.columns = slice_of(shard("columns", q, context.tp))
 
     def heads(self, hidden_states):
         parts = (hidden_states @ self.qkv.T).split(self.sizes, 1)
         return [part.unflatten(1, (-1, HEAD_DIM)) for part in parts]
 
     def forward(self, hidden_states, positions, batch):
-        return self.attn(*self.heads(hidden_states), batch) @ self.out.T
+        parts = zip(self.heads(hidden_states), self.own_heads, strict=True)
+        q, k, v = (part[:, own] for part, own in parts)
+        return self.tp.all_reduce(self.attn(q, k, v, batch) @ self.out.T[self.columns])
 
     def by_definition(self, hidden_states, positions):
         q, k, v = self.heads(hidden_states)
@@ -130,15 +145,19 @@ class TinyMLAForCausalLM(nn.Module, Model):
         )
         kinds = {"mla_attention": LatentBlock, "full_attention": FullBlock}
         self.mla, self.full = nn.ModuleDict(), nn.ModuleDict()
-        for name, spec in LAYERS.items():
+        self.names = list(LAYERS)[slice_of(context.layers or range(len(LAYERS)))]
+        for name in self.names:
             parent, child = name.split(".")
-            self.get_submodule(parent)[child] = kinds[spec](name, context)
+            self.get_submodule(parent)[child] = kinds[LAYERS[name]](name, context)
 
     def forward(self, input_ids, positions, batch, inputs_embeds=None, stage_input=None):
         def run(block, hidden_states):
             return block(hidden_states, positions, batch)
 
-        return self.through(input_ids, run)
+        first = self.embed(input_ids) if stage_input is None else stage_input.hidden_states
+        hidden_states = self.through(first, run)
+        is_last = self.names[-1] == list(LAYERS)[-1]
+        return hidden_states if is_last else StageTensors(hidden_states, None)
 
     def by_definition(self, token_ids: Tensor) -> Tensor:
         """Return the logits of every token of one request, without a cache."""
@@ -147,16 +166,22 @@ class TinyMLAForCausalLM(nn.Module, Model):
         def run(block, hidden_states):
             return block.by_definition(hidden_states, positions)
 
-        return self.compute_logits(self.through(token_ids, run))
+        return self.compute_logits(self.through(self.embed(token_ids), run))
 
-    def through(self, token_ids, run):
-        hidden_states = normed(self.embedding[token_ids])
-        for name in LAYERS:
+    def embed(self, token_ids):
+        return normed(self.embedding[token_ids])
+
+    def through(self, hidden_states, run):
+        for name in self.names:
             hidden_states = normed(hidden_states + 2 * run(self.get_submodule(name), hidden_states))
         return hidden_states
 
     def compute_logits(self, hidden_states):
         return (hidden_states @ self.head.T).float()
+
+
+def slice_of(own: range) -> slice:
+    return slice(own.start, own.stop)
 
 
 def normed(x: Tensor) -> Tensor:

@@ -2,17 +2,24 @@
 
 import pytest
 import torch
+from cpp_compilers import NEEDS_COMPILER
+from grid_engine import Grid, grid_engine
 from installed import sites
+from recorded_engine import AS_ON_A_GPU, runner_of
+from recorded_runs import RecordedRuns
 
+from quire import LLM
 from quire.config import Settings
-from quire.errors import PluginLoadError
+from quire.errors import PluginLoadError, RefusedError
 from quire.launch.composing import compose_engine
 from quire.layers import SingleDevice
 from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import write_checkpoint
+from quire.worker import runner_builder
 from quire.worker.batch.slots import SlotTables
+from quire.worker.failures import IsolateAlone, ReportFailures
 from quire.worker.parts import WorkerParts
-from quire.worker.runner_builder import build_pipeline
+from quire.worker.runner_builder import build_pipeline, capture_graphs
 
 site = pytest.fixture(sites)
 SAMPLERS = """
@@ -78,3 +85,79 @@ def test_a_sampler_in_another_stage_is_refused(build):
 def test_a_logits_processor_in_the_last_stage_is_refused(build):
     with pytest.raises(PluginLoadError, match="'Late' declares stage 'sample' and is a Changes"):
         build("temperature", "Late")
+
+
+class OneOfTwo(SingleDevice):
+    """A device whose other one says whether it could capture the same."""
+
+    size = 2
+
+    def __init__(self, vote: bool) -> None:
+        self.vote = vote
+
+    def all_reduce(self, x):
+        return x + self.vote
+
+
+@pytest.fixture
+def captured(tmp_path, monkeypatch):
+    """Captures the steps of an engine together with another device."""
+    folder = write_checkpoint(tmp_path / "m", "Qwen3ForCausalLM", head_dim=32).folder
+    monkeypatch.setattr(runner_builder, "step_capture", lambda device: RecordedRuns())
+    with LLM(str(folder), max_num_seqs=2, max_model_len=32, **AS_ON_A_GPU) as llm:
+        runner, composition = runner_of(llm), llm._running.composition
+        assert composition.cuda_graphs.value == 2
+
+        def captured(group, **options):
+            runner.graphs = None
+            capture_graphs(runner, composition, group, **options)
+            return runner.graphs is not None
+
+        yield captured
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")  # as interpreted kernels multiply
+def test_steps_are_captured_on_all_devices_or_on_none(captured, caplog):
+    assert captured(OneOfTwo(True))
+    assert not captured(OneOfTwo(False))
+    assert "CUDA graphs are off" in caplog.text
+    assert "they cannot be captured on another tensor-parallel rank" in caplog.text
+    with pytest.raises(RefusedError, match="cannot be captured on another tensor-parallel rank"):
+        captured(OneOfTwo(False), is_required=True)
+
+
+def test_a_device_that_cannot_capture_a_step_asks_the_other_one(captured, monkeypatch):
+    class CannotCapture(RecordedRuns):
+        def capture(self, run):
+            raise RuntimeError("not here")
+
+    monkeypatch.setattr(runner_builder, "step_capture", lambda device: CannotCapture())
+    group = OneOfTwo(True)
+    assert not captured(group)
+    with pytest.raises(RefusedError, match="not here"):
+        captured(group, is_required=True)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("starts", [(0,), (0, 2)], ids=["whole", "stages"])
+def test_stages_run_without_graphs_and_say_so(tmp_path, starts, caplog):
+    caplog.set_level("INFO", "quire")
+    folder = write_checkpoint(tmp_path / "m", "Qwen3ForCausalLM").folder
+    options = {"kernels": "native", "enforce_eager": False}
+    with grid_engine(folder, Grid(1, starts), **options) as engine:
+        have_graphs = [runner.cpu_graphs is not None for runner in engine.runner.runners]
+    assert have_graphs == [len(starts) == 1] * len(starts)
+    assert ("pipeline stage 1 of 2 runs without graphs" in caplog.text) == (len(starts) == 2)
+
+
+def test_workers_compare_tokens_and_report_failures_only_among_several(tmp_path):
+    folder = write_checkpoint(tmp_path / "m", "Qwen3ForCausalLM").folder
+    for grid, expected in (
+        (Grid(), [(False, IsolateAlone)]),
+        (Grid(1, (0, 2)), [(False, ReportFailures)] * 2),
+        (Grid(2, (0, 2)), [(False, ReportFailures)] * 2 + [(True, ReportFailures)] * 2),
+    ):
+        with grid_engine(folder, grid) as engine:
+            runners = engine.runner.runners
+            found = [(runner._has_digest, type(runner._failures)) for runner in runners]
+        assert found == expected

@@ -149,6 +149,16 @@ def test_ranks_of_a_group_have_the_same_bits(checkpoints, batch_invariant):
             assert all(map(torch.equal, other, first))
 
 
+def test_all_stages_count_the_same_tokens(checkpoints):
+    with grid_engine(checkpoints["llama"].folder, Grid(1, (0, 1, 2)), **PLAIN) as engine:
+        engine.run([request("a", tokens(20)), request("b", tokens(7))])
+        tables = [runner.tables for runner in engine.runner.runners]
+    assert sorted(tables[0].num_known[:2].tolist()) == [17, 30]
+    for other in tables[1:]:
+        assert (other.num_known == tables[0].num_known).all()
+        assert (other.num_computed == tables[0].num_computed).all()
+
+
 def record_hidden_states(engine: GridEngine) -> list[list[torch.Tensor]]:
     """Record what the forward pass of each rank returns."""
     found: list[list[torch.Tensor]] = []

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from grid_engine import Grid, grid_engine
+from grid_scenarios import check_same, request, tokens
 from installed import sites
 from mla_parts import PLUGIN, TinyMLAForCausalLM, describe, write_tiny_mla
 
@@ -51,6 +53,24 @@ def test_the_engine_generates_as_the_definition_does(checkpoint, options):
 def test_so_it_does_with_kernels(checkpoint):
     options = {"attention_backend": "triton_mla", "block_size": 16}
     check(checkpoint, (3, 18), 8, options)
+
+
+@pytest.mark.parametrize("grid", [Grid(2), Grid(4), Grid(1, (0, 1, 2)), Grid(2, (0, 2))], ids=str)
+def test_ranks_have_some_of_the_heads_and_the_whole_latent(checkpoint, grid):
+    requests = [request("long", tokens(40), prompt_logprobs=1), request("short", tokens(3))]
+    options = {"load_format": "dummy", "dummy_seed": SEED, "max_num_batched_tokens": 16}
+    outcomes = []
+    for each in (Grid(), grid):
+        with grid_engine(checkpoint, each, **options) as engine:
+            outcomes.append(engine.run(requests))
+            pages = {
+                spec.layer.name: spec.page_bytes
+                for plan in engine.plans
+                for group in plan.groups
+                for spec in group.layer_specs
+            }
+            assert pages["mla.0.attn"] == pages["mla.2.attn"] == 4 * 48 * 4, "of every rank"
+    check_same(*reversed(outcomes))
 
 
 def check(checkpoint, lengths, num_tokens, options):

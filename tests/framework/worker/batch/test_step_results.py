@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from quire.errors import AdapterError, PromptTooLongError, RequestFailedError
-from quire.messages import ErrorReport
+from quire.messages import ErrorReport, SlotResult
 from quire.process.ipc import decode, encode
-from quire.worker.batch.step_results import LaunchedStep, failure
+from quire.worker.batch.step_results import LaunchedStep, failure, token_digest
 from quire.worker.sampling.prompt_logprobs import PromptLogprobs
 from quire.worker.sampling.row_logprobs import row_logprobs
 from quire.worker.sampling.sampled_tokens import SampledTokens
@@ -143,3 +143,38 @@ def test_log_probabilities_of_a_token_are_those_of_its_row():
     first, second = LaunchedStep(1, [([5, 6], sampled)], [], {}, "").read().results
     assert first.logprobs is None
     assert second.logprobs[0].token_ids[0] == 2
+
+
+STEP = [SlotResult(3, [17]), SlotResult(1, [5])]
+
+
+def test_a_digest_is_that_of_the_tokens_and_fits_a_message():
+    again = [SlotResult(3, [17], None, None), SlotResult(1, [5])]
+    assert token_digest(9, STEP) == token_digest(9, again)
+    assert 0 < token_digest(9, STEP) < 2**64
+
+
+@pytest.mark.parametrize(
+    ("plan_id", "other"),
+    [
+        (8, STEP),
+        (9, [SlotResult(3, [18]), SlotResult(1, [5])]),
+        (9, [SlotResult(2, [17]), SlotResult(1, [5])]),
+        (9, STEP[::-1]),
+        (9, STEP[:1]),
+        (9, [SlotResult(3, [17, 1, 5])]),
+        (9, [SlotResult(3, [17, 5]), SlotResult(1, [])]),
+        (9, [SlotResult(3, []), SlotResult(1, [17, 5])]),
+    ],
+)
+def test_other_tokens_have_another_digest(plan_id, other):
+    assert token_digest(plan_id, other) != token_digest(9, STEP)
+
+
+def test_a_step_has_a_digest_only_where_it_is_compared():
+    tokens = torch.tensor([17, 5])
+    for has_digest in (False, True):
+        sampled = SampledTokens.of(tokens, torch.ones(2), 20)
+        result = LaunchedStep(9, [([3, 1], sampled)], [], {}, "a sampler", has_digest).read()
+        assert result.digest == (token_digest(9, STEP) if has_digest else 0)
+        assert decode(encode(result), type(result)) == result

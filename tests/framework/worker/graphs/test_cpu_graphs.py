@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quire import LLM, SamplingParams
 from quire.interfaces.model import ForwardBatch
-from quire.layers import SingleDevice
+from quire.layers import SingleDevice, TensorParallelGroup
 from quire.outputs import LoRARequest
 from quire.testing.checkpoints import write_checkpoint
 from quire.worker.batch.slots import SlotTables
@@ -123,7 +123,11 @@ def test_a_fork_has_memory_of_its_own(tmp_path):
 class Steps:
     """CPU graphs of a model of one forward pass, and how often that has run."""
 
-    def __init__(self, forward: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self,
+        forward: Callable[[Tensor], Tensor],
+        group: TensorParallelGroup | None = None,
+    ) -> None:
         self.passes = 0
 
         def counted(input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
@@ -131,7 +135,7 @@ class Steps:
             return forward(input_ids)
 
         self.steps = CPUGraphs(
-            counted, [], SlotTables(8, 64, [], [], torch.device("cpu")), SingleDevice()
+            counted, [], SlotTables(8, 64, [], [], torch.device("cpu")), group or SingleDevice()
         )
 
     @torch.inference_mode()
@@ -279,3 +283,44 @@ def test_a_closed_engine_lets_its_steps_go(tmp_path):
         runner = runner_of(llm)
         assert runner.cpu_graphs is not None
     assert runner.cpu_graphs is None
+
+
+class OneOfTwo(SingleDevice):
+    """A device whose other one says in turn whether it can do the same."""
+
+    size = 2
+
+    def __init__(self, *votes: bool) -> None:
+        self.votes = list(votes)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x + self.votes.pop(0)
+
+
+def test_a_step_has_a_graph_if_both_devices_can_trace_and_replay_it(embedding):
+    group = OneOfTwo(True, True)
+    model = Steps(embedding.rows, group)
+    assert [model.compute(1, 2), model.compute(4, 0)] == [[1, 2], [4, 0]]
+    assert model.passes == 1
+    assert group.votes == []
+
+
+@pytest.mark.parametrize("votes", [(False,), (True, False)], ids=["trace", "replay"])
+def test_a_step_has_no_graph_if_the_other_device_has_none(embedding, votes, caplog):
+    caplog.set_level("INFO", "quire")
+    model = Steps(embedding.rows, OneOfTwo(*votes))
+    assert [model.compute(1, 2), model.compute(1, 2)] == [None, None]
+    assert model.passes == 1
+    assert "it cannot be traced on another tensor-parallel rank" in caplog.text
+
+
+def test_a_device_that_cannot_trace_tells_the_other_one(embedding):
+    group = OneOfTwo(True)
+    model = Steps(lambda ids: embedding.rows(ids) + 1, group)
+    assert model.compute(1, 2) is None
+    assert group.votes == []
+
+
+def test_a_step_that_fails_while_it_is_traced_with_others_is_not_tried_again(embedding):
+    with pytest.raises(IndexError):
+        Steps(embedding.rows, OneOfTwo()).compute(1, 9)

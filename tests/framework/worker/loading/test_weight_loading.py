@@ -11,9 +11,15 @@ from quire.errors import (
     CheckpointNotFoundError,
 )
 from quire.interfaces.model import Model
+from quire.layers import SingleDevice
 from quire.layers.layer import Layer, frozen
 from quire.testing.checkpoints import WrittenCheckpoint, write_checkpoint
-from quire.worker.loading.weight_loading import held_weight_bytes, init_dummy_weights, load_weights
+from quire.worker.loading.weight_loading import (
+    _dummy_tensor,
+    held_weight_bytes,
+    init_dummy_weights,
+    load_weights,
+)
 
 ARCHITECTURE = "Qwen3ForCausalLM"
 
@@ -337,3 +343,68 @@ def test_a_model_may_have_other_names_than_its_checkpoint(written):
     load_weights(model, written.folder)
     norm = dict(model.named_parameters())["model.norm.weight"]
     assert torch.equal(norm, weights["model.norm.weight"])
+
+
+def of_stage(written: WrittenCheckpoint, *layers: int) -> Model:
+    return load_model(written, layers=range(*layers))
+
+
+def test_a_stage_needs_its_own_weights_alone(written):
+    down = "model.layers.{}.mlp.down_proj.weight"
+    rewrite(written, **{down.format(0): None, "model.embed_tokens.weight": None})
+    of_stage(written, 1, 2)
+    with pytest.raises(CheckpointCorruptError, match=r"2 tensors are missing: .*down_proj"):
+        of_stage(written, 0, 1)
+
+
+def test_a_stage_refuses_what_no_stage_has_in_its_layers(written):
+    one = torch.ones(1)
+    rewrite(written, **{"model.layers.1.mlp.other.weight": one})
+    of_stage(written, 0, 1)
+    with pytest.raises(CheckpointCorruptError, match=r"layers\.1\.mlp\.other"):
+        of_stage(written, 1, 2)
+
+
+@pytest.mark.parametrize("unknown", ["model.layers.2.mlp.up_proj.weight", "model.other.weight"])
+def test_every_stage_refuses_what_belongs_to_none(written, unknown):
+    rewrite(written, **{unknown: torch.ones(1)})
+    for layers in ((0, 1), (1, 2)):
+        with pytest.raises(CheckpointCorruptError, match="are not in the model"):
+            of_stage(written, *layers)
+
+
+class Shard(SingleDevice):
+    """One of two devices, which never exchange anything."""
+
+    size = 2
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "Gemma3ForCausalLM"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_dummy_weights_of_ranks_are_parts_of_the_same_model(tmp_path, architecture, tied):
+    """As if a checkpoint with the whole model's dummy weights were loaded by each."""
+    written = write_checkpoint(
+        tmp_path, architecture, num_hidden_layers=2, tie_word_embeddings=tied, vocab_size=321
+    )
+    weights = {
+        name: _dummy_tensor(name, tuple(tensor.shape), 5, tensor.device)
+        for name, tensor in written.weights.items()
+    }
+    save_file(weights, written.folder / "model.safetensors")
+    grid = [(None, None), *((Shard(rank), range(i, i + 1)) for rank in range(2) for i in range(2))]
+    for tp, layers in grid:
+        loaded = load_model(written, tp=tp, layers=layers)
+        dummy = make_model(written.config, tp=tp, layers=layers)
+        init_dummy_weights(dummy, 5)
+        expected = dict(loaded.named_parameters())  # type: ignore[attr-defined]
+        for name, parameter in dummy.named_parameters():  # type: ignore[attr-defined]
+            torch.testing.assert_close(parameter, expected.pop(name), rtol=0, atol=0)
+        assert not expected
+
+
+def test_dummy_weights_of_two_tensors_differ():
+    one, other = (_dummy_tensor(name, (64,), 0, torch.device("cpu")) for name in ("a", "b"))
+    assert not torch.equal(one, other)

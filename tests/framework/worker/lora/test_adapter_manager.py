@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_parts import load_model, logits_of, random_tokens
+from model_parts import CONTEXT, load_model, logits_of, random_tokens
 
 from quire.errors import AdapterError, EngineDeadError, RefusedError
 from quire.interfaces.lora import Adapter, AdapterModule, LoRASource
@@ -13,6 +13,8 @@ from quire.messages import AdapterRef
 from quire.testing.checkpoints import write_checkpoint
 from quire.worker.lora.adapter_manager import AdapterManager, adapted_matrices
 from quire.worker.lora.base_model_check import BaseModel
+from quire_models.llama import LlamaForCausalLM
+from quire_models.llama_config import describe_llama
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 SHAPES = {Q_PROJ: (64, 64), "model.layers.1.mlp.down_proj": (64, 112)}
@@ -355,3 +357,49 @@ def test_every_linear_layer_can_be_adapted(manager):
         *(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
     }
     assert len(manager.targets) == 3 * len(per_layer)
+
+
+@pytest.fixture
+def stages(written) -> list[AdapterManager]:
+    """Managers of two pipeline stages; each adapter changes a layer of both."""
+    meta = replace(CONTEXT, device=torch.device("meta"))
+    models = [load_model(written, layers=layers) for layers in (range(1), range(1, 3))]
+    whole = LlamaForCausalLM(describe_llama(written.config), meta)
+    return [AdapterManager(model, SampledTokens(), 2, 4, whole_model=whole) for model in models]
+
+
+def test_a_stage_loads_its_own_modules_of_an_adapter(stages, manager):
+    manager.load(ref("a"))
+    for index, stage in enumerate(stages):
+        assert stage.load(ref("a")) == 0
+        (own,) = (name for name in SHAPES if f".{index}." in name)
+        assert own in stage.targets
+        changed = stage.targets[own].layer.lora
+        whole = manager.targets[own].layer.lora
+        assert stacks(whole)
+        for name, stack in stacks(whole).items():
+            assert torch.equal(stacks(changed)[name], stack)
+            assert stack.count_nonzero() > 0
+
+
+def stacks(lora) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in vars(lora).items() if isinstance(value, torch.Tensor)}
+
+
+def test_every_stage_refuses_an_adapter_with_a_module_that_none_has(stages):
+    for wrong in ("model.layers.7.self_attn.q_proj", "model.layers.1.self_attn.other", "lm_head"):
+        modules = dict(random_adapter("a").modules)
+        modules[wrong] = modules[Q_PROJ]
+        for stage in stages:
+            stage.source.adapters["wrong"] = Adapter(modules, None, "wrong")
+            with pytest.raises(AdapterError, match="are not linear layers of the model"):
+                stage.load(ref("wrong"))
+
+
+def test_every_stage_refuses_an_adapter_that_fits_another_stage_only_in_its_names(stages):
+    modules = dict(random_adapter("a").modules)
+    modules["model.layers.1.mlp.down_proj"] = modules[Q_PROJ]
+    for stage in stages:
+        stage.source.adapters["wrong"] = Adapter(modules, None, "wrong")
+        with pytest.raises(AdapterError, match=r"does not fit the model at model\.layers\.1"):
+            stage.load(ref("wrong"))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from allocation_meter import AllocationMeter
 from cpp_compilers import NEEDS_COMPILER
+from threaded_ranks import ThreadedLink
 
 from quire.compose.composition import Decision
 from quire.compose.memory_profile import GRAPH_BYTES, least_cache_bytes
@@ -35,6 +36,7 @@ from quire.worker.memory.profiling import (
     workspace_bytes,
 )
 from quire.worker.parts import WorkerParts
+from quire.worker.stage import WHOLE_MODEL, Stage
 from quire.worker.worker import ModelWorker
 
 CPU = torch.device("cpu")
@@ -42,22 +44,17 @@ KERNELS = {"kernels": "triton", "attention_backend": "triton"}
 STEP = {"max_num_batched_tokens": 64, "max_num_seqs": 8}
 
 
-def loaded(folder, architecture="Qwen3ForCausalLM", sizes=(), **options) -> LoadedModel:
+def loaded(
+    folder, architecture="Qwen3ForCausalLM", sizes=(), stage=WHOLE_MODEL, **options
+) -> LoadedModel:
     if not (folder / "config.json").exists():
         write_checkpoint(folder, architecture, **dict(sizes))
     settings = Settings.from_options({"model": str(folder)} | STEP | options)
     composed = compose_engine(settings, load_plugins(settings.plugins))
     parts = WorkerParts.load(settings, composed.composition, composed.plugins.registries)
-    worker = ModelWorker(settings, parts, SingleDevice())
+    worker = ModelWorker(settings, parts, SingleDevice(), stage)
     worker.load()
-    return LoadedModel(
-        settings=settings,
-        parts=parts,
-        model=worker._model,
-        adapters=worker._adapters,
-        device=CPU,
-        dtype=worker.dtype,
-    )
+    return worker._loaded(worker._model)
 
 
 def with_graphs(model, num_requests):
@@ -293,3 +290,34 @@ def test_every_filter_is_active_in_the_profiled_sampling(tmp_path, monkeypatch):
     monkeypatch.setattr(LargestStep, "_rows", noted)
     measure(model, AllocationMeter())
     assert columns == [pytest.approx({"top_k": 50, "top_p": 0.9, "min_p": 0.05})]
+
+
+@pytest.mark.parametrize("options", [{}, KERNELS], ids=["", "kernels"])
+def test_each_stage_is_measured_with_its_own_layers(tmp_path, options):
+    """The last one alone has logits, and no stage has graphs."""
+    link, few = ThreadedLink(), {"max_num_batched_tokens": 12, "max_num_seqs": 3, **options}
+    first, last = (
+        loaded(tmp_path, sizes={"head_dim": 32}, stage=stage, max_model_len=64, **few)
+        for stage in (
+            Stage(index=0, count=2, layers=range(2), next=link),
+            Stage(index=1, count=2, layers=range(2, 3), previous=link),
+        )
+    )
+    names = [[spec.layer.name.split(".")[2] for spec in each.own_specs] for each in (first, last)]
+    assert names == [["0", "1"], ["2"]]
+    one, other = (measure(each, AllocationMeter()) for each in (first, last))
+    assert min(one.forward_bytes, other.forward_bytes) > 12 * 64 * 4
+    assert (one.sampling_bytes, one.graph_bytes, other.graph_bytes) == (0, 0, 0)
+    assert other.sampling_bytes > 2 * 3 * 320 * 4
+    assert link._sent.empty(), "what was sent was received"
+
+
+def test_a_stage_needs_memory_for_the_cache_of_its_own_layers(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "quire.worker.memory.profiling.least_cache_bytes",
+        lambda specs, settings: asked.append([spec.layer.name for spec in specs]) or 0,
+    )
+    stage = Stage(index=0, count=2, layers=range(1), next=ThreadedLink())
+    gpu_cache_bytes(loaded(tmp_path, stage=stage), AllocationMeter())
+    assert asked == [["model.layers.0.self_attn.attention"]]
