@@ -141,7 +141,7 @@ def test_ranks_that_do_not_come_in_time_are_named_by_all(three):
     for answer in answers_of(three, begin_all(three, [0, 2])):
         assert answer.code == "collective_failed"
         assert (answer.ranks, answer.count) == ([1], 2)
-        assert "rank 1 has not called it" in answer.error
+        assert "rank 1 has not come to it" in answer.error
         assert "collective 2 of ranks 0, 1, 2 did not complete in time on rank" in answer.error
         assert 0.2 < answer.seconds < 10
     late = three.answer(1, three.begin(1, "all_reduce", (100,), "float32", 0))
@@ -163,7 +163,7 @@ def test_an_abort_wakes_all_ranks_at_once(three):
     assert three.answer(1, three.begin(1, "abort")).error == ""
     for answer in answers_of(three, begun):
         assert answer.ranks == [1]
-        assert "was aborted by rank 1; rank 1 has not called it" in answer.error
+        assert "was aborted by rank 1; rank 1 has not come to it" in answer.error
         assert answer.seconds < 30, "the time limit is a minute"
 
 
