@@ -18,17 +18,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
+from model_parts import CONTEXT
 from processes import path_with
 from torch import Tensor
 
 from quire.errors import CollectiveError, QuireError
 from quire.interfaces.model import StageTensors
+from quire.layers import VocabParallelEmbedding
 from quire.native.collectives.shared_segment import SegmentHandle
 from quire.native.recording import CallTrace, trace_calls
 from quire.worker.device.distributed_group import DistributedGroup
@@ -36,9 +38,11 @@ from quire.worker.device.distributed_link import DistributedLink
 from quire.worker.device.group_place import GroupPlace, StageShape
 from quire.worker.device.shared_memory_group import SharedMemoryGroup
 from quire.worker.device.shared_memory_link import SharedMemoryLink
+from quire.worker.graphs.cpu_graph_memory import GraphAllocator, GraphMemory, TracingMode
 
 LENGTH = struct.Struct("<Q")
 JOIN_TIMEOUT_S = 60.0
+VOCAB_SIZE = 50
 HIDDEN_SIZE = 6  # of the messages between stages
 CPU = torch.device("cpu")
 AT_ONCE = ("abort", "close", "is_in_call")
@@ -200,7 +204,7 @@ class Rank:
         self._exchange = FolderExchange(folder)
         self._group: Any = None
         self._calls = CallTrace()
-        self._replayed: Tensor = torch.empty(0)
+        self._ids = self._replayed = torch.empty(0)
 
     def join(self, kind: str, key: str, rank: int, size: int, *options: Any) -> None:
         place = GroupPlace(
@@ -288,16 +292,20 @@ class Rank:
         """Several of the above, one directly after the other."""
         return [getattr(self, name)(*arguments) for name, arguments in calls]
 
-    def trace(self, shape: Sequence[int]) -> str | None:
-        """Trace an all-reduce, and return the reason why it cannot be replayed."""
-        self._replayed = torch.ones(shape)
-        with trace_calls() as self._calls:
-            self._group.all_reduce(self._replayed)
+    def trace(self) -> str | None:
+        """Trace what a decode step does with its group; returns why it cannot be replayed."""
+        embedding = VocabParallelEmbedding(VOCAB_SIZE, 8, replace(CONTEXT, tp=self._group))
+        embedding.load_weight("weight", tensor((VOCAB_SIZE, 8), "float32", 0), "")
+        self._ids = torch.zeros(5, dtype=torch.int64)
+        memory = GraphAllocator(GraphMemory())
+        with torch.inference_mode(), trace_calls() as self._calls, TracingMode(memory, self._calls):
+            self._replayed = self._group.all_gather(embedding(self._ids))
         return self._calls.reason
 
-    def replay(self, value: float) -> bytes:
-        self._replayed.fill_(value)
-        self._calls.replay()
+    def replay(self, ids: Sequence[int]) -> bytes:
+        self._ids.copy_(torch.tensor(ids))
+        with torch.inference_mode():
+            self._calls.replay()
         return _bytes(self._replayed)
 
     def set_timeout(self, seconds: float) -> None:

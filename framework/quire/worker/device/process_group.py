@@ -25,7 +25,6 @@ from quire.errors import CollectiveError, SettingsError
 from quire.worker.device.channel_store import ChannelStore
 from quire.worker.device.group_place import Exchange, GroupPlace
 
-
 Backend = Any  # torch's stubs have no names for what Gloo's and NCCL's groups have in common
 
 
