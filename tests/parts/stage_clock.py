@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-
 from typing import Any
 
 from engine_parts import ScriptedGrammars, make_scheduler

@@ -133,7 +133,7 @@ def test_a_row_with_a_grammar_does_not_drain_the_pipeline():
 
 
 def test_masks_of_a_pipeline_follow_all_tokens_before_them():
-    core, clock, grammars = make_pipeline(3)
+    core, _, grammars = make_pipeline(3)
     for index in range(6):
         message = make_message(f"g{index}", prompt=[5], max_tokens=9, structured_outputs=CHOICE)
         core.add(message)
