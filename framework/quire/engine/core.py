@@ -187,8 +187,9 @@ class EngineCore:
     def _launch(self, plan: StepPlan, outputs: list[EngineOutput]) -> None:
         """Launch a plan: its forward pass and, once the grammar masks are filled, its sampling.
 
-        Masks are filled while the model computes. The mask of a row depends on the token before it,
-        so if that token is in flight, its step is completed while this one computes.
+        Masks are filled while the model computes. The mask of a row depends on the token before it;
+        if that token is in flight, the steps in flight are completed while this one computes. In a
+        pipeline it never is, so a mask waits for no step.
         """
         masks: Sequence[RowBitmask] = ()
         if not self._num_grammars:
@@ -199,7 +200,7 @@ class EngineCore:
             masks = self._collect_masks() if has_masks else ()
         else:
             self.runner.execute(plan)
-            while self._in_flight and self._has_undecided_grammar(plan):
+            while self._in_flight:
                 self._complete_step(outputs)
             masks = self._collect_masks() if self._request_masks(plan) else ()
         self.runner.sample(plan.plan_id, masks)
