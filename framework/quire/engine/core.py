@@ -46,7 +46,7 @@ class EngineCore:
         grammars: Grammars of the requests with structured output.
         async_scheduling: Plan and launch a step before the previous one is complete, so that a
             device never waits for the host. Outputs then come one step later. A pipeline always
-            has as many steps in flight as stages, and this adds none: see `_num_steps_kept`.
+            has as many steps in flight as stages, and this adds none: see `_max_steps_in_flight`.
         pipeline_parallel_size: Number of pipeline stages.
     """
 
@@ -64,7 +64,9 @@ class EngineCore:
         self.executor = executor
         self.runner = runner
         self.grammars = grammars
-        self._num_kept = _num_steps_kept(pipeline_parallel_size, async_scheduling=async_scheduling)
+        self._max_in_flight = _max_steps_in_flight(
+            pipeline_parallel_size, async_scheduling=async_scheduling
+        )
         self._in_flight: deque[StepPlan] = deque()  # launched, results not collected yet
         self._outbox: list[EngineOutput] = []
         self._preparing: set[str] = set()  # requests whose grammar is being compiled
@@ -177,7 +179,7 @@ class EngineCore:
             if self._only_polls(plan):
                 time.sleep(STORE_POLL_S)
             self._launch(plan, outputs)
-            while len(self._in_flight) > self._num_kept:
+            while len(self._in_flight) > self._max_in_flight:
                 self._complete_step(outputs)
         elif self._in_flight:
             self._complete_step(outputs)
@@ -322,8 +324,8 @@ class EngineCore:
         return None
 
 
-def _num_steps_kept(num_stages: int, *, async_scheduling: bool) -> int:
-    """Return the number of steps that are still in flight when `EngineCore.step` returns.
+def _max_steps_in_flight(num_stages: int, *, async_scheduling: bool) -> int:
+    """Return how many steps may still be in flight when `EngineCore.step` returns.
 
     A single device with async scheduling has one more than the step that it computes. A pipeline
     has one for each stage, with or without async scheduling: the host plans while all stages but
