@@ -321,7 +321,7 @@ class ParallelSettings:
         if given not in (0, self.pipeline_parallel_size):
             raise SettingsError(
                 f"pipeline_layers {','.join(map(str, self.pipeline_layers))} is for {given} "
-                f"stages, and pipeline_parallel_size is {self.pipeline_parallel_size}; set "
+                f"stage{'' if given == 1 else 's'}, and pipeline_parallel_size is {self.pipeline_parallel_size}; set "
                 f"pipeline_parallel_size to {given}, or leave pipeline_layers out"
             )
 
