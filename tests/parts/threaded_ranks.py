@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quire.errors import CollectiveError
 from quire.interfaces.model import StageTensors
-from quire.layers.parallel import SingleDevice, TensorParallelGroup
+from quire.layers.parallel import SingleDevice, StageLink, TensorParallelGroup
 
 T = TypeVar("T")
 TIMEOUT_S = 60.0
@@ -57,14 +57,14 @@ class ThreadedGroup(TensorParallelGroup):
         return torch.cat(self._meeting.exchange(self.rank, x), dim)
 
 
-class ThreadedLink:
-    """Link between two stages. It reads what was sent as late as it can, as a device may."""
+class ThreadedLink(StageLink):
+    """Link between two stages."""
 
     def __init__(self) -> None:
         self._sent: SimpleQueue[StageTensors | None] = SimpleQueue()
 
     def send(self, tensors: StageTensors) -> None:
-        self._sent.put(tensors)
+        self._sent.put(_copied(tensors))
 
     def receive(self, num_tokens: int) -> StageTensors:
         try:
@@ -75,11 +75,15 @@ class ThreadedLink:
             raise CollectiveError(ABORTED)
         if len(tensors.hidden_states) != num_tokens:
             raise AssertionError(f"{len(tensors.hidden_states)} tokens, expected {num_tokens}")
-        residual = None if tensors.residual is None else tensors.residual.clone()
-        return StageTensors(tensors.hidden_states.clone(), residual)
+        return tensors
 
     def abort(self) -> None:
         self._sent.put(None)
+
+
+def _copied(tensors: StageTensors) -> StageTensors:
+    residual = None if tensors.residual is None else tensors.residual.clone()
+    return StageTensors(tensors.hidden_states.clone(), residual)
 
 
 class RankThreads:
