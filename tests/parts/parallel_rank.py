@@ -1,7 +1,7 @@
 """One rank of a tensor-parallel group: computes the logits of many checkpoints, and saves them.
 
-python parallel_rank.py ADDRESS RANK SIZE OUTPUT CHECKPOINT... ; a checkpoint's folder may have an
-adapter in `adapter/`.
+python parallel_rank.py KIND FOLDER RANK SIZE OUTPUT CHECKPOINT... ; the kind of group is "gloo" or
+"shared", the ranks meet in the folder, and a checkpoint's folder may have an adapter in `adapter/`.
 """
 
 import json
@@ -11,12 +11,15 @@ from pathlib import Path
 
 import torch
 from model_parts import logits_of, make_model, random_tokens
+from rank_process import FolderExchange
 from safetensors.torch import save_file
 from torch import Tensor
 
 from quire.layers import TensorParallelGroup
 from quire.messages import AdapterRef
-from quire.worker.device.distributed_group import join_group, leave_group
+from quire.worker.device.distributed_group import DistributedGroup
+from quire.worker.device.group_place import GroupPlace
+from quire.worker.device.shared_memory_group import SharedMemoryGroup
 from quire.worker.loading.weight_loading import init_dummy_weights, load_weights
 from quire.worker.lora.adapter_manager import AdapterManager
 from quire_lora.peft_source import PeftSource
@@ -26,7 +29,8 @@ TOKENS = random_tokens(24)
 
 @dataclass
 class Arguments:
-    address: Path
+    kind: str
+    folder: Path
     rank: int
     size: int
     output: Path
@@ -36,12 +40,23 @@ class Arguments:
 def main(arguments: Arguments) -> None:
     torch.set_num_threads(1)
     device = torch.device("cpu")
-    group = join_group(arguments.address, arguments.rank, arguments.size, device)
+    exchange = FolderExchange(arguments.folder)
+    place = GroupPlace(
+        rank=arguments.rank,
+        ranks=range(arguments.size),
+        ranks_on_node=arguments.size,
+        timeout_s=60,
+    )
+    group: TensorParallelGroup
+    if arguments.kind == "gloo":
+        group = DistributedGroup.join(exchange, "group", place, device, "127.0.0.1")
+    else:
+        group = SharedMemoryGroup.join(exchange, "group", place)
     logits: dict[str, Tensor] = {}
     for folder in arguments.checkpoints:
         logits.update(compute(folder, group))
     save_file(logits, arguments.output)
-    leave_group(group)
+    group.close()
 
 
 def compute(folder: Path, group: TensorParallelGroup) -> dict[str, Tensor]:
@@ -65,6 +80,6 @@ def compute(folder: Path, group: TensorParallelGroup) -> dict[str, Tensor]:
 
 
 if __name__ == "__main__":
-    address, rank, size, output, *folders = sys.argv[1:]
+    kind, folder, rank, size, output, *folders = sys.argv[1:]
     paths = [Path(folder) for folder in folders]
-    main(Arguments(Path(address), int(rank), int(size), Path(output), paths))
+    main(Arguments(kind, Path(folder), int(rank), int(size), Path(output), paths))

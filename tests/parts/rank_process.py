@@ -18,23 +18,33 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
+from model_parts import CONTEXT
 from processes import path_with
 from torch import Tensor
 
 from quire.errors import CollectiveError, QuireError
+from quire.interfaces.model import StageTensors
+from quire.layers import VocabParallelEmbedding
 from quire.native.collectives.shared_segment import SegmentHandle
 from quire.native.recording import CallTrace, trace_calls
-from quire.worker.device.group_place import GroupPlace
+from quire.worker.device.distributed_group import DistributedGroup
+from quire.worker.device.distributed_link import DistributedLink
+from quire.worker.device.group_place import GroupPlace, StageShape
 from quire.worker.device.shared_memory_group import SharedMemoryGroup
+from quire.worker.device.shared_memory_link import SharedMemoryLink
+from quire.worker.graphs.cpu_graph_memory import GraphAllocator, GraphMemory, TracingMode
 
 LENGTH = struct.Struct("<Q")
 JOIN_TIMEOUT_S = 60.0
+VOCAB_SIZE = 50
+HIDDEN_SIZE = 6  # of the messages between stages
+CPU = torch.device("cpu")
 AT_ONCE = ("abort", "close", "is_in_call")
 
 
@@ -194,13 +204,18 @@ class Rank:
         self._exchange = FolderExchange(folder)
         self._group: Any = None
         self._calls = CallTrace()
-        self._replayed: Tensor = torch.empty(0)
+        self._ids = self._replayed = torch.empty(0)
 
     def join(self, kind: str, key: str, rank: int, size: int, *options: Any) -> None:
         place = GroupPlace(
             rank=rank, ranks=range(size), ranks_on_node=size, timeout_s=JOIN_TIMEOUT_S
         )
-        makers: dict[str, Callable[..., Any]] = {"shared": self._shared}
+        makers: dict[str, Callable[..., Any]] = {
+            "shared": self._shared,
+            "gloo": self._gloo,
+            "shared-link": self._shared_link,
+            "gloo-link": self._gloo_link,
+        }
         if self._group is not None:
             self._group.close()
         self._group = makers[kind](key, place, *options)
@@ -216,6 +231,48 @@ class Rank:
         group = SharedMemoryGroup.create(place, *sizes)
         self._exchange.set(key, msgspec.msgpack.encode(group.handle))
         return group
+
+    def _gloo(self, key: str, place: GroupPlace) -> DistributedGroup:
+        return DistributedGroup.join(self._exchange, key, place, CPU, "127.0.0.1")
+
+    def _shared_link(self, key: str, place: GroupPlace, *sizes: int) -> SharedMemoryLink:
+        return SharedMemoryLink.join(self._exchange, key, place, _stage_shape(*sizes))
+
+    def _gloo_link(self, key: str, place: GroupPlace, *sizes: int) -> DistributedLink:
+        shape = _stage_shape(*sizes)
+        return DistributedLink.join(self._exchange, key, place, shape, CPU, "127.0.0.1")
+
+    def send(self, messages: Sequence[tuple[int, int, int]]) -> None:
+        """Send messages, each of so many tokens and tensors from a seed."""
+        for num_tokens, num_parts, seed in messages:
+            parts = list(stage_tensors(num_tokens, num_parts, seed))
+            self._group.send(StageTensors(*parts, *[None] * (2 - num_parts)))
+            for part in parts:
+                part.fill_(-1)  # as the next step may do
+
+    def receive(self, lengths: Sequence[int]) -> list[list[bytes]]:
+        received = [self._group.receive(num_tokens) for num_tokens in lengths]
+        return [
+            [_bytes(part) for part in (one.hidden_states, one.residual) if part is not None]
+            for one in received
+        ]
+
+    def listeners(self) -> list[str]:
+        """Addresses that this process listens on, as in /proc/net/tcp."""
+        sockets = set()
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                sockets.add(os.readlink(f"/proc/self/fd/{name}"))
+        rows = [
+            line.split()
+            for table in ("tcp", "tcp6")
+            for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]
+        ]
+        return [
+            row[1].split(":")[0]
+            for row in rows
+            if row[3] == "0A" and f"socket:[{row[9]}]" in sockets
+        ]
 
     def all_reduce(self, shape: Sequence[int], dtype: str, seed: int) -> bytes:
         return _bytes(self._group.all_reduce(tensor(shape, dtype, seed + self._group.rank)))
@@ -235,16 +292,20 @@ class Rank:
         """Several of the above, one directly after the other."""
         return [getattr(self, name)(*arguments) for name, arguments in calls]
 
-    def trace(self, shape: Sequence[int]) -> str | None:
-        """Trace an all-reduce, and return the reason why it cannot be replayed."""
-        self._replayed = torch.ones(shape)
-        with trace_calls() as self._calls:
-            self._group.all_reduce(self._replayed)
+    def trace(self) -> str | None:
+        """Trace what a decode step does with its group; returns why it cannot be replayed."""
+        embedding = VocabParallelEmbedding(VOCAB_SIZE, 8, replace(CONTEXT, tp=self._group))
+        embedding.load_weight("weight", tensor((VOCAB_SIZE, 8), "float32", 0), "")
+        self._ids = torch.zeros(5, dtype=torch.int64)
+        memory = GraphAllocator(GraphMemory())
+        with torch.inference_mode(), trace_calls() as self._calls, TracingMode(memory, self._calls):
+            self._replayed = self._group.all_gather(embedding(self._ids))
         return self._calls.reason
 
-    def replay(self, value: float) -> bytes:
-        self._replayed.fill_(value)
-        self._calls.replay()
+    def replay(self, ids: Sequence[int]) -> bytes:
+        self._ids.copy_(torch.tensor(ids))
+        with torch.inference_mode():
+            self._calls.replay()
         return _bytes(self._replayed)
 
     def set_timeout(self, seconds: float) -> None:
@@ -325,6 +386,20 @@ def _read(fd: int, size: int) -> bytes | None:
             return None
         parts += part
     return parts
+
+
+def stage_tensors(num_tokens: int, num_parts: int, seed: int) -> Tensor:
+    """The tensors of a message, `[parts, T, hidden]`."""
+    return tensor((num_parts, num_tokens, HIDDEN_SIZE), "bfloat16", seed)
+
+
+def _stage_shape(max_num_tokens: int, num_messages: int) -> StageShape:
+    return StageShape(
+        hidden_size=HIDDEN_SIZE,
+        dtype=torch.bfloat16,
+        max_num_tokens=max_num_tokens,
+        num_messages=num_messages,
+    )
 
 
 def _bytes(values: Tensor) -> bytes:

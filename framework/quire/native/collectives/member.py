@@ -33,6 +33,7 @@ class MemberState(ctypes.Structure):
 
     Attributes:
         ranks: Ranks of the group's members, for messages.
+        noun: Name of what is counted, for messages.
     """
 
     _fields_: ClassVar = [
@@ -46,6 +47,7 @@ class MemberState(ctypes.Structure):
         *((name, c_int64 * MAX_RANKS) for name in ("kinds", "bytes")),
     ]
     ranks: Sequence[int]
+    noun: str
 
 
 class GroupMember:
@@ -58,6 +60,7 @@ class GroupMember:
         ranks_on_node: Number of workers on this machine; with fewer cores than that, a rank that
             waits sleeps at once.
         timeout_s: Time limit of a call.
+        noun: Name of what is counted, for messages.
 
     Raises:
         SettingsError: The segment was made for another number of ranks.
@@ -74,6 +77,7 @@ class GroupMember:
         ranks: Sequence[int],
         ranks_on_node: int,
         timeout_s: float,
+        noun: str = "collective",
     ) -> None:
         if segment.layout[0] != len(ranks) or len(ranks) > MAX_RANKS:
             raise SettingsError(
@@ -92,7 +96,7 @@ class GroupMember:
             two_shot_bytes=segment.layout[2],
             spin_ns=int(SPIN_S * 1e9) if cores >= ranks_on_node else 0,
         )
-        state.ranks = tuple(ranks)
+        state.ranks, state.noun = tuple(ranks), noun
         self.set_timeout(timeout_s)
         self.library.start_epoch(ctypes.byref(state), 1)
 
@@ -118,14 +122,15 @@ class GroupMember:
             raise QuireError(f"epoch {epoch} does not follow epoch {state.epoch} of this group")
         self.library.start_epoch(ctypes.byref(state), epoch)
 
-    def close(self) -> None:
-        """Leave the group: the other ranks' calls fail, and so do those of this one."""
+    def leave(self) -> None:
+        """Make the other ranks' calls fail, and those of this one; may be called twice."""
         with self._lock:
-            if self.state.is_closed:
-                return
             self.library.leave(ctypes.byref(self.state))
-            self.state.base = None
-            self._segment.close()
+
+    def close(self) -> None:
+        """Leave the group, and free its memory unless tensors over it are alive."""
+        self.leave()
+        self._segment.close()
 
 
 def raise_failure(status: int, function: object, arguments: tuple[Any, ...]) -> None:
@@ -144,14 +149,14 @@ def _failure(status: int, state: MemberState) -> CollectiveError:
     if state.is_closed:
         return CollectiveError(f"the group of {group} is closed on rank {_own(state)}")
     behind = [rank for i, rank in enumerate(state.ranks) if state.behind >> i & 1]
-    what = f"collective {state.count} of {group}"
+    what = f"{state.noun} {state.count} of {group}"
     giver_up = state.ranks[state.giver_up]
     if status == DIFFERENT:
         behind, differences = _differences(state)
         text = f"the ranks call different collectives as {what}: {differences}"
     elif status == CLOSED:
         behind = [giver_up]
-        text = f"rank {giver_up} has left {group} after collective {state.count}"
+        text = f"rank {giver_up} has left {group} after {state.noun} {state.count}"
     elif status == ABORTED:
         text = f"{what} was aborted by rank {giver_up}{_lag(behind)}"
     else:
@@ -161,9 +166,9 @@ def _failure(status: int, state: MemberState) -> CollectiveError:
 
 def _lag(behind: Sequence[int]) -> str:
     if not behind:
-        return "; all ranks have called it"
+        return "; all ranks have come to it"
     some = f"rank {behind[0]} has" if len(behind) == 1 else f"ranks {_listed(behind)} have"
-    return f"; {some} not called it"
+    return f"; {some} not come to it"
 
 
 def _differences(state: MemberState) -> tuple[list[int], str]:

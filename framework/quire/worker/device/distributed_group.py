@@ -1,89 +1,102 @@
-"""Tensor-parallel groups over torch.distributed: Gloo on the CPU, NCCL on CUDA.
+"""Tensor-parallel group over torch.distributed: Gloo between machines without GPUs, NCCL on CUDA.
 
-The rendezvous is a file that only this user can read, so no port is opened for it. Gloo uses the
-loopback interface unless GLOO_SOCKET_IFNAME is set.
+Gloo's and NCCL's all-reduce add up each element on one rank and send the sum to the others, so all
+ranks have the same bits. The order of the sum depends on the size of the tensor and of the group.
 """
 
 from __future__ import annotations
 
-import os
-import socket
-from datetime import timedelta
-from pathlib import Path
+from typing import Self
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from quire.errors import SettingsError
-from quire.layers.parallel import SingleDevice, TensorParallelGroup
+from quire.layers.parallel import TensorParallelGroup
+from quire.worker.device.group_place import Exchange, GroupPlace
+from quire.worker.device.process_group import ProcessGroup
 
-TIMEOUT = timedelta(minutes=10)
+REDUCED = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class DistributedGroup(TensorParallelGroup):
-    """Tensor-parallel group whose ranks are in several processes."""
+    """Tensor-parallel group whose ranks are processes on any machines.
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
-        self.rank = group.rank()
-        self.size = group.size()
+    Args:
+        connections: Connections to the other ranks.
+        place: Place of this rank.
+        device: Device of the tensors.
+    """
+
+    def __init__(self, connections: ProcessGroup, place: GroupPlace, device: torch.device) -> None:
+        self.rank = place.rank
+        self.size = place.size
+        self._connections = connections
+        self._is_cuda = device.type == "cuda"
+
+    @classmethod
+    def join(
+        cls,
+        exchange: Exchange,
+        key: str,
+        place: GroupPlace,
+        device: torch.device,
+        interface_address: str,
+    ) -> Self:
+        """Connect to the other ranks, which call this function with the same key.
+
+        Args:
+            exchange: Exchange of the launch, through which addresses are published.
+            key: Name of the group, unique in the launch.
+            place: Place of this rank.
+            device: Device of the tensors.
+            interface_address: IP address of the interface that Gloo listens on.
+
+        Raises:
+            CollectiveError: The ranks do not come in time, or cannot be reached.
+            SettingsError: The address is not one of this machine's interfaces.
+        """
+        connections = ProcessGroup.connect(
+            exchange, key, place, device, interface_address, "collective"
+        )
+        return cls(connections, place, device)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Add up `x` over all ranks, in place."""
-        dist.all_reduce(x, group=self._group)
-        return x
+        """Add up `x` over all ranks, in place if it is contiguous.
+
+        With Gloo, sums of narrow dtypes are float32, and rounded once.
+
+        Raises:
+            ValueError: The dtype cannot be added up.
+        """
+        if x.dtype not in REDUCED:
+            raise ValueError(f"all_reduce adds up {', '.join(map(str, REDUCED))}, not {x.dtype}")
+        x = x.contiguous()
+        total = x if self._is_cuda else x.float()
+        with self._connections.call() as backend:
+            backend.allreduce([total]).wait()
+        return x if total is x else x.copy_(total)
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         """Return the tensors of all ranks joined along `dim`."""
-        x = x.contiguous()  # as the transport requires
-        parts = [torch.empty_like(x) for _ in range(self.size)]
-        dist.all_gather(parts, x, group=self._group)
-        return torch.cat(parts, dim)
+        dim %= x.dim()
+        x = x.contiguous()
+        parts = torch.empty(self.size, *x.shape, dtype=x.dtype, device=x.device)
+        with self._connections.call() as backend:
+            backend._allgather_base(_bytes(parts), _bytes(x)).wait()
+        return parts.movedim(0, dim).flatten(dim, dim + 1)
+
+    def set_timeout(self, seconds: float) -> None:
+        """Set the time limit of the calls that begin from now on."""
+        self._connections.set_timeout(seconds)
+
+    def abort(self) -> None:
+        """Make later calls of this rank fail; may be called from any thread."""
+        self._connections.abort()
+
+    def close(self) -> None:
+        """Close the connections; the calls of the other ranks fail."""
+        self._connections.close()
 
 
-def join_group(
-    address: Path, rank: int, size: int, device: torch.device, timeout: timedelta = TIMEOUT
-) -> TensorParallelGroup:
-    """Join the group of all ranks by a rendezvous file; a single rank needs no rendezvous.
-
-    Args:
-        address: Path of the rendezvous file, which must not exist yet. The same for all ranks, in a
-            private directory.
-        rank: Rank of this process, from 0.
-        size: Number of ranks.
-        device: Device of this rank.
-        timeout: Time limit for the rendezvous, and for each collective operation.
-
-    Raises:
-        SettingsError: The rank is not within the group's size.
-    """
-    if not 0 <= rank < size:
-        raise SettingsError(f"rank {rank} is not among the {size} ranks of tensor_parallel_size")
-    if size == 1:
-        return SingleDevice()
-    is_cuda = device.type == "cuda"
-    if not is_cuda:
-        _default_to_loopback()
-    dist.init_process_group(
-        "nccl" if is_cuda else "gloo",
-        init_method=f"file://{address.absolute()}",
-        rank=rank,
-        world_size=size,
-        timeout=timeout,
-        device_id=device if is_cuda else None,
-    )
-    return DistributedGroup(dist.new_group())
-
-
-def leave_group(group: TensorParallelGroup) -> None:
-    """Close the group's connections."""
-    if isinstance(group, DistributedGroup):
-        dist.destroy_process_group()
-
-
-def _default_to_loopback() -> None:
-    """Make Gloo use the loopback interface; by default it uses what the hostname resolves to."""
-    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
-    if loopback is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+def _bytes(x: Tensor) -> Tensor:
+    return x.view(-1).view(torch.uint8)

@@ -33,9 +33,24 @@ ALLOCATIONS = frozenset(
     }
 )
 IN_PLACE = frozenset(
-    {torch.ops.aten.mul_.Tensor, torch.ops.aten.mul_.Scalar, torch.ops.aten.add_.Tensor}
+    {
+        torch.ops.aten.mul_.Tensor,
+        torch.ops.aten.mul_.Scalar,
+        torch.ops.aten.add_.Tensor,
+        torch.ops.aten.masked_fill_.Scalar,
+    }
 )
-OUT_OF_PLACE = frozenset({torch.ops.aten.embedding.default, torch.ops.aten.to.dtype})
+OUT_OF_PLACE = frozenset(
+    {
+        torch.ops.aten.embedding.default,
+        torch.ops.aten.to.dtype,
+        torch.ops.aten.sub.Tensor,  # from here on: ids of other ranks, in an embedding
+        torch.ops.aten.lt.Scalar,
+        torch.ops.aten.ge.Scalar,
+        torch.ops.aten.__or__.Tensor,
+        torch.ops.aten.masked_fill.Scalar,
+    }
+)
 UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 
 

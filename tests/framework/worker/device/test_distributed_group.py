@@ -1,27 +1,28 @@
-"""Several processes, each with a shard of every layer, give the logits of one."""
+"""Collectives over Gloo; several processes, each with a shard of every layer, give one's logits."""
 
 import os
+import signal
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import parallel_rank
 import pytest
 import torch
+from cpp_compilers import NEEDS_COMPILER
 from model_parts import difference
 from processes import path_with
+from rank_process import RankProcesses, tensor
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from quire.errors import SettingsError
 from quire.layers import SingleDevice
 from quire.testing.checkpoints import WrittenCheckpoint, write_checkpoint
-from quire.worker.device import distributed_group as parallel
-from quire.worker.device.distributed_group import join_group
 
 TOLERANCE = 1e-5
+KEYS = (f"group-{number}" for number in count())
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
     "llama-odd-vocabulary": ("LlamaForCausalLM", {"vocab_size": 323, "tie_word_embeddings": True}),
@@ -54,7 +55,9 @@ def write_adapter(written: WrittenCheckpoint) -> None:
     (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "lora_alpha": 6}')
 
 
-def run_ranks(size: int, folder: Path, checkpoints: list[Path]) -> list[dict[str, Tensor]]:
+def run_ranks(
+    kind: str, size: int, folder: Path, checkpoints: list[Path]
+) -> list[dict[str, Tensor]]:
     """Run the ranks in processes, and return what each computed."""
     folder.mkdir()
     script = parallel_rank.__file__
@@ -66,7 +69,8 @@ def run_ranks(size: int, folder: Path, checkpoints: list[Path]) -> list[dict[str
             [
                 sys.executable,
                 script,
-                folder / "address",
+                kind,
+                folder,
                 str(rank),
                 str(size),
                 output,
@@ -104,9 +108,9 @@ def alone(checkpoints) -> dict[str, Tensor]:
     return logits
 
 
-@pytest.fixture(scope="module")
-def of_two(checkpoints, tmp_path_factory) -> list[dict[str, Tensor]]:
-    return run_ranks(2, tmp_path_factory.mktemp("ranks") / "two", checkpoints)
+@pytest.fixture(scope="module", params=["gloo", pytest.param("shared", marks=NEEDS_COMPILER)])
+def of_two(request, checkpoints, tmp_path_factory) -> list[dict[str, Tensor]]:
+    return run_ranks(request.param, 2, tmp_path_factory.mktemp("ranks") / "two", checkpoints)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -131,36 +135,92 @@ def test_both_processes_generate_the_same_dummy_norms(of_two, case):
 
 
 @pytest.mark.slow
-def test_four_processes_share_two_kv_heads(checkpoints, alone, tmp_path):
+@pytest.mark.parametrize("group", ["gloo", pytest.param("shared", marks=NEEDS_COMPILER)])
+def test_four_processes_share_two_kv_heads(checkpoints, alone, tmp_path, group):
     names = ["llama", "qwen2-one-kv-head", "qwen3"]
     chosen = [folder for folder in checkpoints if folder.name in names]
-    ranks = run_ranks(4, tmp_path / "four", chosen)
+    ranks = run_ranks(group, 4, tmp_path / "four", chosen)
     for name in names:
         for kind in ("", " with adapter", " with adapter on some"):
             assert difference(ranks[3][name + kind], alone[name + kind]) < TOLERANCE
 
 
-def test_a_single_rank_needs_no_rendezvous(tmp_path):
-    group = join_group(tmp_path / "address", 0, 1, torch.device("cpu"))
-    assert isinstance(group, SingleDevice)
-    assert not (tmp_path / "address").exists()
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    with RankProcesses(4, tmp_path_factory.mktemp("gloo")) as ranks:
+        yield ranks
 
 
-def test_on_a_cpu_ranks_listen_on_the_loopback_interface_alone(tmp_path, monkeypatch):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")  # recorded, so that the end of the test removes it
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
-    seen = []
-    monkeypatch.setattr(
-        parallel.dist,
-        "init_process_group",
-        lambda *_, **__: seen.append(os.environ.get("GLOO_SOCKET_IFNAME")),
-    )
-    group = SimpleNamespace(rank=lambda: 0, size=lambda: 2)
-    monkeypatch.setattr(parallel.dist, "new_group", lambda: group)
-    join_group(tmp_path / "address", 0, 2, torch.device("cpu"))
-    assert seen in (["lo"], ["lo0"])
+@pytest.fixture
+def two(four):
+    four.join("gloo", next(KEYS), size=2)
+    yield four
+    four.revive()
 
 
-def test_a_rank_outside_the_group_is_refused(tmp_path):
-    with pytest.raises(SettingsError, match="rank 2 is not among the 2"):
-        join_group(tmp_path / "address", 2, 2, torch.device("cpu"))
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_all_ranks_have_the_same_bits_of_a_sum(four, size):
+    four.join("gloo", next(KEYS), size=size)
+    for seed, shape in enumerate([(1,), (2,), (3,), (5, 3), (64, 40), (100_001,)]):
+        for dtype in ("float32", "bfloat16", "float16"):
+            first, *others = four.values("all_reduce", shape, dtype, seed)
+            assert others == [first] * (size - 1)
+            kind = getattr(torch, dtype)
+            total = sum(tensor(shape, dtype, seed + rank).double() for rank in range(size))
+            sums = torch.frombuffer(bytearray(first), dtype=kind).view(shape)
+            torch.testing.assert_close(sums, total.to(kind), rtol=4e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "bool"])
+def test_tensors_are_joined_as_in_one_process(four, size, dtype):
+    four.join("gloo", next(KEYS), size=size)
+    for shape in [(7,), (4, 5), (2, 3, 4)]:
+        for dim in (0, -1, len(shape) - 1):
+            parts = [tensor(shape, dtype, rank) for rank in range(size)]
+            joined = torch.cat(parts, dim).contiguous().view(torch.uint8).numpy()
+            assert four.values("all_gather", shape, dtype, 0, dim) == [bytes(joined)] * size
+
+
+def test_other_dtypes_are_not_added_up(two):
+    answer, _ = two.all("all_reduce", (4,), "int64", 0)
+    assert "adds up torch.float32, torch.bfloat16, torch.float16, not torch.int64" in answer.error
+
+
+def test_ranks_listen_on_one_address(two):
+    assert two.values("listeners") == [["0100007F"]] * 2
+    two.values("close")
+    assert two.values("listeners") == [[]] * 2
+
+
+def test_a_rank_that_does_not_come_in_time_is_an_error_for_the_others(two):
+    two.values("all_reduce", (4,), "float32", 0)
+    two.values("set_timeout", 0.5)
+    for _ in range(2):
+        answer = two.answer(0, two.begin(0, "all_reduce", (4,), "float32", 0))
+        assert answer.code == "collective_failed"
+        assert "collective 2 of ranks 0, 1 failed on rank 0: " in answer.error
+        assert "Timed out waiting 500ms" in answer.error
+
+
+@pytest.mark.parametrize("end", ["kill", "close"])
+def test_a_rank_that_is_gone_is_noticed_at_once(two, end):
+    begun = two.begin(0, "all_reduce", (4,), "float32", 0)
+    if end == "kill":
+        two.signal(1, signal.SIGKILL)
+    else:
+        assert two.answer(1, two.begin(1, "close")).error == ""
+    answer = two.answer(0, begun)
+    assert answer.code == "collective_failed"
+    assert "closed by peer" in answer.error or "reset by peer" in answer.error
+    assert answer.seconds < 30
+
+
+def test_a_closed_or_aborted_group_is_not_used_again(two):
+    assert two.answer(0, two.begin(0, "abort")).error == ""
+    answer = two.answer(0, two.begin(0, "all_reduce", (4,), "float32", 0))
+    assert "the group was aborted on this rank" in answer.error
+    assert two.answer(1, two.begin(1, "close")).error == ""
+    answer = two.answer(1, two.begin(1, "all_reduce", (4,), "float32", 0))
+    assert "the group is closed" in answer.error
+    assert "cannot be used again" in two.answer(0, two.begin(0, "reset", 2)).error

@@ -10,7 +10,7 @@ from cpp_compilers import NEEDS_COMPILER
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processes import eventually, is_running
-from rank_process import RankProcesses, tensor
+from rank_process import VOCAB_SIZE, RankProcesses, tensor
 
 pytestmark = NEEDS_COMPILER
 
@@ -141,7 +141,7 @@ def test_ranks_that_do_not_come_in_time_are_named_by_all(three):
     for answer in answers_of(three, begin_all(three, [0, 2])):
         assert answer.code == "collective_failed"
         assert (answer.ranks, answer.count) == ([1], 2)
-        assert "rank 1 has not called it" in answer.error
+        assert "rank 1 has not come to it" in answer.error
         assert "collective 2 of ranks 0, 1, 2 did not complete in time on rank" in answer.error
         assert 0.2 < answer.seconds < 10
     late = three.answer(1, three.begin(1, "all_reduce", (100,), "float32", 0))
@@ -163,7 +163,7 @@ def test_an_abort_wakes_all_ranks_at_once(three):
     assert three.answer(1, three.begin(1, "abort")).error == ""
     for answer in answers_of(three, begun):
         assert answer.ranks == [1]
-        assert "was aborted by rank 1; rank 1 has not called it" in answer.error
+        assert "was aborted by rank 1; rank 1 has not come to it" in answer.error
         assert answer.seconds < 30, "the time limit is a minute"
 
 
@@ -257,16 +257,17 @@ def test_nothing_is_left_of_a_killed_rank(two):
     assert two.answer(1, two.begin(1, "mappings")).value == 0
 
 
-def test_traced_collectives_are_replayed(three):
-    assert three.values("trace", (50, 3)) == [None] * 3
-    for value in (1.0, 2.5):
-        sums = three.values("replay", value)
-        assert sums == [as_bytes(torch.full((50, 3), 3 * value))] * 3
+def test_a_decode_step_with_collectives_keeps_its_cpu_graph(three):
+    assert three.values("trace") == [None] * 3
+    weight = tensor((VOCAB_SIZE, 8), "float32", 0)
+    for ids in ([0, 49, 16, 17, 34], [3, 3, 48, 1, 20]):
+        expected = torch.cat([weight[ids]] * 3, -1)
+        assert three.values("replay", ids) == [as_bytes(expected)] * 3
 
 
 def test_a_replay_that_fails_raises(three):
-    three.values("trace", (50, 3))
+    three.values("trace")
     three.values("set_timeout", 0.3)
-    begun = {rank: three.begin(rank, "replay", 1.0) for rank in (0, 1)}
+    begun = {rank: three.begin(rank, "replay", [1, 2, 3, 4, 5]) for rank in (0, 1)}
     for answer in answers_of(three, begun):
-        assert (answer.code, answer.ranks, answer.count) == ("collective_failed", [2], 2)
+        assert (answer.code, answer.ranks, answer.count) == ("collective_failed", [2], 3)
