@@ -28,7 +28,8 @@ LIST_WORDS = {str: "strings", int: "whole numbers"}
 DEFAULT_MODEL = "demo"
 DEFAULT_STRUCTURED_OUTPUT = "outlines"
 DEFAULT_LORA_SOURCE = "peft"
-DEFAULT_EXECUTOR = "in_process"
+DEFAULT_EXECUTOR = "in_process"  # of one worker
+GRID_EXECUTOR = "processes"  # of several workers
 DEFAULT_SCHEDULING_POLICY = "fcfs"
 DEFAULT_LOGITS_PROCESSORS = ("temperature", "top_k_top_p", "min_p")
 DEFAULT_SAMPLERS = {
@@ -299,7 +300,11 @@ class ParallelSettings:
         "Number of layers of each pipeline stage, such as 10,12,10; empty: stages of about equal "
         "bytes.",
     )
-    executor: str = option(DEFAULT_EXECUTOR, "Name of the executor that runs the workers.")
+    executor: str = option(
+        "auto",
+        "Executor that places the workers; auto: one worker runs in the engine's process, and each "
+        "of several has a process.",
+    )
     engine_process: bool | None = option(
         None, "Run the engine in a separate process; None: when serving on a GPU."
     )

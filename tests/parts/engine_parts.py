@@ -176,13 +176,22 @@ def make_scheduler(
     enable_prefix_caching: bool = False,
     kv: KVCacheManager | None = None,
     transfers: KVTransfers | None = None,
+    pipeline_parallel_size: int = 1,
     **settings: Any,
 ) -> Scheduler:
     if kv is None:
         plan = make_plan(num_blocks)
         kv = KVCacheManager(plan, enable_prefix_caching=enable_prefix_caching)
     limits = SchedulerSettings(**settings).for_device("cpu")
-    return Scheduler(limits, kv, policy or InOrder(), max_adapters, transfers, verifies_drafts=True)
+    return Scheduler(
+        limits,
+        kv,
+        policy or InOrder(),
+        max_adapters,
+        transfers,
+        verifies_drafts=True,
+        pipeline_parallel_size=pipeline_parallel_size,
+    )
 
 
 def make_core(

@@ -6,9 +6,9 @@ Each error names sizes that would work.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from quire.compose.choosing import choose_named
+from quire.compose.choosing import AUTO, choose_named
 from quire.compose.composition import Choice, Composition
-from quire.config import DEFAULT_EXECUTOR
+from quire.config import DEFAULT_EXECUTOR, GRID_EXECUTOR
 from quire.errors import CapacityError, RefusedError, SettingsError
 from quire.interfaces.executor import ExecutorCapabilities, WorkerGrid
 from quire.interfaces.model import ModelCapabilities, ModelDescription
@@ -27,13 +27,14 @@ def choose_executor(registries: Registries, wanted: str, grid: WorkerGrid) -> Ch
         RefusedError: It does not support the grid.
     """
     registry = registries.executors
-    choice = choose_named(registry, wanted, DEFAULT_EXECUTOR)
+    default = DEFAULT_EXECUTOR if grid.size == 1 else GRID_EXECUTOR
+    choice = choose_named(registry, default if wanted == AUTO else wanted, default)
     reason = _executor_refusal(choice.entry.capabilities, grid)
     if reason is None:
         return choice
     able = [e.name for e in registry.offers() if _executor_refusal(e.capabilities, grid) is None]
     raise RefusedError(
-        f"executor {wanted!r} supports {reason} is set; executors that support it: "
+        f"executor {choice.name!r} supports {reason} is set; executors that support it: "
         f"{', '.join(dict.fromkeys(able)) or NONE_INSTALLED}"
     )
 

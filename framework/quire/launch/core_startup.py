@@ -12,7 +12,7 @@ from quire.launch.cache_root import cache_root
 from quire.launch.composing import Composed
 from quire.launch.grammar_setup import make_grammars
 from quire.launch.kv_memory import log_memory, plan_memory
-from quire.launch.kv_store_setup import check_store_options, load_store
+from quire.launch.kv_store_setup import check_store_options, load_store, store_plan
 from quire.launch.workers.worker_start import start_workers
 from quire.messages import Started
 
@@ -31,34 +31,35 @@ def start_core(composed: Composed) -> tuple[EngineCore, Started]:
     worker = start_workers(composed)
     try:
         info = worker.load()
-        plan, runner = _allocate(composed, worker, info.kv_bytes)
+        plans, runner = _allocate(composed, worker, info.kv_bytes)
         wanted = settings.scheduler.async_scheduling
         async_scheduling = info.is_asynchronous if wanted is None else wanted
-        scheduler, grammars = _make_scheduler(composed, plan), make_grammars(composed)
+        scheduler, grammars = _make_scheduler(composed, plans), make_grammars(composed)
         core = EngineCore(scheduler, worker, runner, grammars, async_scheduling=async_scheduling)
     except BaseException:
         worker.shutdown()
         raise
-    return core, Started(plan.max_model_len)
+    return core, Started(plans[0].max_model_len)
 
 
 def _allocate(
     composed: Composed, worker: Worker, kv_bytes: Sequence[int]
-) -> tuple[KVPlan, StepRunner]:
+) -> tuple[Sequence[KVPlan], StepRunner]:
     """Plan and allocate the KV cache in the memory that the weights leave free.
 
     Returns:
-        The plan of the first stage, whose block tables are those of every stage, and the runner.
+        The plan of each pipeline stage, and the runner.
     """
     settings, composition = composed.settings, composed.composition
     plans = plan_memory(settings, composition, composed.plugins.registries, kv_bytes)
     runner = worker.allocate(plans)
-    log_memory(plans[0])
-    return plans[0], runner
+    log_memory(plans)
+    return plans, runner
 
 
-def _make_scheduler(composed: Composed, plan: KVPlan) -> Scheduler:
+def _make_scheduler(composed: Composed, plans: Sequence[KVPlan]) -> Scheduler:
     settings, composition = composed.settings, composed.composition
+    plan = plans[0]  # its block tables are those of every stage
     policy = composed.plugins.registries.scheduling_policies.load(
         composition.scheduling_policy.entry
     )
@@ -68,14 +69,16 @@ def _make_scheduler(composed: Composed, plan: KVPlan) -> Scheduler:
         root=cache_root(settings.model, composition, plan),
         max_step_tokens=settings.scheduler.max_num_batched_tokens,
     )
-    transfers = _make_transfers(composed, plan, kv)
+    transfers = _make_transfers(composed, plans, kv)
     return Scheduler(settings.scheduler, kv, policy(), settings.lora.max_loras, transfers)
 
 
-def _make_transfers(composed: Composed, plan: KVPlan, kv: KVCacheManager) -> KVTransfers | None:
+def _make_transfers(
+    composed: Composed, plans: Sequence[KVPlan], kv: KVCacheManager
+) -> KVTransfers | None:
     """Build the scheduler side of the external KV store, or None if it is off."""
     cache, store = composed.settings.cache, load_store(composed)
     if store is None:
         return None
-    name = str(composed.composition.kv_store)
+    name, plan = str(composed.composition.kv_store), store_plan(plans)
     return KVTransfers(store(cache.store_options, plan), kv, cache.kv_store_timeout_s, name)

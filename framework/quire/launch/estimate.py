@@ -17,7 +17,7 @@ from quire.engine.kv_cache.kv_plan import NULL_BLOCKS, requests_that_fit
 from quire.errors import CapacityError
 from quire.interfaces.kv_cache import KVCacheSpec, KVGroup, KVPlan
 from quire.launch.composing import Composed
-from quire.launch.kv_memory import available_stage_bytes, plan_memory, planned_requests
+from quire.launch.kv_memory import plan_memory, planned_requests
 from quire.launch.kv_store_setup import check_store_options, store_plan
 from quire.launch.profile_estimate import estimate_profile
 from quire.machine.free_memory import cache_bytes, free_host_bytes
@@ -137,7 +137,7 @@ def estimate_memory(composed: Composed) -> MemoryEstimate:
         return replace(memory, problem=problem)
     if limit is None and settings.cache.num_kv_blocks is None and composition.description.kv_layers:
         return memory
-    free = available_stage_bytes(composition, [each.cache_bytes or 0 for each in available])
+    free = [each.cache_bytes or 0 for each in available]
     try:
         plans = plan_memory(settings, composition, composed.plugins.registries, free)
     except CapacityError as error:

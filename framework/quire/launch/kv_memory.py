@@ -78,14 +78,15 @@ def planned_requests(settings: Settings, composition: Composition) -> int | None
     return None if is_given or composition.device != "cpu" else num_running + NUM_KEPT_REQUESTS
 
 
-def log_memory(plan: KVPlan) -> None:
-    """Log the size of the cache."""
+def log_memory(plans: Sequence[KVPlan]) -> None:
+    """Log the size of the cache on each rank of every pipeline stage."""
     logger.info(
-        "KV cache: %d blocks of %d tokens in %d group(s), %.1f MB",
-        plan.num_blocks - 1,
-        plan.block_size,
-        len(plan.groups),
-        plan.num_bytes / 1e6,
+        "KV cache: %d blocks of %d tokens in %d group(s), %s MB%s",
+        plans[0].num_blocks - 1,
+        plans[0].block_size,
+        len(plans[0].groups),
+        " and ".join(f"{plan.num_bytes / 1e6:.1f}" for plan in plans),
+        "" if len(plans) == 1 else " on each rank of the pipeline stages",
     )
 
 

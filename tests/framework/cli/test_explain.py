@@ -174,7 +174,7 @@ ANY_GRID = """
     @hookimpl
     def register_executors(registry):
         any_grid = ExecutorCapabilities(None, None)
-        registry.add("acme", "quire.errors:QuireError", capabilities=any_grid)
+        registry.add("acme", "quire.errors:QuireError", capabilities=any_grid, api=2)
 """
 FOUR = ("--executor", "acme", "--tensor-parallel-size", "2", "--pipeline-parallel-size", "2")
 

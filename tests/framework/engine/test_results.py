@@ -168,6 +168,23 @@ def test_prompt_logprobs_of_a_chunk_from_before_a_preemption_are_emitted_once():
     assert output.prompt_logprobs == logprobs
 
 
+def test_prompt_logprobs_of_chunks_in_flight_at_a_preemption_come_in_order():
+    scheduler = make_scheduler(max_num_batched_tokens=8, pipeline_parallel_size=3)
+    scheduler.add(make_request("a", prompt=range(14), prompt_logprobs=0))
+    first, second = scheduler.schedule(), scheduler.schedule()
+    (request,) = scheduler.running
+    scheduler._preempt(request, StepInProgress(8))
+    assert scheduler.schedule().requests == [], "its first token is in flight"
+    logprobs = [TokenLogprobs([token], [-0.5], 1) for token in range(1, 14)]
+    (output,) = take(scheduler, first, SlotResult(0, [], prompt_logprobs=logprobs[:8]))
+    assert output.prompt_logprobs == logprobs[:8]
+    (output,) = take(scheduler, second, SlotResult(0, [14], prompt_logprobs=logprobs[8:]))
+    assert (output.token_ids, output.prompt_logprobs) == ([14], logprobs[8:])
+    third = scheduler.schedule()
+    (output,) = take(scheduler, third, SlotResult(0, [], prompt_logprobs=logprobs[:8]))
+    assert output.prompt_logprobs == [], "they were emitted before"
+
+
 def test_what_left_a_window_is_free_as_soon_as_its_step_is_done():
     layer = KVLayer("layers.0", "sliding_window", 1, 8, (("window", 5),))
     kv = KVCacheManager(fixed_plan([SlidingWindowSpec(layer, 4, "float32")], 40))

@@ -182,11 +182,10 @@ class FirstOfTwo(SingleDevice):
 
 def test_a_worker_takes_no_more_of_a_host_than_its_part(five_layers, quire_registries, monkeypatch):
     monkeypatch.setattr(device_memory, "free_host_bytes", lambda: 10**9)
-    sizes = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
-    its = composed_engine(quire_registries, five_layers, **sizes)
+    its = composed_engine(quire_registries, five_layers, tensor_parallel_size=2)
     parts = WorkerParts.load(its.settings, its.composition, its.plugins.registries)
     info = ModelWorker(its.settings, parts, FirstOfTwo()).load()
-    assert info.available_kv_bytes == cache_bytes(10**9) // 4
+    assert info.kv_bytes == [cache_bytes(10**9) // 2]
 
 
 def test_the_caches_of_all_ranks_must_fit_a_host(five_layers, quire_registries, monkeypatch):

@@ -10,12 +10,7 @@ from quire.compose.layer_specs import layer_specs
 from quire.config import Settings
 from quire.errors import CapacityError, RefusedError
 from quire.launch.composing import Composed, compose_engine
-from quire.launch.kv_memory import (
-    NUM_KEPT_REQUESTS,
-    available_stage_bytes,
-    plan_memory,
-    planned_requests,
-)
+from quire.launch.kv_memory import NUM_KEPT_REQUESTS, log_memory, plan_memory, planned_requests
 from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import write_checkpoint
 
@@ -186,8 +181,10 @@ def stages_of(registries, folder, *counts, **options) -> Composed:
     return composed_engine(registries, folder, **stages, **options)
 
 
-def plans_of(its: Composed, *stage_bytes):
-    return plan_memory(its.settings, its.composition, its.plugins.registries, stage_bytes)
+def plans_of(its: Composed, *kv_bytes, device="cuda"):
+    """Plan for ranks that have so many bytes left, each on a GPU of its own."""
+    composition = replace(its.composition, device=device)
+    return plan_memory(its.settings, composition, its.plugins.registries, kv_bytes)
 
 
 def test_all_stages_have_as_many_blocks_as_the_smallest(quire_registries, tmp_path):
@@ -218,7 +215,7 @@ def test_ranks_of_a_layer_hold_their_heads_alone(quire_registries, tmp_path):
     write_checkpoint(tmp_path, "LlamaForCausalLM")
     for tp_size, part in ((1, 1), (2, 2), (4, 2)):  # two heads, of which four ranks have one each
         its = composed_engine(quire_registries, tmp_path, tensor_parallel_size=tp_size)
-        (plan,) = plans_of(its, 100 * BLOCK_BYTES // part)
+        (plan,) = plans_of(its, *[100 * BLOCK_BYTES // part] * tp_size)
         assert (plan.num_blocks, plan.bytes_a_block) == (100, BLOCK_BYTES // part)
 
 
@@ -239,17 +236,38 @@ def test_a_stage_without_room_for_a_token_is_named(quire_registries, tmp_path):
         plans_of(its, 10**9, LAYER_BYTES)
 
 
+def test_the_size_on_the_ranks_of_each_stage_is_logged(quire_registries, tmp_path, caplog):
+    its = stages_of(quire_registries, tmp_path, 2, 1, num_kv_blocks=201)
+    plans = plans_of(its, 0, 0)
+    caplog.set_level("INFO")
+    log_memory(plans)
+    log_memory(plans[1:])
+    assert caplog.messages == [
+        "KV cache: 200 blocks of 16 tokens in 1 group(s), 1.6 and 0.8 MB on each rank of the "
+        "pipeline stages",
+        "KV cache: 200 blocks of 16 tokens in 1 group(s), 0.8 MB",
+    ]
+
+
 def test_a_plan_names_the_first_rank_of_its_stage(quire_registries, tmp_path):
     its = stages_of(quire_registries, tmp_path, 1, 1, 1, tensor_parallel_size=2)
-    assert [plan.rank for plan in plans_of(its, *[10**9] * 3)] == [0, 2, 4]
+    assert [plan.rank for plan in plans_of(its, *[10**8] * 6)] == [0, 2, 4]
 
 
 def test_a_stage_has_what_its_smallest_rank_has(quire_registries, tmp_path):
+    """A rank has half of a layer's heads."""
     its = stages_of(quire_registries, tmp_path, 2, 1, tensor_parallel_size=2)
-    gpus = replace(its.composition, device="cuda")
-    assert available_stage_bytes(gpus, [40, 30, 60, 50]) == [30, 50]
-    shared = available_stage_bytes(its.composition, [40, 30, 60, 50])
-    assert shared == [30, 30], "the last to load saw what the host has left for all"
+    half = LAYER_BYTES // 2
+    for kv_bytes in ([80, 60, 90, 90], [60, 80, 90, 90], [99, 99, 40, 30], [99, 99, 30, 40]):
+        plans = plans_of(its, *[number * half for number in kv_bytes])
+        assert {plan.num_blocks for plan in plans} == {30}
+
+
+def test_ranks_of_a_host_have_what_the_last_one_to_load_saw(quire_registries, tmp_path):
+    its = stages_of(quire_registries, tmp_path, 2, 1)
+    for kv_bytes in ([90, 40], [40, 90]):
+        plans = plans_of(its, *[number * LAYER_BYTES for number in kv_bytes], device="cpu")
+        assert {plan.num_blocks for plan in plans} == {20}
 
 
 SERVES_ALL = (

@@ -356,15 +356,15 @@ class Scheduler:
                 self._schedule_chunk(request, num_tokens, step)
         if not step.is_short:
             self._admission.admit(step)
-        self._extend_chunks([request for request in prompts if request in step.chunks], step)
+        self._extend_chunks([r for r in prompts if r.status is Status.RUNNING], step)
 
     def _schedule_chunk(self, request: Request, num_tokens: int, step: StepInProgress) -> None:
         if self._allocate_blocks(request, request.num_computed_tokens + num_tokens, step):
             step.add(request, num_tokens)
 
     def _extend_chunks(self, prompts: list[Request], step: StepInProgress) -> None:
-        """Split the tokens that admission left over among the chunks, without preemption."""
-        taken = [step.chunks[request] for request in prompts]
+        """Split the tokens that admission left over among the prompts, without preemption."""
+        taken = [step.chunks.get(request, 0) for request in prompts]
         lacking = [r.num_pending_tokens - count for r, count in zip(prompts, taken, strict=True)]
         further = _split(prompts, lacking, step.budget_left)
         for request, num_tokens, more in zip(prompts, taken, further, strict=True):

@@ -408,6 +408,16 @@ def test_a_silent_store_is_off_after_its_time_and_so_many_steps(queue, clock):
     assert queue.transfers.store.is_off
 
 
+def test_steps_in_flight_have_not_reported_yet_and_do_not_count_as_silent(queue, clock):
+    loading(queue)
+    for _ in range(MIN_SILENT_STEPS + 2):
+        queue.transfers.plan_step()
+    queue.pop_ready(clock[0] + 1e6, num_in_flight=3)
+    assert not queue.transfers.store.is_off
+    queue.pop_ready(clock[0] + 1e6, num_in_flight=2)
+    assert queue.transfers.store.is_off
+
+
 def test_a_store_that_reports_is_not_silent(queue, clock):
     loading(queue)
     queue.ask(queue.request("b"))

@@ -20,6 +20,7 @@ from quire.messages import (
     NewBlocks,
     ScheduledRequest,
     SlotResult,
+    TokenPatch,
 )
 from quire_scheduling_policies.priority import PriorityFirst
 
@@ -513,3 +514,115 @@ def test_an_expired_request_reports_the_limit_that_it_met():
     ((request, report),) = scheduler.pop_expired()
     assert request.request_id == "a"
     assert "request_timeout_s is 5 s" in report.message
+
+
+def test_a_prompt_goes_on_with_the_tokens_that_a_more_urgent_request_cannot_use():
+    scheduler = make_scheduler(policy=PriorityFirst(), max_adapters=1, max_num_batched_tokens=9)
+    plans = []
+    for name, num_tokens, priority, adapter in (
+        ("low", 20, 2, None),
+        ("middle", 11, 1, "one"),
+        ("urgent", 30, 0, "two"),  # waits for the adapter slot
+    ):
+        message = make_message(name, prompt=range(num_tokens), adapter=adapter)
+        scheduler.add(Request(msgspec.structs.replace(message, priority=priority), 1))
+        plans.append(scheduler.schedule())
+        finish_step(scheduler, plans[-1])
+    assert scheduled(plans[-1]) == [(1, 3, 1), (0, 6, 0)]
+
+
+# -- pipeline stages -------------------------------------------------------------------------------
+
+
+def patches(plan):
+    return [(patch.slot, patch.position, patch.token_ids) for patch in plan.token_patches]
+
+
+def test_a_row_of_a_pipeline_waits_for_its_token_which_then_travels_with_it():
+    scheduler = make_scheduler(pipeline_parallel_size=2)
+    scheduler.add(make_request("a", prompt=range(5)))
+    first = scheduler.schedule()
+    assert scheduled(first) == [(0, 5, 1)]
+    assert scheduler.schedule().requests == [], "its next token is undecided"
+    finish_step(scheduler, first, 8)
+    second = scheduler.schedule()
+    assert scheduled(second) == [(0, 1, 1)]
+    assert second.token_patches == [TokenPatch(0, 5, [8])]
+    assert scheduler.schedule().requests == []
+    finish_step(scheduler, second, 9)
+    assert patches(scheduler.schedule()) == [(0, 6, [9])]
+
+
+def test_a_single_stage_gets_no_patches_and_waits_for_no_token():
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a", prompt=range(5)))
+    plans = [scheduler.schedule() for _ in range(3)]
+    assert [scheduled(plan) for plan in plans] == [[(0, 5, 1)], [(0, 1, 1)], [(0, 1, 1)]]
+    assert [plan.token_patches for plan in plans] == [[], [], []]
+
+
+def test_chunks_of_one_prompt_are_in_flight_together():
+    scheduler = make_scheduler(pipeline_parallel_size=3, max_num_batched_tokens=4)
+    scheduler.add(make_request("a", prompt=range(9)))
+    plans = [scheduler.schedule() for _ in range(4)]
+    assert [scheduled(plan) for plan in plans] == [[(0, 4, 0)], [(0, 4, 0)], [(0, 1, 1)], []]
+    assert [patches(plan) for plan in plans] == [[], [], [], []], "the prompt came with the slot"
+
+
+def test_a_resumed_request_brings_its_tokens_with_its_slot():
+    scheduler = make_scheduler(pipeline_parallel_size=2, num_blocks=6)
+    scheduler.add(make_request("a", prompt=range(8), max_tokens=8))
+    scheduler.add(make_request("b", prompt=range(8), max_tokens=8))
+    finish_step(scheduler, scheduler.schedule())
+    plan = scheduler.schedule()
+    assert patches(plan) == [(0, 8, [7])]
+    finish_step(scheduler, plan)
+    plan = scheduler.schedule()
+    assert scheduler.num_preemptions == 1, "there is no block for the second token of b"
+    finish_step(scheduler, plan)
+    scheduler.remove("a")
+    plan = scheduler.schedule()
+    assert plan.assignments[0].token_ids == [*range(8), 7]
+    assert patches(plan) == []
+    finish_step(scheduler, plan, 5)
+    assert patches(scheduler.schedule()) == [(0, 9, [5])]
+
+
+def test_a_preempted_request_leaves_no_patch_behind():
+    scheduler = make_scheduler(pipeline_parallel_size=2, num_blocks=6, policy=FirstHasToGo())
+    scheduler.add(make_request("a", prompt=range(8), max_tokens=8))
+    scheduler.add(make_request("b", prompt=range(7), max_tokens=8))
+    finish_step(scheduler, scheduler.schedule())
+    finish_step(scheduler, scheduler.schedule())
+    plans = [scheduler.schedule(), scheduler.schedule()]
+    for plan in plans:
+        slots = [entry.slot for entry in plan.requests]
+        assert [patch.slot for patch in plan.token_patches] == slots
+
+
+def test_a_step_of_a_pipeline_takes_its_share_of_the_decodes_and_those_that_waited_first():
+    scheduler = make_scheduler(pipeline_parallel_size=2)
+    for name in "abcde":
+        scheduler.add(make_request(name, max_tokens=50))
+    finish_step(scheduler, scheduler.schedule())
+    first, second = scheduler.schedule(), scheduler.schedule()
+    assert [entry.slot for entry in first.requests] == [0, 1]
+    assert [entry.slot for entry in second.requests] == [2, 3, 4]
+    for name in "fgh":
+        scheduler.add(make_request(name, max_tokens=50))
+    finish_step(scheduler, first)
+    third = scheduler.schedule()
+    assert [entry.slot for entry in third.requests] == [0, 1, 5, 6, 7]
+    finish_step(scheduler, second)
+    finish_step(scheduler, third)
+    fourth = scheduler.schedule()
+    assert [entry.slot for entry in fourth.requests] == [2, 3, 4, 0]
+    assert [entry.slot for entry in scheduler.schedule().requests] == [1, 5, 6, 7]
+
+
+def test_drafts_are_refused_with_pipeline_stages():
+    scheduler = make_scheduler(pipeline_parallel_size=2)
+    scheduler.add(make_request("a"))
+    finish_step(scheduler, scheduler.schedule())
+    with pytest.raises(RefusedError, match="pipeline-parallel-size 1"):
+        scheduler.set_drafts("a", [7])
