@@ -1,6 +1,5 @@
 """A worker is one rank of a grid: together they compute what a single one computes."""
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,17 +23,10 @@ from grid_scenarios import (
 from threaded_ranks import ThreadedGroup, ThreadedLink
 
 import quire_demo
-from quire.config import Settings
-from quire.errors import AdapterError, RefusedError, StepFailedError
-from quire.interfaces.model import ModelCapabilities
-from quire.launch.composing import compose_engine
-from quire.layers import SingleDevice
+from quire.errors import AdapterError, StepFailedError
 from quire.messages import StepPlan
-from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import WrittenCheckpoint
 from quire.worker.batch.slots import SlotTables
-from quire.worker.parts import WorkerParts
-from quire.worker.stage import Stage
 from quire.worker.worker import ModelWorker
 
 PLAIN = {"kernels": "torch"}
@@ -354,15 +346,3 @@ def test_a_failure_names_the_slot_where_the_step_has_one_request(checkpoints):
             take_steps(engine)
         assert raised.value.slots == {0: raised.value.report}
         assert "no body" in (raised.value.report.cause or "")
-
-
-def test_a_model_without_stages_is_refused_by_name(checkpoints):
-    settings = Settings.from_options({"model": str(checkpoints["llama"].folder), **PLAIN})
-    composed = compose_engine(settings, load_plugins(settings.plugins))
-    parts = WorkerParts.load(settings, composed.composition, composed.plugins.registries)
-    model = parts.composition.model
-    unable = replace(model, entry=replace(model.entry, capabilities=ModelCapabilities("a:b")))
-    parts = replace(parts, composition=replace(parts.composition, model=unable))
-    stage = Stage(index=0, count=2, layers=range(2), next=ThreadedLink())
-    with pytest.raises(RefusedError, match=r"LlamaForCausalLM.*does not support pipeline stages"):
-        ModelWorker(settings, parts, SingleDevice(), stage)
