@@ -35,7 +35,14 @@ def start_core(composed: Composed) -> tuple[EngineCore, Started]:
         wanted = settings.scheduler.async_scheduling
         async_scheduling = info.is_asynchronous if wanted is None else wanted
         scheduler, grammars = _make_scheduler(composed, plans), make_grammars(composed)
-        core = EngineCore(scheduler, worker, runner, grammars, async_scheduling=async_scheduling)
+        core = EngineCore(
+            scheduler,
+            worker,
+            runner,
+            grammars,
+            async_scheduling=async_scheduling,
+            pipeline_parallel_size=composed.composition.grid.pp_size,
+        )
     except BaseException:
         worker.shutdown()
         raise
@@ -70,7 +77,14 @@ def _make_scheduler(composed: Composed, plans: Sequence[KVPlan]) -> Scheduler:
         max_step_tokens=settings.scheduler.max_num_batched_tokens,
     )
     transfers = _make_transfers(composed, plans, kv)
-    return Scheduler(settings.scheduler, kv, policy(), settings.lora.max_loras, transfers)
+    return Scheduler(
+        settings.scheduler,
+        kv,
+        policy(),
+        settings.lora.max_loras,
+        transfers,
+        pipeline_parallel_size=composition.grid.pp_size,
+    )
 
 
 def _make_transfers(

@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire.compose.composition import Composition
-from quire.errors import RefusedError
 from quire.interfaces.executor import Worker
 from quire.launch.composing import Composed
 from quire.launch.workers.key_exchange import KeyExchange
 
 if TYPE_CHECKING:
+    import torch
+
     from quire.layers.parallel import RankGroup, StageLink, TensorParallelGroup
-    from quire.worker.device.group_place import GroupPlace
+    from quire.worker.device.group_place import GroupPlace, StageShape
+
+LOOPBACK = "127.0.0.1"
 
 
 def make_only_worker(composed: Composed) -> Worker:
@@ -38,6 +41,11 @@ class RankWorker:
 
     worker: Worker
     groups: Sequence[RankGroup]
+
+    def set_timeout(self, seconds: float) -> None:
+        """Set the time limit of calls between ranks."""
+        for group in self.groups:
+            group.set_timeout(seconds)
 
     def abort(self) -> None:
         """Make the calls of ranks that wait for this one fail, where they can go on afterwards.
@@ -76,11 +84,15 @@ def make_worker(composed: Composed, rank: int, exchange: KeyExchange) -> RankWor
         rank: Rank of the worker.
         exchange: Exchange through which the ranks find each other.
     """
+    import torch
+
     from quire.worker.parts import WorkerParts
     from quire.worker.stage import Stage
     from quire.worker.worker import ModelWorker
 
     composition = composed.composition
+    if composition.device == "cuda":
+        torch.cuda.set_device(rank)
     parts = WorkerParts.load(composed.settings, composition, composed.plugins.registries)
     ranks = Ranks(composed, rank, exchange)
     group, previous, following = ranks.group(), ranks.link(ranks.stage - 1), ranks.link(ranks.stage)
@@ -123,16 +135,17 @@ class Ranks:
     def group(self) -> TensorParallelGroup:
         """Join the tensor-parallel group of the stage."""
         from quire.layers.parallel import SingleDevice  # loads torch
+        from quire.worker.device.distributed_group import DistributedGroup
         from quire.worker.device.shared_memory_group import SharedMemoryGroup
 
         tp_size = self.composition.grid.tp_size
         if tp_size == 1:
             return SingleDevice()
-        if self.composition.device != "cpu":
-            raise RefusedError("tensor parallelism is built for CPUs only so far")
         first = self.stage * tp_size
-        place = self._place(range(first, first + tp_size))
-        return SharedMemoryGroup.join(self.exchange, f"group {self.stage}", place)
+        place, key = self._place(range(first, first + tp_size)), f"group of stage {self.stage}"
+        if self.composition.device == "cpu":
+            return SharedMemoryGroup.join(self.exchange, key, place)
+        return DistributedGroup.join(self.exchange, key, place, self.device, LOOPBACK)
 
     def link(self, stage: int) -> StageLink | None:
         """Join the link from a stage to the next one, between ranks of one tensor-parallel rank.
@@ -140,9 +153,27 @@ class Ranks:
         Returns:
             None if one of the two stages does not exist.
         """
-        if not 0 <= stage < self.composition.grid.pp_size - 1:
+        from quire.worker.device.distributed_link import DistributedLink
+        from quire.worker.device.shared_memory_link import SharedMemoryLink
+
+        grid = self.composition.grid
+        if not 0 <= stage < grid.pp_size - 1:
             return None
-        raise RefusedError("pipeline stages are not built yet")
+        sender = stage * grid.tp_size + grid.place(self.rank)[1]
+        place = self._place(range(sender, sender + 2 * grid.tp_size, grid.tp_size))
+        key, shape = f"link from rank {sender}", self._stage_shape()
+        if self.composition.device == "cpu":
+            return SharedMemoryLink.join(self.exchange, key, place, shape)
+        return DistributedLink.join(self.exchange, key, place, shape, self.device, LOOPBACK)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the rank; each rank on a machine has a GPU."""
+        import torch
+
+        if self.composition.device != "cuda":
+            return torch.device(self.composition.device)
+        return torch.device("cuda", self.rank)
 
     def _place(self, ranks: range) -> GroupPlace:
         from quire.worker.device.group_place import GroupPlace
@@ -152,4 +183,15 @@ class Ranks:
             ranks=ranks,
             ranks_on_node=self.composition.grid.size,
             timeout_s=self.composed.settings.parallel.worker_start_timeout_s,
+        )
+
+    def _stage_shape(self) -> StageShape:
+        from quire.worker.device.group_place import StageShape
+        from quire.worker.worker import TORCH_DTYPES
+
+        return StageShape(
+            hidden_size=self.composition.description.hidden_size,
+            dtype=TORCH_DTYPES[self.composition.dtype.value],
+            max_num_tokens=self.composed.settings.scheduler.max_num_batched_tokens,
+            num_messages=self.composition.grid.pp_size,
         )

@@ -157,6 +157,7 @@ class WorkerServer:
             composed.settings, composed.composition, composed.plugins.registries, kv_bytes
         )
         self._runner = self._loaded.worker.allocate(plans)
+        self._loaded.set_timeout(composed.settings.parallel.step_timeout_s)
         gc.collect()
         gc.freeze()  # these objects stay alive, so that collections during steps can skip them
         self._channel.send(Allocated(plans[0].num_blocks, plans[0].max_model_len))

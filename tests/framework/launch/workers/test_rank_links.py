@@ -144,9 +144,9 @@ def test_a_refusal_has_the_type_and_the_text_of_its_cause(ranks):
     ranks.links.gather(Joined, 5)
     channel = HubChannel(Load, ranks.address)
     channel.send(Refused(1, ErrorMessage.of(CapacityError("too small"))))
-    with pytest.raises(CapacityError, match="^too small$"):
+    with pytest.raises(CapacityError, match=r"^too small$"):
         ranks.links.receive(time.monotonic() + 5)
-    with pytest.raises(EngineDeadError, match="did not start: too small"):
+    with pytest.raises(EngineDeadError, match=r"did not start: too small"):
         ranks.links.check()
     channel.close()
 
@@ -176,7 +176,7 @@ def test_a_process_that_has_not_joined_is_not_listened_to(ranks, message):
 def test_an_answer_to_another_question_ends_all(ranks, answer):
     start(ranks, lambda channel, message: channel.send(answer))
     ranks.links.send(Allocate([1]))
-    with pytest.raises(EngineDeadError, match="sent .* unexpectedly"):
+    with pytest.raises(EngineDeadError, match=r"sent .* unexpectedly"):
         ranks.links.gather(Loaded, 5)
 
 
