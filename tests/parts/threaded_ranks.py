@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -38,23 +39,35 @@ class Meeting:
 
 
 class ThreadedGroup(TensorParallelGroup):
-    """One rank of a group; sums are in rank order, so that all ranks have the same bits."""
+    """One rank of a group; sums are in rank order, so that all ranks have the same bits.
+
+    Attributes:
+        num_sums: Number of sums that it took part in.
+        sent_bytes: Number of bytes that it has given to each collective, in order.
+    """
 
     def __init__(self, rank: int, meeting: Meeting) -> None:
         self.rank = rank
         self.size = len(meeting.tensors)
         self.num_sums = 0
+        self.sent_bytes: list[int] = []
         self._meeting = meeting
 
     def all_reduce(self, x: Tensor) -> Tensor:
         self.num_sums += 1
         total = torch.zeros_like(x)
-        for tensor in self._meeting.exchange(self.rank, x):
+        for tensor in self._exchange(x):
             total += tensor
         return total
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
-        return torch.cat(self._meeting.exchange(self.rank, x), dim)
+        given = self._exchange(x)
+        assert len({(each.shape, each.dtype) for each in given}) == 1, "ranks gather unlike tensors"
+        return torch.cat(given, dim)
+
+    def _exchange(self, x: Tensor) -> list[Tensor]:
+        self.sent_bytes.append(x.nbytes)
+        return self._meeting.exchange(self.rank, x)
 
 
 class ThreadedLink(StageLink):
@@ -90,7 +103,8 @@ class RankThreads:
     """A thread for each rank of a grid, and what connects them.
 
     Attributes:
-        groups: Tensor-parallel group of each rank.
+        ranks: Each rank as a member of a group.
+        groups: Tensor-parallel group of each rank, as a worker gets it.
         links: For each stage but the last, a link of each of its ranks to the next stage.
     """
 
@@ -99,10 +113,11 @@ class RankThreads:
         self.pp_size = pp_size
         self._meetings = [Meeting(tp_size) for _ in range(pp_size)]
         self.links = [[ThreadedLink() for _ in range(tp_size)] for _ in range(pp_size - 1)]
+        self.ranks = [
+            ThreadedGroup(rank, meeting) for meeting in self._meetings for rank in range(tp_size)
+        ]
         self.groups: list[TensorParallelGroup] = [
-            ThreadedGroup(rank, meeting) if tp_size > 1 else SingleDevice()
-            for meeting in self._meetings
-            for rank in range(tp_size)
+            rank if tp_size > 1 else SingleDevice() for rank in self.ranks
         ]
         self._threads = [ThreadPoolExecutor(1) for _ in self.groups]
 
@@ -141,3 +156,17 @@ def results_of(futures: "Sequence[Future[Any]]") -> list[Any]:
     if errors:
         raise errors[0]
     return [future.result(0) for future in futures]
+
+
+def run_ranks(size: int, run: Callable[[ThreadedGroup], T]) -> list[T]:
+    """Call `run` in a thread for each rank of a group, in inference mode."""
+
+    def run_rank(group: ThreadedGroup) -> T:
+        with torch.inference_mode():
+            return run(group)
+
+    threads = RankThreads(size, 1)
+    try:
+        return threads.run([partial(run_rank, rank) for rank in threads.ranks])
+    finally:
+        threads.close()
