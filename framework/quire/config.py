@@ -322,12 +322,12 @@ class ParallelSettings:
         _check_at_least("pipeline_parallel_size", self.pipeline_parallel_size, 1)
         for num_layers in self.pipeline_layers:
             _check_at_least("each number of pipeline_layers", num_layers, 1)
-        given = len(self.pipeline_layers)
-        if given not in (0, self.pipeline_parallel_size):
+        given, num_stages = len(self.pipeline_layers), self.pipeline_parallel_size
+        if given not in (0, num_stages):
             raise SettingsError(
                 f"pipeline_layers {','.join(map(str, self.pipeline_layers))} is for {given} "
-                f"stages, and pipeline_parallel_size is {self.pipeline_parallel_size}; set "
-                f"pipeline_parallel_size to {given}, or leave pipeline_layers out"
+                f"stage{'' if given == 1 else 's'}, and pipeline_parallel_size is {num_stages}; "
+                f"set pipeline_parallel_size to {given}, or leave pipeline_layers out"
             )
 
 

@@ -116,6 +116,8 @@ def test_layers_of_other_stages_are_refused_with_the_number_that_works(stages):
     message = refusal(pipeline_layers=[10, 12, 10], **stages)
     assert message.startswith("pipeline_layers 10,12,10 is for 3 stages, and pipeline_parallel_")
     assert "set pipeline_parallel_size to 3" in message
+    few = refusal(pipeline_layers=[10], pipeline_parallel_size=3)
+    assert few.startswith("pipeline_layers 10 is for 1 stage, and pipeline_parallel_size is 3; set")
     given = Settings.from_options({"pipeline_layers": [10, 12, 10], "pipeline_parallel_size": 3})
     assert given.parallel.pipeline_layers == (10, 12, 10)
 

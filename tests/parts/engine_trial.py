@@ -98,7 +98,8 @@ class EngineTrial:
         self.old_names: list[str] = []
         self.num_added = 0
         self.num_idle = 0
-        self.missed_turns: Counter[Request] = Counter()  # steps of a pipeline that it waited for
+        self.missed_turns: Counter[Request] = Counter()  # steps of a pipeline without it, in which
+        # it could be, since the last time when a request ended before its completion did
         self.seen: set[Request] = set()  # those that were there after the last event
         self.passed_s = 0.0  # on the trial's clock and on no other
         self.counts: Counter[str] = Counter()
@@ -119,6 +120,7 @@ class EngineTrial:
         if names := sorted(self.completions):
             name = names[index % len(names)]
             self.core.abort([name, "unknown"])
+            self.missed_turns.clear()
             del self.completions[name]
             self.old_names.append(name)
 
@@ -155,6 +157,7 @@ class EngineTrial:
     def pass_time(self, seconds: float) -> None:
         """Let nothing happen for so long."""
         self.passed_s += seconds
+        self.missed_turns.clear()
         for completion in self.completions.values():
             if completion.message.timeout_s is not None:
                 completion.may_fail.add("request_timeout")
@@ -335,6 +338,7 @@ class EngineTrial:
         else:
             assert code in completion.may_fail, f"{output.request_id}: {output.error}"
         self.counts[code] += 1
+        self.missed_turns.clear()
         del self.completions[output.request_id]
 
     def _check_logprobs(self, completion: CompletionState, output: EngineOutput) -> None:
@@ -360,6 +364,8 @@ class EngineTrial:
     def _end_grammar(self, name: str, has_failed: bool) -> None:
         error = GrammarError("it has no end") if has_failed else None
         self.grammars.ready.append((name, error))
+        if has_failed:
+            self.missed_turns.clear()
         if has_failed and name in self.completions:
             self.completions[name].may_fail.add("invalid_grammar")
 

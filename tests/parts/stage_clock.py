@@ -1,7 +1,7 @@
 """Pipeline stages that take virtual time, to count how busy each of them is."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from engine_parts import ScriptedGrammars, make_scheduler
@@ -11,6 +11,7 @@ from quire.interfaces.executor import Executor, StepRunner, Worker, WorkerLaunch
 from quire.messages import RowBitmask, SlotResult, StepPlan, StepResult, WorkerControl
 
 SAMPLED = 7
+STAGE_S = 1.0  # of any step in any stage
 
 
 class StageClock(Executor, StepRunner):
@@ -18,8 +19,7 @@ class StageClock(Executor, StepRunner):
 
     Args:
         num_stages: Number of stages.
-        time_of: Function that returns the time that a step takes in each stage.
-        host_s: Time of the host for each step, in which it cannot do anything else.
+        host_s: Time that the host needs to plan and launch a step, when it does nothing else.
 
     Attributes:
         now_s: Time of the host.
@@ -28,18 +28,12 @@ class StageClock(Executor, StepRunner):
         num_in_flight: For each plan the number of steps in flight with it, itself included.
     """
 
-    def __init__(
-        self,
-        num_stages: int,
-        time_of: Callable[[StepPlan], float] = lambda plan: 1.0,
-        host_s: float = 0.0,
-    ) -> None:
+    def __init__(self, num_stages: int, host_s: float = 0.0) -> None:
         super().__init__(WorkerLaunch(make=lambda rank: None))  # type: ignore[arg-type, return-value]
         self.now_s = 0.0
         self.busy_s = [0.0] * num_stages
         self.launched: deque[tuple[StepPlan, float]] = deque()
         self.num_in_flight: list[int] = []
-        self._time_of = time_of
         self._host_s = host_s
         self._free_s = [0.0] * num_stages
 
@@ -48,10 +42,10 @@ class StageClock(Executor, StepRunner):
 
     def execute(self, plan: StepPlan) -> None:
         self.now_s += self._host_s
-        at_s, duration_s = self.now_s, self._time_of(plan)
+        at_s = self.now_s
         for stage, free_s in enumerate(self._free_s):
-            at_s = self._free_s[stage] = max(at_s, free_s) + duration_s
-            self.busy_s[stage] += duration_s
+            at_s = self._free_s[stage] = max(at_s, free_s) + STAGE_S
+            self.busy_s[stage] += STAGE_S
         self.launched.append((plan, at_s))
         self.num_in_flight.append(len(self.launched))
 
@@ -73,7 +67,7 @@ class StageClock(Executor, StepRunner):
 def make_pipeline(
     num_stages: int, host_s: float = 0.0, **settings: Any
 ) -> tuple[EngineCore, StageClock, ScriptedGrammars]:
-    """Build an engine whose stages take one second for any step."""
+    """Build an engine whose workers are stages on a clock."""
     clock, grammars = StageClock(num_stages, host_s=host_s), ScriptedGrammars()
     settings = {"num_blocks": 10_000, "max_num_seqs": 256, **settings}
     scheduler = make_scheduler(pipeline_parallel_size=num_stages, **settings)

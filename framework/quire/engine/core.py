@@ -1,5 +1,6 @@
 """The engine loop: schedule, execute, sample, update."""
 
+import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from quire.errors import (
     InvalidRequestError,
     OverloadedError,
     RequestFailedError,
+    StepFailedError,
 )
 from quire.interfaces.executor import StepRunner, Worker
 from quire.messages import (
@@ -32,6 +34,8 @@ from quire.messages import (
 GRAMMAR_WAIT_S = 0.1
 STORE_POLL_S = 0.001
 
+logger = logging.getLogger(__name__)
+
 
 class EngineCore:
     """One scheduler and one runner of steps, driven by four methods: add, abort, step, control.
@@ -46,7 +50,7 @@ class EngineCore:
         grammars: Grammars of the requests with structured output.
         async_scheduling: Plan and launch a step before the previous one is complete, so that a
             device never waits for the host. Outputs then come one step later. A pipeline always
-            has as many steps in flight as stages, and this adds none: see `_num_steps_kept`.
+            has as many steps in flight as stages, and this adds none: see `_max_steps_in_flight`.
         pipeline_parallel_size: Number of pipeline stages.
     """
 
@@ -64,7 +68,9 @@ class EngineCore:
         self.worker = worker
         self.runner = runner
         self.grammars = grammars
-        self._num_kept = _num_steps_kept(pipeline_parallel_size, async_scheduling=async_scheduling)
+        self._max_in_flight = _max_steps_in_flight(
+            pipeline_parallel_size, async_scheduling=async_scheduling
+        )
         self._in_flight: deque[StepPlan] = deque()  # launched, results not collected yet
         self._outbox: list[EngineOutput] = []
         self._preparing: set[str] = set()  # requests whose grammar is being compiled
@@ -118,6 +124,8 @@ class EngineCore:
         outputs, self._outbox = self._outbox, []
         try:
             self._advance(plan, outputs)
+        except StepFailedError as error:
+            self._isolate(error)
         except BaseException:  # Ctrl-C too: later steps must not build on an interrupted one
             self._in_flight.clear()
             self.scheduler.discard_steps()
@@ -131,7 +139,11 @@ class EngineCore:
         if isinstance(message, ResetPrefixCache):
             self.scheduler.reset_prefix_cache()
             return None
-        return self.runner.control(message)
+        try:
+            return self.runner.control(message)
+        except StepFailedError as error:  # a step in flight failed before the command was run
+            self._isolate(error)
+            return self.runner.control(message)
 
     def stats(self) -> EngineStats:
         """Return the current statistics."""
@@ -177,7 +189,7 @@ class EngineCore:
             if self._only_polls(plan):
                 time.sleep(STORE_POLL_S)
             self._launch(plan, outputs)
-            while len(self._in_flight) > self._num_kept:
+            while len(self._in_flight) > self._max_in_flight:
                 self._complete_step(outputs)
         elif self._in_flight:
             self._complete_step(outputs)
@@ -187,8 +199,9 @@ class EngineCore:
     def _launch(self, plan: StepPlan, outputs: list[EngineOutput]) -> None:
         """Launch a plan: its forward pass and, once the grammar masks are filled, its sampling.
 
-        Masks are filled while the model computes. The mask of a row depends on the token before it,
-        so if that token is in flight, its step is completed while this one computes.
+        Masks are filled while the model computes. The mask of a row depends on the token before it;
+        if that token is in flight, the steps in flight are completed while this one computes. In a
+        pipeline it never is, so a mask waits for no step.
         """
         masks: Sequence[RowBitmask] = ()
         if not self._num_grammars:
@@ -199,7 +212,7 @@ class EngineCore:
             masks = self._collect_masks() if has_masks else ()
         else:
             self.runner.execute(plan)
-            while self._in_flight and self._has_undecided_grammar(plan):
+            while self._in_flight:
                 self._complete_step(outputs)
             masks = self._collect_masks() if self._request_masks(plan) else ()
         self.runner.sample(plan.plan_id, masks)
@@ -207,13 +220,36 @@ class EngineCore:
 
     def _complete_step(self, outputs: list[EngineOutput]) -> None:
         """Wait for the tokens of the oldest step in flight and apply them."""
-        plan = self._in_flight.popleft()
+        plan = self._in_flight[0]
         result = self.runner.collect(plan.plan_id)
+        self._in_flight.popleft()
         constrained = self._requests_with_grammar(plan) if self._num_grammars else {}
         fresh = self.scheduler.update(plan, result)
         outputs += fresh
         if constrained:
             self._advance_grammars(constrained, fresh)
+
+    def _isolate(self, error: StepFailedError) -> None:
+        """Discard the steps in flight after one has failed on several workers.
+
+        Requests that are known to have failed end with their errors. If none is known, the requests
+        of the step are computed alone from now on; if it had only one, that one has failed.
+        """
+        logger.warning("step %d failed: %s", error.plan_id, error, exc_info=error.__cause__)
+        plans = [plan for plan in self._in_flight if plan.plan_id == error.plan_id]
+        slots = [scheduled.slot for plan in plans for scheduled in plan.requests]
+        owners = {slot: self.scheduler.request_in(slot) for slot in {*slots, *error.slots}}
+        suspects = [owner for slot in slots if (owner := owners[slot]) is not None]
+        reports = dict(error.slots)
+        if not reports and len(suspects) == 1:
+            reports = {slots[0]: error.report}
+        self._in_flight.clear()
+        self.scheduler.discard_steps()
+        for slot, report in reports.items():
+            if (owner := owners[slot]) is not None:
+                self._fail(owner.request_id, report)
+        if not reports:
+            self.scheduler.isolate(suspects)
 
     def _requests_with_grammar(self, plan: StepPlan) -> dict[str, Request]:
         """Return the requests of a step that have a grammar, by id."""
@@ -321,15 +357,15 @@ class EngineCore:
         return None
 
 
-def _num_steps_kept(num_stages: int, *, async_scheduling: bool) -> int:
-    """Return the number of steps that are still in flight when `EngineCore.step` returns.
+def _max_steps_in_flight(num_stages: int, *, async_scheduling: bool) -> int:
+    """Return how many steps may still be in flight when `EngineCore.step` returns.
 
     A single device with async scheduling has one more than the step that it computes. A pipeline
     has one for each stage, with or without async scheduling: the host plans while all stages but
-    the first compute. One more step would keep the first stage from waiting for the host, but it
-    delays every decode, as its row waits for its token and then behind that step. In a simulation
-    of stages bound by memory (20 ms in all, 64 decodes, a host that needs 0.3 ms), decodes took
-    30.3 ms instead of 20.6 on two stages, and 25.2 instead of 20.5 on four; the gain, for prompts
-    alone, was 1.3 %.
+    the first compute. One more step would keep the first stage from waiting for the host. But soon
+    the decodes are spread over that many steps, and a row waits for its token and then behind one
+    step more. In a simulation of stages bound by memory (20 ms in all, 64 decodes, a host that
+    needs 0.3 ms), a token took 30.3 ms instead of 20.6 on two stages, and 25.2 instead of 20.5 on
+    four; prompts alone gained 1.3 %.
     """
     return num_stages - 1 if num_stages > 1 else int(async_scheduling)

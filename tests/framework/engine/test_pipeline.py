@@ -204,3 +204,19 @@ def test_as_many_steps_are_in_flight_as_stages(async_scheduling):
         core.step()
     assert clock.num_in_flight[:4] == [1, 1, 2, 3], "all prompts, then their first tokens"
     assert set(clock.num_in_flight[4:]) == {3}
+
+
+def test_one_more_step_in_flight_would_delay_every_decode():
+    """Bound by memory, a stage takes as long for a third of the decodes as for a half."""
+    times = []
+    for num_more in (0, 1):
+        core, clock, _ = make_pipeline(2, host_s=0.03, max_num_batched_tokens=64)
+        core._max_in_flight += num_more
+        for index in range(64):  # their prompts take three steps
+            core.add(make_message(f"d{index}", prompt=[5, 5, 5], max_tokens=ENDLESS))
+        step_until(core, clock, 20)
+        known = core.scheduler.requests["d0"].token_ids
+        began_s, num_before = clock.now_s, len(known)
+        step_until(core, clock, 300)
+        times.append((clock.now_s - began_s) / (len(known) - num_before))
+    assert times == pytest.approx([2.03, 3.0], rel=0.02)

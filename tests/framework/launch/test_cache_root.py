@@ -54,8 +54,10 @@ def test_what_changes_the_kv_changes_it(folder, options):
     assert root(folder, **options) != root(folder)
 
 
-def test_ranks_of_another_grid_store_other_bytes(folder, quire_registries):
+def test_ranks_of_another_grid_store_other_bytes(tmp_path, quire_registries):
     """Each has its own heads and layers, so blocks of another grid must not be found."""
+
+    folder = write_checkpoint(tmp_path, "Qwen3ForCausalLM", num_hidden_layers=4).folder
 
     def root_of(**options):
         its = composed_engine(quire_registries, folder, **options)
@@ -63,11 +65,11 @@ def test_ranks_of_another_grid_store_other_bytes(folder, quire_registries):
         plan, *_ = plan_memory(its.settings, its.composition, its.plugins.registries, free)
         return cache_root(its.settings.model, its.composition, plan)
 
-    two = {"pipeline_parallel_size": 2}
+    stages = {"pipeline_parallel_size": 3}
     grids = (
         {}, {"tensor_parallel_size": 2}, {"tensor_parallel_size": 4},
-        two | {"pipeline_layers": [1, 2]}, two | {"pipeline_layers": [2, 1]},
-        two | {"pipeline_layers": [1, 2], "tensor_parallel_size": 2},
+        stages | {"pipeline_layers": [1, 1, 2]}, stages | {"pipeline_layers": [1, 2, 1]},
+        stages | {"pipeline_layers": [1, 1, 2], "tensor_parallel_size": 2},
     )  # fmt: skip
     assert len({root_of(**options) for options in grids}) == len(grids)
     assert root_of(pipeline_parallel_size=1) == root_of()

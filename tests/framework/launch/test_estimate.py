@@ -17,6 +17,7 @@ from quire.testing.checkpoints import write_checkpoint
 from quire.worker.loading.weight_loading import held_weight_bytes
 from quire.worker.memory import device_memory
 from quire.worker.parts import WorkerParts
+from quire.worker.stage import Stage
 from quire.worker.worker import ModelWorker
 
 
@@ -174,6 +175,9 @@ def test_ranks_share_the_memory_of_a_host(folder, quire_registries, monkeypatch)
     assert problem.startswith("the weights take 1,040,000,000 bytes, and 1,000,000,000 are free")
 
 
+NO_LINK = object()  # nothing is sent
+
+
 class FirstOfTwo(SingleDevice):
     """The first of two ranks that share each layer; nothing is computed."""
 
@@ -218,6 +222,27 @@ def test_full_attention_alone_by_hand(tmp_path):
     assert (group.bytes_a_token, group.page_bytes, group.padding_bytes) == (768, 768 * 16, 0)
     # 1,000 blocks: 1,024 tokens are 1,023 computed, 64 blocks; 4,096 are 256 blocks.
     assert memory.fits == (Fit(1024, 15), Fit(4096, 3))
+
+
+@pytest.mark.parametrize("is_tied", [False, True], ids=["own head", "tied head"])
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_ranks_take_what_was_estimated_for_packed_weights(
+    tmp_path, quire_registries, name, is_tied
+):
+    """A tied head is packed on the last stage, and the first has the embedding as it was."""
+    sizes = {"vocab_size": 1024, "hidden_size": 256, "intermediate_size": 768, "head_dim": 64}
+    sizes |= {"max_position_embeddings": 32, "tie_word_embeddings": is_tied}
+    write_checkpoint(tmp_path, "Qwen3ForCausalLM", **sizes)
+    grid = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "quantization": name}
+    its = composed_engine(quire_registries, tmp_path, **grid)
+    parts = WorkerParts.load(its.settings, its.composition, its.plugins.registries)
+    for rank in estimate_memory(its).ranks[::2]:
+        link = {"next": NO_LINK} if rank.stage == 0 else {"previous": NO_LINK}
+        stage = Stage(index=rank.stage, count=2, layers=rank.layers, **link)
+        worker = ModelWorker(its.settings, parts, FirstOfTwo(), stage)
+        worker.load()
+        held = held_weight_bytes(worker._model)
+        assert held == pytest.approx(rank.weight_bytes, rel=0.03)
 
 
 @pytest.mark.parametrize("is_tied", [False, True], ids=["own head", "tied head"])

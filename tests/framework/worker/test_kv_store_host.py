@@ -4,9 +4,12 @@ import logging
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
+from grid_parts import composed_engine
+from thread_ranks import run_ranks
 
 from quire.compose.composition import Choice
 from quire.errors import PluginLoadError, SettingsError
@@ -17,10 +20,15 @@ from quire.interfaces.kv_transfer import (
     KVStoreWorker,
     block_pieces,
 )
+from quire.launch.kv_memory import plan_memory
 from quire.messages import StepPlan, TransferReport
 from quire.plugins.loading import load_plugins
+from quire.testing.checkpoints import write_checkpoint
 from quire.testing.kv_store.kv_store_scene import NUM_BLOCKS, chain, one_group_plan
 from quire.worker.kv_store_host import KVStoreHost, build_kv_store
+from quire.worker.parts import WorkerParts
+from quire.worker.worker import ModelWorker
+from quire_kv_stores.host_memory_worker import HostMemory
 
 REGISTRIES = load_plugins().registries
 HOST_MEMORY = Choice("KV store", REGISTRIES.kv_stores.entry("host_memory"), "asked for")
@@ -277,3 +285,35 @@ def test_a_wrong_option_is_a_settings_error():
 
 def _no_memory():
     return {f"a{i}": torch.zeros(t.num_bytes) for i, t in enumerate(one_group_plan().tensors)}
+
+
+class NotesRank(HostMemory):
+    """A store that notes the rank of each of its worker sides."""
+
+    ranks: ClassVar[set[int]] = set()
+
+    def __init__(self, options, plan):
+        super().__init__(options, plan)
+        self.ranks.add(plan.rank)
+
+
+def test_the_store_of_each_rank_knows_its_rank(tmp_path, quire_registries):
+    """By the plan of the second of several stages, whose first rank is 2."""
+    write_checkpoint(tmp_path, "LlamaForCausalLM")
+    options = {"tensor_parallel_size": 2, "num_kv_blocks": 20, "kv_store": "host_memory"}
+    its = composed_engine(quire_registries, tmp_path, **options)
+    capabilities = KVStoreCapabilities(worker=f"{__name__}:NotesRank")
+    choice = its.composition.kv_store
+    choice = replace(choice, entry=replace(choice.entry, capabilities=capabilities))
+    composition = replace(its.composition, kv_store=choice)
+    parts = WorkerParts.load(its.settings, composition, its.plugins.registries)
+    (plan,) = plan_memory(its.settings, composition, its.plugins.registries, [0, 0])
+
+    def run(group):
+        worker = ModelWorker(its.settings, parts, group)
+        worker.load()
+        worker.allocate([replace(plan, rank=2)])
+        worker.shutdown()
+
+    run_ranks(2, run)
+    assert NotesRank.ranks == {2, 3}

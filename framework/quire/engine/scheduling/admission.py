@@ -90,6 +90,13 @@ class Admission:
                     return
                 index += 1
 
+    def admit_alone(self, request: Request, step: StepInProgress) -> None:
+        """Start one waiting request if its blocks are free, and add it to the step."""
+        if request.num_tokens_in_flight or not self._running.num_free_slots:
+            return
+        self._partial_prefills = None
+        self._try_admit_after_hit(self._kv.find_prefix(request), request, step)
+
     def _try_admit(self, request: Request, step: StepInProgress) -> bool:
         """Start or defer a request. If it stays queued: return whether others may bypass it."""
         if request.num_tokens_in_flight:

@@ -8,8 +8,9 @@ decodes, it would be alone in the pipeline, and every stage but one would be idl
     decodes       3  2  2  2  3  2  2  2
 
 Decodes over the quota wait for the next step, so steps become even again after arrivals and
-finishes. A decode that waits does so for less than one turn of the pipeline: the quotas of a turn
-have room for all, and none of the others is in two steps of it.
+finishes. Those that waited longest go first. None waits for a whole turn of the pipeline, unless
+others are aborted meanwhile: the quotas of a turn have room for all, and no decode is in two of its
+steps.
 """
 
 

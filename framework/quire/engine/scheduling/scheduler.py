@@ -29,7 +29,7 @@ Each step takes its share of the decodes (`decode_spread`), so that every stage 
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from operator import attrgetter
 
@@ -44,6 +44,7 @@ from quire.engine.scheduling.admission import Admission
 from quire.engine.scheduling.decode_spread import decode_quota
 from quire.engine.scheduling.fair_split import split_fairly
 from quire.engine.scheduling.guarded_policy import GuardedPolicy
+from quire.engine.scheduling.isolation import Isolation
 from quire.engine.scheduling.prompt_sharing import PromptSharing
 from quire.engine.scheduling.running_set import RunningSet
 from quire.engine.scheduling.step_in_progress import Chunk, StepInProgress
@@ -103,6 +104,7 @@ class Scheduler:
         )
         self._results = ResultProcessor(kv, self._running, self._sharing, transfers, self.remove)
         self._deadlines = Deadlines()
+        self._isolation = Isolation()
         self._in_flight: deque[list[Chunk]] = deque()
         self._last_plan_id = 0
         self._verifies_drafts = verifies_drafts
@@ -243,10 +245,9 @@ class Scheduler:
         if self._store is not None:
             for request in self._store.pop_ready(time.monotonic(), len(self._in_flight)):
                 self._waiting.push(request)
-        is_single = self._num_stages == 1
-        step.prompts = self._schedule_decodes(step) if is_single else self._spread_decodes(step)
-        if step.prompts or self._waiting:
-            self._schedule_prompts(step)
+        suspect = self._isolation.suspect
+        if suspect is None or not self._schedule_alone(suspect, step):
+            self._schedule_all(step)
         transfers = NO_TRANSFERS if self.transfers is None else self.transfers.plan_step()
         plan, chunks = step.finish(self._last_plan_id + 1, transfers)
         if self.has_work(plan):
@@ -262,6 +263,27 @@ class Scheduler:
     def _has_transfers(self) -> bool:
         """Whether a transfer of the KV store is open, so that the store is polled in each step."""
         return self.transfers is not None and self.transfers.num_open > 0
+
+    def _schedule_all(self, step: StepInProgress) -> None:
+        """Schedule all requests that are ready, within the budgets."""
+        is_single = self._num_stages == 1
+        step.prompts = self._schedule_decodes(step) if is_single else self._spread_decodes(step)
+        if step.prompts or self._waiting:
+            self._schedule_prompts(step)
+
+    def _schedule_alone(self, suspect: Request, step: StepInProgress) -> bool:
+        """Schedule one request, once no step is in flight; False: there is no room for it."""
+        if self._in_flight:
+            return True
+        if suspect.status is Status.RUNNING:
+            num_tokens = min(suspect.num_pending_tokens, step.budget_left)
+            self._schedule_chunk(suspect, num_tokens, step)
+            if self._num_stages > 1 and suspect in step.chunks:
+                step.patch(suspect)
+        elif suspect.status is Status.WAITING:
+            self._admission.begin_step(step)
+            self._admission.admit_alone(suspect, step)
+        return suspect in step.chunks
 
     def _schedule_decodes(self, step: StepInProgress) -> list[Request]:
         """Schedule the requests that lack one token, and return those that lack more."""
@@ -416,11 +438,20 @@ class Scheduler:
         if self.transfers is not None:
             self.transfers.interrupt()
 
+    def isolate(self, requests: Iterable[Request]) -> None:
+        """Compute requests alone, one after another, until each has sampled a token or ended.
+
+        To be called after `discard_steps`.
+        """
+        self._isolation.begin(requests)
+
     # -- apply the results of a step -------------------------------------------------------------
 
     def update(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
         """Apply the results of the oldest step in flight, and remove the finished requests."""
         chunks = self._in_flight.popleft()
+        if (suspect := self._isolation.suspect) is not None:
+            self._clear_if_sampled(suspect, result)
         outputs = self._results.apply(result.results)
         self._results.commit_chunks(chunks)
         self._running.complete_step(plan.plan_id)
@@ -430,6 +461,11 @@ class Scheduler:
         if plan.stop_kv_store and self.transfers is not None:
             self.transfers.end_all()
         return outputs
+
+    def _clear_if_sampled(self, suspect: Request, result: StepResult) -> None:
+        slots = [row.slot for row in result.results if row.token_ids]
+        if any(self.request_in(slot) is suspect for slot in slots):
+            self._isolation.note_sampled(suspect)
 
 
 def _split(prompts: Sequence[Request], demands: Sequence[int], budget: int) -> list[int]:

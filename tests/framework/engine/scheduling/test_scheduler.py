@@ -5,13 +5,17 @@ from engine_parts import (
     finish_step,
     make_core,
     make_message,
+    make_plan,
     make_request,
     make_scheduler,
     num_found,
     run_to_end,
     take,
 )
+from fickle_store import NEVER, FickleStore
 
+from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
+from quire.engine.kv_store.kv_transfers import MIN_SILENT_STEPS, KVTransfers
 from quire.engine.request import Request, Status
 from quire.engine.scheduling.scheduler import Scheduler
 from quire.errors import RefusedError
@@ -588,16 +592,16 @@ def test_a_resumed_request_brings_its_tokens_with_its_slot():
     assert patches(scheduler.schedule()) == [(0, 9, [5])]
 
 
-def test_a_preempted_request_leaves_no_patch_behind():
-    scheduler = make_scheduler(pipeline_parallel_size=2, num_blocks=6, policy=FirstHasToGo())
-    scheduler.add(make_request("a", prompt=range(8), max_tokens=8))
-    scheduler.add(make_request("b", prompt=range(7), max_tokens=8))
+def test_a_request_that_has_to_go_in_a_step_leaves_no_patch_behind():
+    scheduler = make_scheduler(pipeline_parallel_size=2, policy=FirstHasToGo())
+    for name, num_tokens in (("a", 7), ("b", 8), ("c", 7), ("d", 7)):
+        scheduler.add(make_request(name, prompt=range(num_tokens), max_tokens=9))
     finish_step(scheduler, scheduler.schedule())
-    finish_step(scheduler, scheduler.schedule())
-    plans = [scheduler.schedule(), scheduler.schedule()]
-    for plan in plans:
-        slots = [entry.slot for entry in plan.requests]
-        assert [patch.slot for patch in plan.token_patches] == slots
+    scheduler.kv.pool.allocate(scheduler.kv.pool.num_free)
+    plan = scheduler.schedule()
+    assert [request.request_id for request in scheduler.waiting] == ["a"], "b lacks a block"
+    assert scheduled(plan) == [(1, 1, 1), (2, 1, 1)]
+    assert patches(plan) == [(1, 8, [7]), (2, 7, [7])]
 
 
 def test_a_step_of_a_pipeline_takes_its_share_of_the_decodes_and_those_that_waited_first():
@@ -626,3 +630,25 @@ def test_drafts_are_refused_with_pipeline_stages():
     finish_step(scheduler, scheduler.schedule())
     with pytest.raises(RefusedError, match="pipeline-parallel-size 1"):
         scheduler.set_drafts("a", [7])
+
+
+def test_a_store_is_not_silent_while_steps_of_a_pipeline_have_not_reported():
+    plan = make_plan(40)
+    kv = KVCacheManager(plan)
+    store = FickleStore({}, plan)
+    store.moods.latency = NEVER
+    scheduler = make_scheduler(
+        kv=kv,
+        transfers=KVTransfers(store, kv, 0.0, "fickle"),
+        pipeline_parallel_size=8,
+        max_num_batched_tokens=4,
+    )
+    scheduler.add(make_request("a", prompt=range(60)))
+    finish_step(scheduler, scheduler.schedule())
+    assert scheduler.transfers.num_open, "its block is saved"
+    plans = [scheduler.schedule() for _ in range(MIN_SILENT_STEPS + 1)]
+    assert not scheduler.transfers.store.is_off
+    for step in plans[:-1]:
+        finish_step(scheduler, step)
+    scheduler.schedule()
+    assert scheduler.transfers.store.is_off
