@@ -179,7 +179,7 @@ class StepFailedError(QuireError):
     count as computed, and no token was sampled for a request that failed.
 
     Attributes:
-        report: Error that a client may read, with its cause.
+        report: Error that a client may read, with its cause; None: it is this error.
         slots: Errors of the slots that are known to have failed; empty if only the whole batch is.
         plan_id: Id of the step plan, once the engine knows of the failure.
     """
@@ -190,13 +190,13 @@ class StepFailedError(QuireError):
         self,
         message: str,
         *,
-        report: "ErrorReport",
-        slots: "Mapping[int, ErrorReport]",
+        report: "ErrorReport | None" = None,
+        slots: "Mapping[int, ErrorReport] | None" = None,
         plan_id: int = 0,
     ) -> None:
         super().__init__(message)
         self.report = report
-        self.slots = dict(slots)
+        self.slots = dict(slots or {})
         self.plan_id = plan_id
 
 

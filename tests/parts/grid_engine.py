@@ -1,6 +1,7 @@
 """An engine whose workers are the ranks of a grid, as threads; the scheduler and core are real."""
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -10,16 +11,17 @@ from typing import Any
 
 import msgspec
 from engine_parts import InOrder, ScriptedGrammars
+from grid_parts import placing_any_grid
 from threaded_ranks import RankThreads, results_of
 
-from quire.compose.compose import layer_specs
+from quire.compose.layer_specs import stage_specs
 from quire.config import Settings
 from quire.engine.core import EngineCore
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
-from quire.engine.kv_cache.kv_plan import StageMemory, plan_stages
+from quire.engine.kv_cache.kv_plan import fixed_stages
 from quire.engine.kv_store.kv_transfers import KVTransfers
 from quire.engine.scheduling.scheduler import Scheduler
-from quire.interfaces.executor import Executor, StepRunner, Worker, WorkerLaunch
+from quire.interfaces.executor import StepRunner
 from quire.interfaces.kv_cache import KVPlan
 from quire.launch.composing import Composed, compose_engine
 from quire.launch.kv_store_setup import load_store
@@ -40,7 +42,6 @@ from quire.worker.stage import Stage
 from quire.worker.worker import ModelWorker
 
 ALWAYS = {"dtype": "float32", "threads": 1, "enforce_eager": True, "block_size": 4}
-ENOUGH_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -62,19 +63,19 @@ class Grid:
 
 
 class GridRunner(StepRunner):
-    """Sends each call to all ranks, and adds the token patches that stages need.
+    """Sends each call to all ranks.
 
     Attributes:
         runners: Runner of each rank.
         digests: Digest of each step, from every rank of the last stage.
-        adds_patches: Whether token patches are added; only workers of several stages need them.
-        num_patches: Number of patches that were added.
+        adds_patches: Whether token patches are added as if there were several stages.
+        num_patches: Number of patches in all plans.
     """
 
     def __init__(self, threads: RankThreads, runners: Sequence[ModelRunner]) -> None:
         self.runners = list(runners)
         self.digests: list[list[int]] = []
-        self.adds_patches = threads.pp_size > 1
+        self.adds_patches = False
         self.num_patches = 0
         self._threads = threads
         self._calls: list[Future[Any]] = []
@@ -113,12 +114,12 @@ class GridRunner(StepRunner):
         for given in plan.assignments:
             self._num_known[given.slot] = len(given.token_ids)
             self._patches.pop(given.slot, None)
-        if not self.adds_patches or plan.token_patches:
-            return plan
-        found = (self._patches.pop(scheduled.slot, None) for scheduled in plan.requests)
-        patches = [patch for patch in found if patch]
-        self.num_patches += len(patches)
-        return msgspec.structs.replace(plan, token_patches=patches)
+        if self.adds_patches:
+            found = (self._patches.pop(scheduled.slot, None) for scheduled in plan.requests)
+            patches = [patch for patch in found if patch]
+            plan = msgspec.structs.replace(plan, token_patches=patches)
+        self.num_patches += len(plan.token_patches)
+        return plan
 
     def _note(self, slot: int, token_ids: list[int]) -> None:
         if token_ids:
@@ -141,20 +142,6 @@ class GridRunner(StepRunner):
             done=[t for t, is_done in done.items() if is_done],
             failed=[t for t, is_done in done.items() if not is_done],
         )
-
-
-class GridExecutor(Executor):
-    """Workers that run already."""
-
-    def __init__(self, workers: Sequence[ModelWorker]) -> None:
-        super().__init__(WorkerLaunch(make=lambda rank: workers[rank]))
-
-    def start(self) -> Worker:
-        raise NotImplementedError
-
-    def check_health(self) -> None: ...
-
-    def shutdown(self) -> None: ...
 
 
 class EveryThirdToken(ScriptedGrammars):
@@ -224,26 +211,21 @@ class GridEngine:
 @contextmanager
 def grid_engine(folder: Path, grid: Grid, *, num_blocks: int = 200, **options: Any):
     """Start an engine on a grid of ranks."""
-    settings = Settings.from_options({"model": str(folder), **ALWAYS, **options})
-    plugins = load_plugins(settings.plugins)
-    composed = compose_engine(settings, plugins)
-    settings = composed.settings
-    parallel = replace(settings.parallel, tensor_parallel_size=grid.tp_size)
-    specs = layer_specs(
-        replace(settings, parallel=parallel), composed.composition, plugins.registries
-    )
-    parts = WorkerParts.load(settings, composed.composition, plugins.registries)
-    parts = replace(parts, kv_specs=tuple(specs))
+    composed = compose_grid(folder, grid, options)
+    settings, composition = composed.settings, composed.composition
+    parts = WorkerParts.load(settings, composition, composed.plugins.registries)
     threads = RankThreads(grid.tp_size, grid.pp_size)
-    workers = [
-        make_worker(composed, parts, grid, threads, rank) for rank in range(len(threads.groups))
-    ]
+    ranks = range(composition.grid.size)
+    workers = [make_worker(composed, parts, threads, rank) for rank in ranks]
     try:
         threads.run([worker.load for worker in workers])
-        plans = make_plans(specs, workers, grid, num_blocks, composed.composition.max_model_len)
-        allocations = [partial(worker.allocate, plans[worker.stage.index]) for worker in workers]
-        runner = GridRunner(threads, threads.run(allocations))
-        core = make_core(composed, plans[0], runner, workers)
+        stages = stage_specs(composition, parts.kv_specs)
+        plans = [
+            replace(plan, max_model_len=composition.max_model_len, rank=grid.tp_size * stage)
+            for stage, plan in enumerate(fixed_stages(stages, num_blocks))
+        ]
+        runner = GridRunner(threads, threads.run([partial(w.allocate, plans) for w in workers]))
+        core = make_core(composed, plans[0], runner, workers[0])
         yield GridEngine(grid, core, runner, workers, plans)
         core.shutdown()
         threads.run([worker.shutdown for worker in workers])
@@ -251,45 +233,39 @@ def grid_engine(folder: Path, grid: Grid, *, num_blocks: int = 200, **options: A
         threads.close()
 
 
+def compose_grid(folder: Path, grid: Grid, options: Mapping[str, Any]) -> Composed:
+    num_layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+    stages = [len(grid.layers(stage, num_layers)) for stage in range(grid.pp_size)]
+    sizes = {
+        "tensor_parallel_size": grid.tp_size,
+        "pipeline_parallel_size": grid.pp_size,
+        "pipeline_layers": stages,
+    }
+    settings = Settings.from_options({"model": str(folder), **sizes, **ALWAYS, **options})
+    plugins = load_plugins(settings.plugins)
+    return compose_engine(
+        settings, replace(plugins, registries=placing_any_grid(plugins.registries))
+    )
+
+
 def make_worker(
-    composed: Composed, parts: WorkerParts, grid: Grid, threads: RankThreads, rank: int
+    composed: Composed, parts: WorkerParts, threads: RankThreads, rank: int
 ) -> ModelWorker:
-    index, tp_rank = divmod(rank, grid.tp_size)
-    num_layers = composed.composition.description.num_layers
+    composition = composed.composition
+    index, tp_rank = composition.grid.place(rank)
+    count = composition.grid.pp_size
     stage = Stage(
         index=index,
-        count=grid.pp_size,
-        layers=grid.layers(index, num_layers),
+        count=count,
+        layers=composition.stage_layers[index],
         previous=threads.links[index - 1][tp_rank] if index else None,
-        next=threads.links[index][tp_rank] if index < grid.pp_size - 1 else None,
+        next=threads.links[index][tp_rank] if index < count - 1 else None,
     )
     return ModelWorker(composed.settings, parts, threads.groups[rank], stage)
 
 
-def make_plans(
-    specs: Sequence[Any],
-    workers: Sequence[ModelWorker],
-    grid: Grid,
-    num_blocks: int,
-    max_model_len: int,
-) -> list[KVPlan]:
-    """One plan a stage, each with `num_blocks` blocks."""
-    firsts = workers[:: grid.tp_size]
-    own = [[spec for spec in specs if has_layer(worker, spec)] for worker in firsts]
-    plans = plan_stages([StageMemory(each, ENOUGH_BYTES) for each in own], max_model_len, 1)
-    sizes = [plan.bytes_a_block * num_blocks for plan in plans]
-    memory = [StageMemory(each, size) for each, size in zip(own, sizes, strict=True)]
-    plans = plan_stages(memory, max_model_len, None)
-    return [replace(plan, max_model_len=max_model_len) for plan in plans]
-
-
-def has_layer(worker: ModelWorker, spec: Any) -> bool:
-    model: Any = worker._model
-    return spec.layer.name in dict(model.named_modules())
-
-
 def make_core(
-    composed: Composed, plan: KVPlan, runner: GridRunner, workers: Sequence[ModelWorker]
+    composed: Composed, plan: KVPlan, runner: GridRunner, worker: ModelWorker
 ) -> EngineCore:
     settings = composed.settings
     kv = KVCacheManager(
@@ -300,5 +276,13 @@ def make_core(
     store, transfers = load_store(composed), None
     if store is not None:
         transfers = KVTransfers(store(settings.cache.store_options, plan), kv, 60.0, "store")
-    scheduler = Scheduler(settings.scheduler, kv, InOrder(), settings.lora.max_loras, transfers)
-    return EngineCore(scheduler, GridExecutor(workers), runner, EveryThirdToken())
+    pp_size = composed.composition.grid.pp_size
+    scheduler = Scheduler(
+        settings.scheduler,
+        kv,
+        InOrder(),
+        settings.lora.max_loras,
+        transfers,
+        pipeline_parallel_size=pp_size,
+    )
+    return EngineCore(scheduler, worker, runner, EveryThirdToken(), pipeline_parallel_size=pp_size)

@@ -140,6 +140,7 @@ class FullBlock(nn.Module):
 class TinyMLAForCausalLM(nn.Module, Model):
     def __init__(self, description, context: LayerContext) -> None:
         super().__init__()
+        self.vocabulary = slice_of(shard("vocabulary", VOCAB, context.tp))
         self.embedding, self.head = (
             frozen((VOCAB, HIDDEN), context.dtype, context.device) for _ in range(2)
         )
@@ -177,7 +178,7 @@ class TinyMLAForCausalLM(nn.Module, Model):
         return hidden_states
 
     def compute_logits(self, hidden_states):
-        return (hidden_states @ self.head.T).float()
+        return (hidden_states @ self.head[self.vocabulary].T).float()
 
 
 def slice_of(own: range) -> slice:

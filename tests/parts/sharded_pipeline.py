@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from sampler_parts import tables_with
-from thread_ranks import ThreadRank, run_ranks
+from threaded_ranks import ThreadedGroup, run_ranks
 from torch import Tensor
 
 from quire.interfaces.sampling import LogitsProcessor, RequestField, Sampler
@@ -143,7 +143,7 @@ def sample_on_ranks(batch: Batch, tp_size: int, kind: str) -> list[Sampled]:
     """Sample on every rank of a group."""
     vocab_size, slots = batch.logits.shape[1], list(range(len(batch.requests)))
 
-    def sample(group: ThreadRank) -> Sampled:
+    def sample(group: ThreadedGroup) -> Sampled:
         pipeline = pipeline_of(batch.requests, vocab_size, kind, group)
         local = shard_of(batch.logits, pipeline)
         sampled = pipeline.run(local, slots, torch.tensor(slots), batch.masks)

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from quire.errors import CollectiveError
 from quire.interfaces.model import StageTensors
-from quire.layers.parallel import SingleDevice, TensorParallelGroup
+from quire.layers.parallel import SingleDevice, StageLink, TensorParallelGroup
 
 T = TypeVar("T")
 TIMEOUT_S = 60.0
@@ -38,33 +39,45 @@ class Meeting:
 
 
 class ThreadedGroup(TensorParallelGroup):
-    """One rank of a group; sums are in rank order, so that all ranks have the same bits."""
+    """One rank of a group; sums are in rank order, so that all ranks have the same bits.
+
+    Attributes:
+        num_sums: Number of sums that it took part in.
+        sent_bytes: Number of bytes that it has given to each collective, in order.
+    """
 
     def __init__(self, rank: int, meeting: Meeting) -> None:
         self.rank = rank
         self.size = len(meeting.tensors)
         self.num_sums = 0
+        self.sent_bytes: list[int] = []
         self._meeting = meeting
 
     def all_reduce(self, x: Tensor) -> Tensor:
         self.num_sums += 1
         total = torch.zeros_like(x)
-        for tensor in self._meeting.exchange(self.rank, x):
+        for tensor in self._exchange(x):
             total += tensor
         return total
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
-        return torch.cat(self._meeting.exchange(self.rank, x), dim)
+        given = self._exchange(x)
+        assert len({(each.shape, each.dtype) for each in given}) == 1, "ranks gather unlike tensors"
+        return torch.cat(given, dim)
+
+    def _exchange(self, x: Tensor) -> list[Tensor]:
+        self.sent_bytes.append(x.nbytes)
+        return self._meeting.exchange(self.rank, x)
 
 
-class ThreadedLink:
-    """Link between two stages. It reads what was sent as late as it can, as a device may."""
+class ThreadedLink(StageLink):
+    """Link between two stages."""
 
     def __init__(self) -> None:
         self._sent: SimpleQueue[StageTensors | None] = SimpleQueue()
 
     def send(self, tensors: StageTensors) -> None:
-        self._sent.put(tensors)
+        self._sent.put(_copied(tensors))
 
     def receive(self, num_tokens: int) -> StageTensors:
         try:
@@ -75,18 +88,23 @@ class ThreadedLink:
             raise CollectiveError(ABORTED)
         if len(tensors.hidden_states) != num_tokens:
             raise AssertionError(f"{len(tensors.hidden_states)} tokens, expected {num_tokens}")
-        residual = None if tensors.residual is None else tensors.residual.clone()
-        return StageTensors(tensors.hidden_states.clone(), residual)
+        return tensors
 
     def abort(self) -> None:
         self._sent.put(None)
+
+
+def _copied(tensors: StageTensors) -> StageTensors:
+    residual = None if tensors.residual is None else tensors.residual.clone()
+    return StageTensors(tensors.hidden_states.clone(), residual)
 
 
 class RankThreads:
     """A thread for each rank of a grid, and what connects them.
 
     Attributes:
-        groups: Tensor-parallel group of each rank.
+        ranks: Each rank as a member of a group.
+        groups: Tensor-parallel group of each rank, as a worker gets it.
         links: For each stage but the last, a link of each of its ranks to the next stage.
     """
 
@@ -95,10 +113,11 @@ class RankThreads:
         self.pp_size = pp_size
         self._meetings = [Meeting(tp_size) for _ in range(pp_size)]
         self.links = [[ThreadedLink() for _ in range(tp_size)] for _ in range(pp_size - 1)]
+        self.ranks = [
+            ThreadedGroup(rank, meeting) for meeting in self._meetings for rank in range(tp_size)
+        ]
         self.groups: list[TensorParallelGroup] = [
-            ThreadedGroup(rank, meeting) if tp_size > 1 else SingleDevice()
-            for meeting in self._meetings
-            for rank in range(tp_size)
+            rank if tp_size > 1 else SingleDevice() for rank in self.ranks
         ]
         self._threads = [ThreadPoolExecutor(1) for _ in self.groups]
 
@@ -137,3 +156,17 @@ def results_of(futures: "Sequence[Future[Any]]") -> list[Any]:
     if errors:
         raise errors[0]
     return [future.result(0) for future in futures]
+
+
+def run_ranks(size: int, run: Callable[[ThreadedGroup], T]) -> list[T]:
+    """Call `run` in a thread for each rank of a group, in inference mode."""
+
+    def run_rank(group: ThreadedGroup) -> T:
+        with torch.inference_mode():
+            return run(group)
+
+    threads = RankThreads(size, 1)
+    try:
+        return threads.run([partial(run_rank, rank) for rank in threads.ranks])
+    finally:
+        threads.close()

@@ -12,6 +12,7 @@ from quire.machine.machine import Machine
 NATIVE_DTYPE = "float32"
 _TITLES = {"native": "native", "triton": "Triton"}
 MAX_GRAPH_REQUESTS = 512  # if the user does not set max_cuda_graph_size
+IN_STAGES = "layers are divided into pipeline stages"
 LEAST_CAPABILITY = 80  # compute capability of a GPU that our kernels are compiled and tested for
 
 
@@ -116,18 +117,18 @@ def _cpu_graphs_unavailable_reason(
         return _why_kernels(kernels)
     if not packs:
         return "torch computes linear layers"
-    if (reason := _several_ranks(settings)) is not None:
-        return reason
+    if settings.parallel.pipeline_parallel_size > 1:
+        return IN_STAGES
     unable = _without_graph_support(backends)
     return f"attention backend {unable[0]!r} does not support them" if unable else None
 
 
 def _several_ranks(settings: Settings) -> str | None:
-    """Return how steps use several ranks, which graphs do not support; None: they use one."""
+    """Return how steps use several ranks, which CUDA graphs do not support; None: they use one."""
     if settings.parallel.tensor_parallel_size > 1:
         return "layers are sharded over several devices"
     if settings.parallel.pipeline_parallel_size > 1:
-        return "layers are divided into pipeline stages"
+        return IN_STAGES
     return None
 
 

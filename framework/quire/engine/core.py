@@ -242,7 +242,7 @@ class EngineCore:
         suspects = [owner for slot in slots if (owner := owners[slot]) is not None]
         reports = dict(error.slots)
         if not reports and len(suspects) == 1:
-            reports = {slots[0]: error.report}
+            reports = {slots[0]: error.report or report_of(error)}
         self._in_flight.clear()
         self.scheduler.discard_steps()
         for slot, report in reports.items():

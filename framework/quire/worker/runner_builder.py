@@ -92,7 +92,7 @@ def build_runner(
     """Build the runner; with Triton kernels it gathers step inputs on the device.
 
     One worker of several reports failures, and on the last stage its tokens are compared with those
-    of the others. Decode steps of a pipeline stage are not traced.
+    of the others.
     """
     names = map(str, (composition.model, *composition.attention_backends))
     device_inputs = None
@@ -117,7 +117,7 @@ def build_runner(
         failures=IsolateAlone() if group.size * stage.count == 1 else ReportFailures(),
         has_digest=group.size > 1 and stage.is_last,
     )
-    if composition.cpu_graphs.value and _may_have_graphs(stage):
+    if composition.cpu_graphs.value:
         runner.cpu_graphs = CPUGraphs(as_module(model), backends, tables, group)
     return runner
 
@@ -145,8 +145,6 @@ def capture_graphs(
         RefusedError: A part of a step cannot be captured, and the user set the largest size.
     """
     if runner.device_inputs is None or not composition.cuda_graphs.value:
-        return
-    if not _may_have_graphs(runner.stage):
         return
     from quire.worker.graphs.decode_graphs import DecodeGraphs  # loads Triton
 
@@ -188,18 +186,6 @@ def _capture(graphs: DecodeGraphs, runner: ModelRunner) -> RefusedError | None:
     except RefusedError as refusal:
         return refusal
     return None
-
-
-def _may_have_graphs(stage: Stage) -> bool:
-    """Whether steps may be replayed; not those of a pipeline stage, which receive tensors."""
-    if stage.count > 1:
-        logger.info(
-            "pipeline stage %d of %d runs without graphs: its steps exchange tensors with the "
-            "stages beside it",
-            stage.index,
-            stage.count,
-        )
-    return stage.count == 1
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -3,24 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
 
-if TYPE_CHECKING:
-    from quire.interfaces.model import StageTensors
-
-
-class StageLink(Protocol):
-    """Connection from one stage to the next, between workers of the same tensor-parallel rank."""
-
-    def send(self, tensors: StageTensors) -> None:
-        """Send the tensors of one step. They do not change afterwards."""
-
-    def receive(self, num_tokens: int) -> StageTensors:
-        """Wait for the tensors of one step, in the order of sending. The caller may overwrite them.
-
-        Args:
-            num_tokens: Number of tokens of the step, T.
-        """
+from quire.layers.parallel import StageLink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

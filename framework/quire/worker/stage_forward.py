@@ -8,9 +8,10 @@ from torch import Tensor
 
 from quire.errors import RequestFailedError
 from quire.interfaces.model import ForwardBatch, Model, ModelDescription, StageTensors
+from quire.layers.parallel import StageLink
 from quire.layers.returned import check_returned
 from quire.worker.loading.weight_loading import as_module
-from quire.worker.stage import Stage, StageLink
+from quire.worker.stage import Stage
 
 Forward = Callable[[Tensor, Tensor, ForwardBatch], Tensor]
 

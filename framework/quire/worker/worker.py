@@ -10,10 +10,9 @@ from dataclasses import replace
 
 import torch
 
-from quire.compose.composition import Choice
 from quire.compose.weight_bytes import weight_bytes
 from quire.config import Settings
-from quire.errors import CapacityError, EngineDeadError, RefusedError
+from quire.errors import CapacityError, EngineDeadError
 from quire.interfaces.executor import Worker
 from quire.interfaces.kv_cache import KVPlan
 from quire.interfaces.model import Model
@@ -62,9 +61,6 @@ class ModelWorker(Worker):
         parts: Model, attention backends, samplers and the other parts that compute.
         group: Tensor-parallel group of the devices that split each layer, with this rank.
         stage: Pipeline stage of the worker.
-
-    Raises:
-        RefusedError: The model does not support pipeline stages.
     """
 
     def __init__(
@@ -77,8 +73,6 @@ class ModelWorker(Worker):
         self.settings = settings
         self.parts = parts
         self.composition = composition = parts.composition
-        if stage.count > 1:
-            _check_stages(composition.model)
         self.group = group
         self.stage = stage
         self.device = _device(composition.device)
@@ -277,18 +271,6 @@ class ModelWorker(Worker):
                 f"a KV cache tensor of {num_bytes:,} bytes does not fit on {self.device}; set a "
                 "smaller kv_cache_memory_bytes or num_kv_blocks"
             ) from error
-
-
-def _check_stages(model: Choice) -> None:
-    """Check that a model supports pipeline stages.
-
-    Raises:
-        RefusedError: It does not.
-    """
-    if not model.entry.capabilities.supports_pipeline_parallel:
-        raise RefusedError(
-            f"{model} does not support pipeline stages; set pipeline_parallel_size to 1"
-        )
 
 
 def _device(name: str) -> torch.device:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from thread_ranks import run_ranks
+from threaded_ranks import run_ranks
 
 from quire.errors import SettingsError
 from quire.layers import SingleDevice

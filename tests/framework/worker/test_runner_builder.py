@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from cpp_compilers import NEEDS_COMPILER
 from grid_engine import Grid, grid_engine
 from installed import sites
 from recorded_engine import AS_ON_A_GPU, runner_of
@@ -136,18 +135,6 @@ def test_a_device_that_cannot_capture_a_step_asks_the_other_one(captured, monkey
     assert not captured(group)
     with pytest.raises(RefusedError, match="not here"):
         captured(group, is_required=True)
-
-
-@NEEDS_COMPILER
-@pytest.mark.parametrize("starts", [(0,), (0, 2)], ids=["whole", "stages"])
-def test_stages_run_without_graphs_and_say_so(tmp_path, starts, caplog):
-    caplog.set_level("INFO", "quire")
-    folder = write_checkpoint(tmp_path / "m", "Qwen3ForCausalLM").folder
-    options = {"kernels": "native", "enforce_eager": False}
-    with grid_engine(folder, Grid(1, starts), **options) as engine:
-        have_graphs = [runner.cpu_graphs is not None for runner in engine.runner.runners]
-    assert have_graphs == [len(starts) == 1] * len(starts)
-    assert ("pipeline stage 1 of 2 runs without graphs" in caplog.text) == (len(starts) == 2)
 
 
 def test_workers_compare_tokens_and_report_failures_only_among_several(tmp_path):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from model_parts import DenseAttention, dense_attention, load_model
 from sharded_pipeline import pipeline_of
-from thread_ranks import run_ranks
+from threaded_ranks import run_ranks
 
 from quire.layers import Attention
 from quire.messages import ScheduledRequest, StepPlan

@@ -86,3 +86,27 @@ def test_a_model_may_have_no_residual(written):
     forward = stage_forward(model, stage, describe_qwen3(written.config), "acme")
     assert forward(torch.arange(3), torch.arange(3), BATCH) is GOOD
     assert link.receive(3).residual is None
+
+
+class Notes(Returns):
+    """Also records the token ids and the tensors of the previous stage that it gets."""
+
+    def forward(self, input_ids, positions, batch, inputs_embeds=None, stage_input=None):
+        self.given = (input_ids, stage_input)
+        return self.result
+
+
+def test_the_first_stage_gets_token_ids_and_later_ones_get_tensors(written):
+    link, token_ids, positions = ThreadedLink(), torch.arange(3), torch.arange(3)
+    first, last = Notes(StageTensors(GOOD, GOOD)), Notes(GOOD)
+    stages = [
+        Stage(index=0, count=2, layers=range(1), next=link),
+        Stage(index=1, count=2, layers=range(1, 2), previous=link),
+    ]
+    for model, stage in zip((first, last), stages, strict=True):
+        forward = stage_forward(model, stage, describe_qwen3(written.config), "acme")
+        assert torch.equal(forward(token_ids, positions, BATCH), GOOD)
+    assert first.given == (token_ids, None)
+    ids, received = last.given
+    assert ids is None
+    assert torch.equal(received.residual, GOOD)

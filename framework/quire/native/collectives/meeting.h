@@ -5,12 +5,13 @@
 //
 // A word of an earlier epoch is smaller than any of this one, so a rank that starts a new epoch waits
 // for those that have not, and nothing has to be cleared. A rank that waits spins for a while if it may,
-// and then sleeps on a futex. A rank that gives up says so in `aborted`; all others then give up as well.
+// yielding its core in between, and then sleeps on a futex. A rank that gives up says so in `aborted`; all others then give up as well.
 #pragma once
 
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -175,6 +176,7 @@ public:
         int64_t now = now_ns(), awake_until = now + m.spin_ns;
         if (!deadline) deadline = now + m.timeout_ns;
         for (; now < awake_until; now = now_ns()) {
+            sched_yield();  // in case that the other rank is to run on this core
             for (int glance = 0; glance < GLANCES; glance++, pause())
                 if (ready()) return OK;
             if (is_aborted(m)) return ready() ? OK : note_abort(m);

@@ -75,6 +75,11 @@ struct Float16 {
     }
 };
 
+// An empty tensor has no address.
+inline void copy(void* to, const void* from, long bytes) {
+    if (bytes) std::memcpy(to, from, bytes);
+}
+
 // One collective: the pieces that its tensor passes in.
 class Collective : public Call {
 public:
@@ -131,7 +136,7 @@ void add_up(Stored* out, const Stored* const* inputs, long ranks, long count) {
 template <class Type, class Stored = typename Type::Stored>
 int one_shot(Collective& call, Stored* x, long count) {
     Member& m = call.m;
-    std::memcpy(call.slot(m.rank), x, count * sizeof(Stored));
+    copy(call.slot(m.rank), x, count * sizeof(Stored));
     if (int status = call.meet_first()) return status;
     const Stored* inputs[MAX_RANKS];
     for (long r = 0; r < m.size; r++) inputs[r] = r == m.rank ? x : (const Stored*)call.slot(r);
@@ -146,19 +151,19 @@ int two_shot(Collective& call, Stored* x, long count) {
     auto start = [&](long r) { return r == m.size ? count : count * r / m.size / 32 * 32; };
     long begin = start(m.rank), end = start(m.rank + 1);
     Stored* mine = (Stored*)call.slot(m.rank);
-    std::memcpy(mine, x, begin * sizeof(Stored));
-    std::memcpy(mine + end, x + end, (count - end) * sizeof(Stored));
+    copy(mine, x, begin * sizeof(Stored));
+    copy(mine + end, x + end, (count - end) * sizeof(Stored));
     if (int status = call.meet_first()) return status;
     const Stored* inputs[MAX_RANKS];
     for (long r = 0; r < m.size; r++)
         inputs[r] = (r == m.rank ? x : (const Stored*)call.slot(r)) + begin;
     add_up<Type>(x + begin, inputs, m.size, end - begin);
-    std::memcpy(mine + begin, x + begin, (end - begin) * sizeof(Stored));
+    copy(mine + begin, x + begin, (end - begin) * sizeof(Stored));
     if (int status = meet(call)) return status;
     for (long r = 0; r < m.size; r++)
         if (r != m.rank) {
             const Stored* theirs = (const Stored*)call.slot(r);
-            std::memcpy(x + start(r), theirs + start(r), (start(r + 1) - start(r)) * sizeof(Stored));
+            copy(x + start(r), theirs + start(r), (start(r + 1) - start(r)) * sizeof(Stored));
         }
     return OK;
 }
@@ -186,7 +191,7 @@ inline void scatter_rows(unsigned char* out, const unsigned char* from, long r, 
     for (long done = 0; done < count;) {
         long at = begin + done, inside = at % row;
         long length = row - inside < count - done ? row - inside : count - done;
-        std::memcpy(out + (at / row * ranks + r) * row + inside, from + done, length);
+        copy(out + (at / row * ranks + r) * row + inside, from + done, length);
         done += length;
     }
 }
@@ -213,7 +218,7 @@ EXPORT int all_gather(Member* member, const void* x, void* out, int64_t rows, in
     do {
         long piece = bytes - done < m.slot_bytes ? bytes - done : m.slot_bytes;
         const unsigned char* from = (const unsigned char*)x + done;
-        std::memcpy(call.slot(m.rank), from, piece);
+        copy(call.slot(m.rank), from, piece);
         if (int status = call.meet_first()) return status;
         for (long r = 0; r < m.size; r++)
             scatter_rows((unsigned char*)out, r == m.rank ? from : call.slot(r), r, m.size, row, done, piece);

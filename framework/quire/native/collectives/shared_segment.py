@@ -65,9 +65,7 @@ class SharedSegment:
         """
         try:
             fd = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            os.truncate(fd, num_bytes)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-            memory = mmap.mmap(fd, num_bytes)
+            memory = _allocate(fd, num_bytes)
         except OSError as error:
             raise CapacityError(
                 f"{num_bytes:,} bytes of memory to share between ranks cannot be allocated: "
@@ -111,6 +109,17 @@ class SharedSegment:
             self._fd = None
         with suppress(BufferError):  # tensors over it; it is unmapped with the last of them
             self.memory.close()
+
+
+def _allocate(fd: int, num_bytes: int) -> mmap.mmap:
+    """Give a file its size for good, and map it; a failure closes it."""
+    try:
+        os.truncate(fd, num_bytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        return mmap.mmap(fd, num_bytes)
+    except OSError:
+        os.close(fd)
+        raise
 
 
 def _not_a_segment(handle: SegmentHandle) -> SettingsError:

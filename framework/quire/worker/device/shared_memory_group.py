@@ -18,8 +18,8 @@ from quire.native.collectives.member import CONTROL_BYTES, SHARED_MEMORY, GroupM
 from quire.native.collectives.shared_segment import SegmentHandle, SharedSegment
 from quire.worker.device.group_place import Exchange, GroupPlace, get_handle, set_handle
 
-SLOT_BYTES = 2**17  # a piece of a tensor; two slots a rank
-TWO_SHOT_BYTES = 2**15  # larger pieces are added up in parts
+SLOT_BYTES = 2**19  # a piece of a tensor; two slots a rank
+TWO_SHOT_BYTES = 2**18  # larger pieces are added up in parts, for a second meeting takes time
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in shared_memory.cpp
 
 

@@ -110,7 +110,7 @@ def measure(loaded: LoadedModel, meter: MemoryMeter) -> MemoryProfile:
         if loaded.stage.is_last:
             sampling_bytes = meter.peak_bytes(lambda: step.sample(rows))
         graph_bytes = 0
-        if largest and loaded.stage.count == 1:
+        if largest:
             num_logits = len(_vocabulary(loaded).token_ids)
             graph_bytes = captured_bytes(num_captures(composition), largest, num_logits)
             graph_bytes += meter.peak_bytes(lambda: step.decode(largest))

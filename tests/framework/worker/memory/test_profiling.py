@@ -41,6 +41,7 @@ from quire.worker.worker import ModelWorker
 
 CPU = torch.device("cpu")
 KERNELS = {"kernels": "triton", "attention_backend": "triton"}
+STAGES = {"pipeline_parallel_size": 2}
 STEP = {"max_num_batched_tokens": 64, "max_num_seqs": 8}
 
 
@@ -295,7 +296,10 @@ def test_every_filter_is_active_in_the_profiled_sampling(tmp_path, monkeypatch):
 @pytest.mark.parametrize("options", [{}, KERNELS], ids=["", "kernels"])
 def test_each_stage_is_measured_with_its_own_layers(tmp_path, options):
     """The last one alone has logits, and no stage has graphs."""
-    link, few = ThreadedLink(), {"max_num_batched_tokens": 12, "max_num_seqs": 3, **options}
+    link, few = (
+        ThreadedLink(),
+        {"max_num_batched_tokens": 12, "max_num_seqs": 3, **STAGES, **options},
+    )
     first, last = (
         loaded(tmp_path, sizes={"head_dim": 32}, stage=stage, max_model_len=64, **few)
         for stage in (
@@ -319,5 +323,5 @@ def test_a_stage_needs_memory_for_the_cache_of_its_own_layers(tmp_path, monkeypa
         lambda specs, settings: asked.append([spec.layer.name for spec in specs]) or 0,
     )
     stage = Stage(index=0, count=2, layers=range(1), next=ThreadedLink())
-    gpu_cache_bytes(loaded(tmp_path, stage=stage), AllocationMeter())
+    gpu_cache_bytes(loaded(tmp_path, stage=stage, **STAGES), AllocationMeter())
     assert asked == [["model.layers.0.self_attn.attention"]]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampler_parts import bitmask
 from sharded_pipeline import KINDS, Batch, pipeline_of, sample_on_ranks, shard_of
-from thread_ranks import run_ranks
+from threaded_ranks import run_ranks
 
 from quire.errors import RequestFailedError
 from quire.interfaces.sampling import SampledRows

@@ -1,0 +1,34 @@
+"""Ranks that share layers replay their decode steps, collectives included."""
+
+import pytest
+from cpp_compilers import NEEDS_COMPILER
+
+from quire import LLM, SamplingParams
+from quire.testing.checkpoints import write_checkpoint
+
+PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=0)
+PROMPTS = [list(range(5, 30)), [7, 8, 9], [300, 4]]
+
+
+def run(folder, **options):
+    """Tokens and their log probabilities, of all prompts together and of each alone."""
+    with LLM(str(folder), max_model_len=128, dtype="float32", threads=1, **options) as llm:
+        together = llm.generate(PROMPTS, PARAMS)
+        alone = [llm.generate([prompt], PARAMS)[0] for prompt in PROMPTS]
+    found = [output.outputs[0] for output in (*together, *alone)]
+    tokens = [list(each.token_ids) for each in found]
+    return tokens, [next(iter(row.values())).logprob for each in found for row in each.logprobs]
+
+
+@NEEDS_COMPILER
+def test_two_processes_replay_what_one_computes(tmp_path, caplog, capfd):
+    caplog.set_level("INFO", "quire")  # of the workers too
+    folder = write_checkpoint(tmp_path / "m", "Qwen3ForCausalLM", vocab_size=321).folder
+    tokens, logprobs = run(folder, enforce_eager=True)
+    assert len({token for each in tokens for token in each}) > 20
+    sharded, sharded_logprobs = run(folder, tensor_parallel_size=2)
+    assert sharded == tokens
+    assert sharded_logprobs == pytest.approx(logprobs, abs=1e-4)
+    logged = capfd.readouterr().err
+    assert "INFO worker 1" in logged
+    assert "have no CPU graph" not in logged
