@@ -109,6 +109,7 @@ class SingleDevice(TensorParallelGroup):
 
     rank = 0
     size = 1
+    can_reset = True
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Return `x`: there is nothing to add."""
@@ -118,6 +119,9 @@ class SingleDevice(TensorParallelGroup):
         """Return `x`: there is nothing to concatenate."""
         del dim
         return x
+
+    def reset(self, epoch: int) -> None:
+        """Do nothing: no collective of one device can fail."""
 
 
 def shard(what: str, count: int, tp: TensorParallelGroup) -> range:

@@ -175,5 +175,6 @@ def _connect_nccl(
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
     backend = dist.ProcessGroupNCCL(store, place.rank, place.size, options)
-    backend.eager_connect_single_device(device)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    backend.eager_connect_single_device(torch.device("cuda", index))
     return backend
