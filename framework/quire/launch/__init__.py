@@ -18,6 +18,12 @@ engine_process  an engine in a separate process:
   engine_wire    message types
   entry          entry point of the process; then served_engine and core_server
 
+workers  workers in processes of their own:
+  worker_start  placement by the executor; then worker_set and set_runner
+  worker_process  entry point of the process of a rank; then worker_server
+
+agreement  comparison of what the processes of an engine have chosen
+
 plan_composition   chooses the parts of an engine without starting it; no torch
 start_engine       starts it: workers started, weights loaded, cache allocated
 """

@@ -1,12 +1,14 @@
 """Main loop of the process of a rank: take the engine's messages in order, and answer each."""
 
+from __future__ import annotations
+
 import gc
 import logging
 import os
 import socket
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.errors import CollectiveError, EngineDeadError, QuireError, StepFailedError
 from quire.frontend.dispatch.engine_client import death_by
@@ -15,7 +17,6 @@ from quire.launch.agreement import own_choices
 from quire.launch.composing import Composed, compose_engine
 from quire.launch.kv_memory import plan_memory
 from quire.launch.workers.key_exchange import KeyExchange
-from quire.launch.workers.rank_worker import RankWorker, make_worker
 from quire.launch.workers.worker_wire import (
     Allocate,
     Allocated,
@@ -41,6 +42,9 @@ from quire.messages import WorkerControl
 from quire.plugins.loading import load_plugins
 from quire.process.error_message import ErrorMessage
 from quire.process.hub import HubChannel
+
+if TYPE_CHECKING:  # it loads torch
+    from quire.worker.rank_worker import RankWorker
 
 LINGER_S = 2.0  # time for the engine to read the last message
 
@@ -76,7 +80,7 @@ def run(config: WorkerConfig, stack_fd: int) -> int:
     return 0 if was_stopped else 1
 
 
-def serve(server: "WorkerServer", channel: HubChannel) -> bool:
+def serve(server: WorkerServer, channel: HubChannel) -> bool:
     """Serve the engine until it stops this process.
 
     Returns:
@@ -147,8 +151,13 @@ class WorkerServer:
                 raise EngineDeadError(f"the engine sent {message!r} unexpectedly")
 
     def _load(self) -> None:
+        from quire.worker.parts import WorkerParts  # loads torch, after what must be set before it
+        from quire.worker.rank_worker import make_worker
+
+        settings, composition = self._composed.settings, self._composed.composition
+        parts = WorkerParts.load(settings, composition, self._composed.plugins.registries)
         exchange = KeyExchange(self._channel)
-        self._worker = make_worker(self._composed, self._rank, exchange)
+        self._worker = make_worker(settings, parts, self._rank, exchange)
         self._channel.send(Loaded(self._worker.worker.load()))
 
     def _allocate(self, kv_bytes: list[int]) -> None:

@@ -13,7 +13,6 @@ from quire.launch.composing import Composed
 from quire.launch.workers.local_process import LocalProcess
 from quire.launch.workers.rank_link import RankLink
 from quire.launch.workers.rank_links import RankLinks
-from quire.launch.workers.rank_worker import make_only_worker
 from quire.launch.workers.worker_set import WorkerSet
 from quire.launch.workers.worker_wire import FromWorker, WorkerConfig
 from quire.process.child_process import SocketFolder
@@ -32,7 +31,7 @@ def start_workers(composed: Composed) -> Worker:
     with SocketFolder() as folder:
         launch = WorkerLaunch(
             grid=grid,
-            make=lambda: make_only_worker(composed),
+            make=lambda: _make_only_worker(composed),
             spawn=_spawner(composed, folder.address),
         )
         hub = Hub(FromWorker, folder.address)
@@ -84,3 +83,13 @@ def _spawner(composed: Composed, address: str) -> Callable[[int], WorkerProcess]
         return LocalProcess([str(os.getpid())], encode(config))
 
     return spawn
+
+
+def _make_only_worker(composed: Composed) -> Worker:
+    """Build the worker of a grid of one in this process."""
+    from quire.layers.parallel import SingleDevice  # loads torch
+    from quire.worker.parts import WorkerParts
+    from quire.worker.worker import ModelWorker
+
+    parts = WorkerParts.load(composed.settings, composed.composition, composed.plugins.registries)
+    return ModelWorker(composed.settings, parts, SingleDevice())

@@ -4,30 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import torch
 
 from quire.compose.composition import Composition
+from quire.config import Settings
 from quire.interfaces.executor import Worker
-from quire.launch.composing import Composed
-from quire.launch.workers.key_exchange import KeyExchange
-
-if TYPE_CHECKING:
-    import torch
-
-    from quire.layers.parallel import RankGroup, StageLink, TensorParallelGroup
-    from quire.worker.device.group_place import GroupPlace, StageShape
+from quire.layers.parallel import RankGroup, SingleDevice, StageLink, TensorParallelGroup
+from quire.worker.device.distributed_group import DistributedGroup
+from quire.worker.device.distributed_link import DistributedLink
+from quire.worker.device.group_place import Exchange, GroupPlace, StageShape
+from quire.worker.device.shared_memory_group import SharedMemoryGroup
+from quire.worker.device.shared_memory_link import SharedMemoryLink
+from quire.worker.parts import WorkerParts
+from quire.worker.stage import Stage
+from quire.worker.worker import TORCH_DTYPES, ModelWorker
 
 LOOPBACK = "127.0.0.1"
-
-
-def make_only_worker(composed: Composed) -> Worker:
-    """Build the worker of a grid of one in this process."""
-    from quire.layers.parallel import SingleDevice  # loads torch
-    from quire.worker.parts import WorkerParts
-    from quire.worker.worker import ModelWorker
-
-    parts = WorkerParts.load(composed.settings, composed.composition, composed.plugins.registries)
-    return ModelWorker(composed.settings, parts, SingleDevice())
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,25 +69,21 @@ class RankWorker:
             group.close()
 
 
-def make_worker(composed: Composed, rank: int, exchange: KeyExchange) -> RankWorker:
+def make_worker(
+    settings: Settings, parts: WorkerParts, rank: int, exchange: Exchange
+) -> RankWorker:
     """Build the worker of a rank, connected to the ranks that it computes with.
 
     Args:
-        composed: Composition of the engine.
+        settings: Settings of the engine.
+        parts: Parts that compute, with the composition that has the grid.
         rank: Rank of the worker.
         exchange: Exchange through which the ranks find each other.
     """
-    import torch
-
-    from quire.worker.parts import WorkerParts
-    from quire.worker.stage import Stage
-    from quire.worker.worker import ModelWorker
-
-    composition = composed.composition
+    composition = parts.composition
+    ranks = Ranks(settings, composition, rank, exchange)
     if composition.device == "cuda":
-        torch.cuda.set_device(rank)
-    parts = WorkerParts.load(composed.settings, composition, composed.plugins.registries)
-    ranks = Ranks(composed, rank, exchange)
+        torch.cuda.set_device(ranks.device)
     group, previous, following = ranks.group(), ranks.link(ranks.stage - 1), ranks.link(ranks.stage)
     stage = Stage(
         index=ranks.stage,
@@ -103,9 +92,8 @@ def make_worker(composed: Composed, rank: int, exchange: KeyExchange) -> RankWor
         previous=previous,
         next=following,
     )
-    worker = ModelWorker(composed.settings, parts, group, stage)
     links = [link for link in (previous, following) if link is not None]
-    return RankWorker(worker, [group, *links])
+    return RankWorker(ModelWorker(settings, parts, group, stage), [group, *links])
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,19 +101,16 @@ class Ranks:
     """The ranks that one rank computes with.
 
     Attributes:
-        composed: Composition of the engine.
+        settings: Settings of the engine.
+        composition: Composition of the engine, with the grid.
         rank: The rank.
         exchange: Exchange through which the ranks find each other.
     """
 
-    composed: Composed
+    settings: Settings
+    composition: Composition
     rank: int
-    exchange: KeyExchange
-
-    @property
-    def composition(self) -> Composition:
-        """Composition with the grid of all ranks."""
-        return self.composed.composition
+    exchange: Exchange
 
     @property
     def stage(self) -> int:
@@ -134,10 +119,6 @@ class Ranks:
 
     def group(self) -> TensorParallelGroup:
         """Join the tensor-parallel group of the stage."""
-        from quire.layers.parallel import SingleDevice  # loads torch
-        from quire.worker.device.distributed_group import DistributedGroup
-        from quire.worker.device.shared_memory_group import SharedMemoryGroup
-
         tp_size = self.composition.grid.tp_size
         if tp_size == 1:
             return SingleDevice()
@@ -153,9 +134,6 @@ class Ranks:
         Returns:
             None if one of the two stages does not exist.
         """
-        from quire.worker.device.distributed_link import DistributedLink
-        from quire.worker.device.shared_memory_link import SharedMemoryLink
-
         grid = self.composition.grid
         if not 0 <= stage < grid.pp_size - 1:
             return None
@@ -169,29 +147,24 @@ class Ranks:
     @property
     def device(self) -> torch.device:
         """Device of the rank; each rank on a machine has a GPU."""
-        import torch
-
         if self.composition.device != "cuda":
             return torch.device(self.composition.device)
         return torch.device("cuda", self.rank)
 
     def _place(self, ranks: range) -> GroupPlace:
-        from quire.worker.device.group_place import GroupPlace
 
         return GroupPlace(
             rank=ranks.index(self.rank),
             ranks=ranks,
             ranks_on_node=self.composition.grid.size,
-            timeout_s=self.composed.settings.parallel.worker_start_timeout_s,
+            timeout_s=self.settings.parallel.worker_start_timeout_s,
         )
 
     def _stage_shape(self) -> StageShape:
-        from quire.worker.device.group_place import StageShape
-        from quire.worker.worker import TORCH_DTYPES
 
         return StageShape(
             hidden_size=self.composition.description.hidden_size,
             dtype=TORCH_DTYPES[self.composition.dtype.value],
-            max_num_tokens=self.composed.settings.scheduler.max_num_batched_tokens,
+            max_num_tokens=self.settings.scheduler.max_num_batched_tokens,
             num_messages=self.composition.grid.pp_size,
         )
