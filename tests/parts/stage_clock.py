@@ -7,14 +7,15 @@ from typing import Any
 from engine_parts import ScriptedGrammars, make_scheduler
 
 from quire.engine.core import EngineCore
-from quire.interfaces.executor import Executor, StepRunner, Worker, WorkerLaunch
+from quire.interfaces.executor import StepRunner, Worker
+from quire.interfaces.kv_cache import KVPlan
 from quire.messages import RowBitmask, SlotResult, StepPlan, StepResult, WorkerControl
 
 SAMPLED = 7
 STAGE_S = 1.0  # of any step in any stage
 
 
-class StageClock(Executor, StepRunner):
+class StageClock(Worker, StepRunner):
     """Stages that compute one step after the other, on a clock of their own.
 
     Args:
@@ -29,7 +30,6 @@ class StageClock(Executor, StepRunner):
     """
 
     def __init__(self, num_stages: int, host_s: float = 0.0) -> None:
-        super().__init__(WorkerLaunch(make=lambda rank: None))  # type: ignore[arg-type, return-value]
         self.now_s = 0.0
         self.busy_s = [0.0] * num_stages
         self.launched: deque[tuple[StepPlan, float]] = deque()
@@ -37,7 +37,10 @@ class StageClock(Executor, StepRunner):
         self._host_s = host_s
         self._free_s = [0.0] * num_stages
 
-    def start(self) -> Worker:
+    def load(self) -> Any:
+        raise NotImplementedError
+
+    def allocate(self, plans: Sequence[KVPlan]) -> StepRunner:
         raise NotImplementedError
 
     def execute(self, plan: StepPlan) -> None:
