@@ -59,6 +59,11 @@ class RankLinks:
                 self._by_fd[fd] = link
                 hub.watch(fd)
 
+    @property
+    def have_joined(self) -> bool:
+        """Whether all ranks have joined, so that messages can be sent to them."""
+        return all(link.peer is not None for link in self.links)
+
     def send(self, message: ToWorker) -> None:
         """Send a message to all ranks without blocking.
 

@@ -95,11 +95,15 @@ class WorkerSet(Worker):
 
     def shutdown(self) -> None:
         """Stop all ranks, and kill those that do not exit in time. May be called twice."""
+        death = EngineDeadError("the workers were shut down")
+        if not self._links.have_joined:  # as after Ctrl-C while they start
+            self._links.close(death)
+            return
         try:
             self._links.send(Stop())
         except EngineDeadError:
             return  # all were ended
-        self._links.close(EngineDeadError("the workers were shut down"), STOP_TIMEOUT_S)
+        self._links.close(death, STOP_TIMEOUT_S)
 
     def _run(self, message: Load | Allocate, kind: type[T], what: str) -> list[T]:
         self._links.activity = what

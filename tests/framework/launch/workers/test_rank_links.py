@@ -54,6 +54,36 @@ def test_answers_are_returned_by_rank(ranks):
     assert ranks.received == [[Load()], [Load()]]
 
 
+def test_the_answer_of_a_later_rank_may_come_first(ranks):
+    def loads_late(channel, message):
+        time.sleep(0.2)
+        channel.send(Loaded(WorkerInfo(kv_bytes=[2])))
+
+    start(ranks, loads_late, loads)
+    ranks.links.send(Load())
+    assert [each.info.kv_bytes for each in ranks.links.gather(Loaded, 5)] == [[2], [1]]
+
+
+def test_a_rank_that_answers_twice_does_not_answer_for_another(ranks):
+    def loads_twice(channel, message):
+        channel.send(LOADED)
+        channel.send(LOADED)
+
+    start(ranks, loads_twice, silent)
+    ranks.links.send(Load())
+    with pytest.raises(EngineDeadError, match=r"worker 0 of 2 .* sent .* unexpectedly"):
+        ranks.links.gather(Loaded, 1)
+
+
+def test_ranks_have_joined_when_the_last_one_has(ranks):
+    assert not ranks.links.have_joined
+    ranks.run(silent)
+    ranks.links.receive(time.monotonic() + 5)
+    assert not ranks.links.have_joined
+    ranks.links.receive(time.monotonic() + 5)
+    assert ranks.links.have_joined
+
+
 def test_keys_travel_in_either_order(ranks):
     got = {}
 

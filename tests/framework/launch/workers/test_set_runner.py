@@ -1,6 +1,7 @@
 """Steps of several ranks: every rank gets every call, and all must answer in time and alike."""
 
 import pytest
+from processes import eventually
 from scripted_rank import ScriptedRanks
 
 from quire.errors import AdapterError, EngineDeadError, StepFailedError
@@ -194,9 +195,10 @@ def test_every_failure_has_a_later_epoch(ranks):
     scripts = Failing(REPORT), Failing()
     runner = runner_of(ranks, *scripts)
     fail_step(runner, 1)
+    eventually(lambda: [script.epochs for script in scripts] == [[2], [2]])
     scripts[0].report, scripts[0].plan_id, scripts[1].plan_id = REPORT, None, None
     fail_step(runner, 2)
-    assert [script.epochs for script in scripts] == [[2, 3], [2, 3]]
+    eventually(lambda: [script.epochs for script in scripts] == [[2, 3], [2, 3]])
 
 
 def test_a_step_launched_after_the_failed_one_is_dropped(ranks):
@@ -236,6 +238,48 @@ def test_ranks_that_cannot_be_reset_go_on_only_if_all_failed_alike(ranks, both_f
     runner.execute(plan_of(1))
     runner.sample(1, [])
     with pytest.raises(StepFailedError if both_fail else EngineDeadError, match="smoke"):
+        runner.collect(1)
+
+
+def test_the_failure_of_the_earliest_step_counts_and_the_slots_of_every_rank(ranks):
+    others = ErrorReport("request_failed", "fire in the adapter")
+    scripts = (
+        Failing(REPORT, {3: REPORT}, plan_id=2),
+        Failing(others, {5: others}, plan_id=1),
+    )
+    error = fail_step(runner_of(ranks, *scripts), 1, 2)
+    assert (error.plan_id, error.report) == (1, others)
+    assert error.slots == {3: REPORT, 5: others}
+
+
+def test_one_rank_that_cannot_be_reset_is_enough_to_end_the_engine(ranks):
+    runner = runner_of(ranks, Failing(REPORT), Failing(can_resume=False))
+    runner.execute(plan_of(1))
+    runner.sample(1, [])
+    with pytest.raises(EngineDeadError, match="cannot go on together"):
+        runner.collect(1)
+
+
+def test_the_result_of_a_command_is_that_of_rank_0_and_every_rank_runs_it(ranks):
+    def runs(value):
+        return lambda channel, message: channel.send(Returned(value))
+
+    runner = runner_of(ranks, runs("first"), runs("second"))
+    assert runner.control(COMMAND) == "first"
+    assert ranks.received == [[Run(COMMAND)], [Run(COMMAND)]]
+
+
+def test_a_rank_that_does_not_run_a_command_is_named(ranks):
+    runner = runner_of(ranks, completes, lambda channel, message: None, timeout_s=0.3)
+    text = r"^the command LoadAdapter did not complete within 0.3 s: worker 1"
+    with pytest.raises(EngineDeadError, match=text):
+        runner.control(COMMAND)
+
+
+def test_an_answer_that_belongs_to_no_step_ends_the_engine(ranks):
+    runner = runner_of(ranks, completes, lambda channel, message: channel.send(Halted(True)))
+    runner.execute(plan_of(1))
+    with pytest.raises(EngineDeadError, match=r"worker 1 .* sent Halted.* unexpectedly"):
         runner.collect(1)
 
 

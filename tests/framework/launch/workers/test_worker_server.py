@@ -1,0 +1,233 @@
+"""Main loop of a rank's process: messages in order, and no step after a failed one."""
+
+import threading
+
+import pytest
+
+from quire.errors import AdapterError, CollectiveError, StepFailedError
+from quire.launch.workers.worker_server import WorkerServer, serve
+from quire.launch.workers.worker_wire import (
+    Completed,
+    Execute,
+    Failed,
+    FromWorker,
+    Halt,
+    Halted,
+    Resume,
+    Returned,
+    Run,
+    Sample,
+    SetKey,
+    StepFailed,
+    Stop,
+    ToWorker,
+)
+from quire.layers.parallel import RankGroup
+from quire.messages import (
+    AdapterRef,
+    ErrorReport,
+    LoadAdapter,
+    RowBitmask,
+    ScheduledRequest,
+    SlotResult,
+    StepPlan,
+)
+from quire.process.hub import Hub, HubChannel
+from quire.testing.executor import NotingWorker
+from quire.worker.rank_worker import RankWorker
+
+COMMAND = LoadAdapter(AdapterRef("a", "b"))
+REPORT = ErrorReport("request_failed", "smoke in the model")
+
+
+class NotingGroup(RankGroup):
+    """A group of ranks that notes what is asked of it."""
+
+    can_reset = True
+
+    def __init__(self):
+        self.calls = []
+
+    def abort(self):
+        self.calls.append("abort")
+
+    def reset(self, epoch):
+        self.calls.append(("reset", epoch))
+
+    def close(self):
+        self.calls.append("close")
+
+
+class BrokenWorker(NotingWorker):
+    """A worker of which a phase raises an error, as long as there is one."""
+
+    def __init__(self, notes):
+        super().__init__(notes)
+        self.errors = {}
+
+    def execute(self, plan):
+        self._raise("execute")
+        super().execute(plan)
+
+    def sample(self, plan_id, masks):
+        self._raise("sample")
+        super().sample(plan_id, masks)
+
+    def collect(self, plan_id):
+        self._raise("collect")
+        return super().collect(plan_id)
+
+    def control(self, command):
+        self._raise("control")
+        return super().control(command)
+
+    def _raise(self, verb):
+        if verb in self.errors:
+            raise self.errors[verb]
+
+
+class Served:
+    """A rank that has allocated its cache, served in a thread; the test is its engine."""
+
+    def __init__(self, folder, *, has_runner=True):
+        address = f"ipc://{folder}/hub"
+        self.calls = folder / "calls"
+        self.hub, self._channel = Hub(FromWorker, address), HubChannel(ToWorker, address)
+        self._channel.send(SetKey("first", b""))
+        self._peer, _ = self.hub.take(5)
+        self.worker, self.group = BrokenWorker(self.calls), NotingGroup()
+        server = WorkerServer(None, 0, self._channel)
+        if has_runner:
+            server._worker = RankWorker(self.worker, [self.group])
+            server._runner = self.worker
+        self.was_stopped = None
+        self._thread = threading.Thread(target=self._serve, args=(server,))
+        self._thread.start()
+
+    def _serve(self, server):
+        self.was_stopped = serve(server, self._channel)
+
+    def send(self, *messages):
+        for message in messages:
+            self.hub.send([self._peer], message)
+
+    def step(self, plan_id):
+        self.send(Execute(plan_of(plan_id)), Sample(plan_id, []))
+
+    def answer(self, timeout_s=5):
+        return self.hub.take(timeout_s)[1]
+
+    def stop(self):
+        self.send(Stop())
+        self._thread.join(5)
+        self._channel.close()
+        self.hub.close()
+
+
+def plan_of(plan_id):
+    return StepPlan(plan_id=plan_id, requests=[ScheduledRequest(0, 1, 1)])
+
+
+@pytest.fixture
+def served(tmp_path):
+    made = Served(tmp_path)
+    yield made
+    made.stop()
+
+
+def test_each_step_has_one_answer_in_order(served):
+    served.step(1)
+    served.send(
+        Execute(plan_of(2)), Sample(2, [RowBitmask(0, 0, b"\x01\x00\x00\x00")]), Run(COMMAND)
+    )
+    answers = [served.answer() for _ in range(3)]
+    assert answers[0].result.results == [SlotResult(0, [1])]
+    assert answers[1].result.results == [SlotResult(0, [1002])]
+    assert answers[2] == Returned("loaded a")
+
+
+def test_a_command_that_cannot_be_run_is_answered_with_its_error(served):
+    served.worker.errors = {"control": AdapterError("no such rank")}
+    served.send(Run(COMMAND))
+    answer = served.answer()
+    assert answer.value is None
+    assert isinstance(answer.error.error(), AdapterError)
+    served.step(1)
+    assert isinstance(served.answer(), Completed)
+
+
+@pytest.mark.parametrize("verb", ["execute", "sample", "collect"])
+def test_a_failed_step_is_reported_once_and_no_other_rank_waits(served, verb):
+    error = StepFailedError("it burns", report=REPORT, slots={0: REPORT})
+    served.worker.errors = {verb: error}
+    served.step(7)
+    assert served.answer() == StepFailed(7, REPORT, {0: REPORT}, "it burns")
+    served.send(Halt())
+    assert served.answer() == Halted(can_resume=True)
+    assert served.group.calls == ["abort"]
+
+
+def test_a_rank_that_waited_in_vain_does_not_know_the_reason(served):
+    served.worker.errors = {"execute": CollectiveError("rank 1 is behind")}
+    served.step(7)
+    assert served.answer() == StepFailed(7, None, {}, "rank 1 is behind")
+
+
+def test_no_step_is_computed_between_a_failed_one_and_the_next_epoch(served):
+    served.worker.errors = {"collect": StepFailedError("it burns", report=REPORT)}
+    served.step(1)
+    assert isinstance(served.answer(), StepFailed)
+    served.worker.errors = {}
+    served.step(2)
+    served.send(Halt())
+    assert served.answer() == Halted(can_resume=True)
+    served.send(Resume(2))
+    served.step(3)
+    assert served.answer().result.plan_id == 3
+    assert served.group.calls == ["abort", ("reset", 2)]
+    assert '["execute", 2]' not in served.calls.read_text()
+
+
+def test_a_halted_rank_computes_nothing_although_its_steps_did_not_fail(served):
+    served.send(Halt())
+    served.step(1)
+    assert served.answer() == Halted(can_resume=True)
+    assert served.hub.take(0.2) is None
+    served.send(Resume(2))
+    served.step(2)
+    assert served.answer().result.plan_id == 2
+
+
+def test_an_unexpected_error_is_sent_and_ends_the_rank(served):
+    served.worker.errors = {"sample": ZeroDivisionError("by zero")}
+    served.step(1)
+    answer = served.answer()
+    assert isinstance(answer, Failed)
+    assert "ZeroDivisionError: by zero" in str(answer.error.error())
+    served._thread.join(5)
+    assert served.was_stopped is False
+    assert served.calls.read_text().splitlines()[-1] == '["shutdown"]'
+    assert served.group.calls == ["close"]
+
+
+def test_a_rank_that_is_stopped_has_released_everything(served):
+    served.send(Stop())
+    served._thread.join(5)
+    assert served.was_stopped is True
+    assert served.hub.take() is None
+    assert served.calls.read_text().splitlines()[-1] == '["shutdown"]'
+    assert served.group.calls == ["close"]
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (Execute(plan_of(1)), "a step before the KV cache was allocated"),
+        (Halt(), "before the weights were loaded"),
+    ],
+)
+def test_a_message_before_its_time_ends_the_rank(tmp_path, message, text):
+    served = Served(tmp_path, has_runner=False)
+    served.send(message)
+    assert text in str(served.answer().error.error())
+    served.stop()
