@@ -20,11 +20,14 @@ class FailingSteps(CountingExecutor):
 
     Args:
         knows_slot: Whether the error names the slot.
-        num_further: Number of steps that fail although no row is cursed.
+        num_further: Number of steps of several requests that fail although no row is cursed.
+        num_stages: Number of pipeline stages; the first knows only the tokens that it is sent.
     """
 
-    def __init__(self, knows_slot=False, num_further=0):
+    def __init__(self, knows_slot=False, num_further=0, num_stages=1):
         super().__init__()
+        self.num_stages = num_stages
+        self.num_known = {}  # tokens of each slot that the first stage knows
         self.knows_slot = knows_slot
         self.num_further = num_further
         self.failed = []  # slots of each failed step
@@ -32,14 +35,24 @@ class FailingSteps(CountingExecutor):
 
     def execute(self, plan):
         super().execute(plan)
+        self._check_known(plan)
         self.steps.append(
             (plan, {entry.slot: self._is_cursed(entry.slot) for entry in plan.requests})
         )
 
+    def _check_known(self, plan):
+        for one in plan.assignments:
+            self.num_known[one.slot] = len(one.token_ids)
+        for patch in plan.token_patches:
+            assert patch.position == self.num_known[patch.slot]
+            self.num_known[patch.slot] += len(patch.token_ids)
+        for entry in plan.requests if self.num_stages > 1 else ():
+            assert self.computed[entry.slot] <= self.num_known[entry.slot], "an unknown token"
+
     def collect(self, plan_id):
         plan, cursed = self.steps.popleft()
         result = super().collect(plan_id)
-        if not any(cursed.values()) and not (plan.requests and self.num_further):
+        if not any(cursed.values()) and not (len(plan.requests) > 1 and self.num_further):
             return result
         if not any(cursed.values()):
             self.num_further -= 1
@@ -56,11 +69,12 @@ class FailingSteps(CountingExecutor):
 
 def core_of(executor, async_scheduling=False, **options):
     return EngineCore(
-        make_scheduler(**options),
+        make_scheduler(pipeline_parallel_size=executor.num_stages, **options),
         executor,
         executor,
         ScriptedGrammars(),
         async_scheduling=async_scheduling,
+        pipeline_parallel_size=executor.num_stages,
     )
 
 
@@ -140,6 +154,19 @@ def test_a_suspect_without_room_waits_and_others_go_on():
     assert set(tokens_of(finish(core))) == {"0", "1", "2"}
 
 
+def test_a_suspect_of_two_failed_steps_is_computed_alone_once():
+    executor = FailingSteps(num_further=2)
+    core = core_of(executor)
+    for number in range(3):
+        core.add(make_message(str(number), prompt=[10 * number + 10], max_tokens=3))
+    core.step()
+    assert executor.failed == [[0, 1, 2]]
+    executor.num_further = 0
+    core.scheduler.isolate(list(core.scheduler.requests.values()))
+    finish(core)
+    assert executor.num_tokens_per_step[:5] == [3, 1, 1, 1, 3]
+
+
 def test_a_command_is_run_after_a_failed_step_in_flight():
     class FailsInControl(FailingSteps):
         num_controls = 0
@@ -172,7 +199,9 @@ def test_a_command_is_run_after_a_failed_step_in_flight():
 @given(data=st.data())
 def test_every_request_ends_once_with_its_own_tokens(data):
     executor = FailingSteps(
-        knows_slot=data.draw(st.booleans()), num_further=data.draw(st.integers(0, 4))
+        knows_slot=data.draw(st.booleans()),
+        num_further=data.draw(st.integers(0, 4)),
+        num_stages=data.draw(st.integers(1, 3)),
     )
     core = core_of(
         executor,
