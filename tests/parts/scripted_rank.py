@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ class ThreadProcess(WorkerProcess):
     def __init__(self) -> None:
         self.read_fd, self._write_fd = os.pipe()
         self.how = "exited"
+        self.exit_s = 0.0  # time that it needs to exit by itself
         self.patience_s: list[float] = []
         self._has_ended = False
 
@@ -40,6 +42,7 @@ class ThreadProcess(WorkerProcess):
 
     def end(self, timeout_s: float) -> str:
         self.patience_s.append(timeout_s)
+        time.sleep(min(self.exit_s, timeout_s))
         if not self._has_ended:
             self._has_ended = True
             os.close(self.read_fd)

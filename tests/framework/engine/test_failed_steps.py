@@ -146,6 +146,17 @@ def test_an_aborted_suspect_holds_up_nothing():
     assert tokens_of(finish(core)) == {"c": [13, 14, 15, 16]}
 
 
+def test_the_cause_is_found_behind_aborted_suspects():
+    core = core_of(FailingSteps())
+    for name, start in (("a", 10), ("b", 20), ("cause", CURSED), ("d", 30)):
+        core.add(make_message(name, prompt=[start]))
+    core.step()
+    core.abort(["a", "b"])
+    outputs = finish(core, max_steps=50)
+    assert tokens_of(outputs) == {"cause": [], "d": [31, 32, 33, 34]}
+    assert outputs["cause"][-1].error == REPORT
+
+
 def test_a_suspect_without_room_waits_and_others_go_on():
     executor = FailingSteps(num_further=1)
     core = core_of(executor, num_blocks=4, max_num_seqs=4)
