@@ -308,7 +308,7 @@ def _linear_layers(model: Model) -> Iterator[tuple[str, ParallelLinear | LMHead]
 def _logits(model: Model) -> Tensor:
     """Return the logits of random prompts, `[tokens, V]`."""
     heads = (module for module in as_module(model).modules() if isinstance(module, LMHead))
-    vocab_size = next(heads).vocab_size
+    vocab_size = next(heads).vocabulary.vocab_size
     generator = torch.Generator().manual_seed(1)
     rows = []
     for _ in range(NUM_PROMPTS):

@@ -111,10 +111,6 @@ class SingleDevice(TensorParallelGroup):
     size = 1
     can_reset = True
 
-    def reset(self, epoch: int) -> None:
-        """Do nothing: no rank waits for another."""
-        del epoch
-
     def all_reduce(self, x: Tensor) -> Tensor:
         """Return `x`: there is nothing to add."""
         return x
@@ -123,6 +119,9 @@ class SingleDevice(TensorParallelGroup):
         """Return `x`: there is nothing to concatenate."""
         del dim
         return x
+
+    def reset(self, epoch: int) -> None:
+        """Do nothing: no collective of one device can fail."""
 
 
 def shard(what: str, count: int, tp: TensorParallelGroup) -> range:

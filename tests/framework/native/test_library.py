@@ -24,6 +24,7 @@ from quire.errors import NativeUnavailableError, PluginLoadError, SettingsError
 from quire.native import compiled_cache, library
 from quire.native.availability import POOL_SOURCE, native_unavailable_reason
 from quire.native.library import NativeLibrary
+from quire.native.recording import trace_calls
 
 pytestmark = NEEDS_COMPILER
 
@@ -326,6 +327,7 @@ TOGETHER = f"""
 import ctypes
 from pathlib import Path
 from quire.native.library import NativeLibrary
+from quire.native.recording import trace_calls
 types = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 functions = NativeLibrary("doubling", Path({str(SOURCE)!r}), {{"twice": types}}).load()
 numbers = (ctypes.c_float * 1000)(*[1.0] * 1000)
@@ -347,3 +349,25 @@ def test_processes_that_start_together_do_not_disturb_each_other(cache):
         caller.join()
     assert [(done.stdout.strip(), done.returncode) for done in results] == [("2000", 0)] * 3
     assert [path.suffix for path in kept(cache)] == [".so"] * 2  # the pool's, too
+
+
+def test_the_status_of_each_call_is_checked_also_in_replays(tmp_path):
+    source = tmp_path / "status.cpp"
+    source.write_text(
+        '#include "export.h"\nEXPORT int next(int* count) { return ++*count == 3 ? 7 : 0; }\n'
+    )
+
+    def check(status, function, arguments):
+        if status:
+            raise ValueError(f"status {status} of {len(arguments)} argument")
+
+    functions = {"next": (ctypes.c_void_p,)}
+    loaded = NativeLibrary("status", source, functions, repeats=True, check=check).load()
+    count = ctypes.c_int(0)
+    with trace_calls() as calls:
+        loaded.next(ctypes.byref(count))
+    calls.replay()
+    with pytest.raises(ValueError, match="status 7 of 1 argument"):
+        calls.replay()
+    calls.replay()
+    assert count.value == 4

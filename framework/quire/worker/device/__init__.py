@@ -1,1 +1,1 @@
-"""Host-device copies, CPU threads, device failures and the tensor-parallel group."""
+"""Host-device copies, CPU threads, device failures, and the groups and links of ranks."""

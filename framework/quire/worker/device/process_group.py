@@ -123,14 +123,14 @@ class ProcessGroup:
     def abort(self) -> None:
         """Make later calls of this rank fail, and free a device that waits in one."""
         self._failure = self._failure or "the group was aborted on this rank"
-        if self._backend is not None:
+        if self._backend is not None and self._is_nccl:
             self._backend.abort()
 
     def close(self) -> None:
         """Close the connections, so that the calls of the other ranks fail."""
-        if self._backend is not None:
+        if self._backend is not None and self._is_nccl:
             self._backend.shutdown()
-        self._backend = None
+        self._backend = None  # Gloo closes with its last reference
 
     def _error(self, reason: str) -> CollectiveError:
         return CollectiveError(
@@ -175,5 +175,6 @@ def _connect_nccl(
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
     backend = dist.ProcessGroupNCCL(store, place.rank, place.size, options)
-    backend.eager_connect_single_device(device)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    backend.eager_connect_single_device(torch.device("cuda", index))
     return backend

@@ -109,7 +109,6 @@ class SharedMemoryGroup(TensorParallelGroup):
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         """Return the tensors of all ranks joined along `dim`."""
         x = x.contiguous()
-        dim %= x.dim()
         shape = list(x.shape)
         rows = math.prod(shape[:dim])
         row_bytes = math.prod(shape[dim:]) * x.itemsize

@@ -178,6 +178,36 @@ def test_an_abort_counts_only_until_the_next_epoch():
             assert same_bits(reduced(made, inputs)[1], torch.full((100,), 2.0))
 
 
+@settings(max_examples=30, deadline=None)
+@given(data=st.data(), size=st.integers(2, 4))
+def test_after_any_failures_sums_are_right(data, size):
+    events = st.lists(
+        st.one_of(
+            st.integers(0, 300), st.sets(st.integers(0, size - 1), min_size=1, max_size=size - 1)
+        ),
+        max_size=8,
+    )
+    epoch = 1
+    with members(size, ranks_on_node=data.draw(st.sampled_from([1, MANY]))) as made:
+        for event in data.draw(events):
+            if isinstance(event, int):
+                inputs = [torch.rand(event) for _ in made]
+                for output in reduced(made, inputs):
+                    assert same_bits(output, in_order(inputs))
+                continue
+            for member in made:
+                member.set_timeout(0.01)
+            errors = at_once(*(lambda r=r: reduce(made[r], torch.ones(90)) for r in event))
+            absent = set(range(size)) - event
+            assert all(absent <= set(error.ranks) for error in errors)
+            late = at_once(*(lambda r=r: reduce(made[r], torch.ones(90)) for r in absent))
+            assert {str(error) for error in late} == {str(errors[0])}
+            epoch += data.draw(st.integers(1, 3))
+            for member in made:
+                member.reset(epoch)
+                member.set_timeout(20)
+
+
 def test_memory_for_another_number_of_ranks_is_refused():
     segment = SharedSegment.create(CONTROL_BYTES + 4096, (2, 256, 64))
     with pytest.raises(SettingsError, match="a group of 3 ranks cannot use shared memory"):

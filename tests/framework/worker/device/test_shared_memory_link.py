@@ -17,10 +17,12 @@ class TestSharedMemoryLink(LinkChecks):
         link.answer(0, link.begin(0, "send", messages))
         assert link.answer(1, link.begin(1, "receive", [3, 3, 4])).value == received(messages)
 
-    def test_another_steps_tensors_end_the_link_for_both(self, link):
+    @pytest.mark.parametrize("wanted", [2, 4])
+    def test_another_steps_tensors_end_the_link_for_both(self, link, wanted):
         link.answer(0, link.begin(0, "send", [(3, 2, 0)]))
-        answer = link.answer(1, link.begin(1, "receive", [4]))
-        assert "message 1 from rank 0 has 3 tokens, and the step of rank 1 has 4" in answer.error
+        answer = link.answer(1, link.begin(1, "receive", [wanted]))
+        expected = f"message 1 from rank 0 has 3 tokens, and the step of rank 1 has {wanted}"
+        assert expected in answer.error
         answer = link.answer(0, link.begin(0, "send", [(3, 2, 0)]))
         assert "was aborted by rank 1" in answer.error
 
