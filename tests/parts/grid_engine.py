@@ -21,6 +21,7 @@ from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
 from quire.engine.kv_cache.kv_plan import fixed_stages
 from quire.engine.kv_store.kv_transfers import KVTransfers
 from quire.engine.scheduling.scheduler import Scheduler
+from quire.errors import StepFailedError
 from quire.interfaces.executor import StepRunner
 from quire.interfaces.kv_cache import KVPlan
 from quire.launch.composing import Composed, compose_engine
@@ -70,6 +71,7 @@ class GridRunner(StepRunner):
         digests: Digest of each step, from every rank of the last stage.
         adds_patches: Whether token patches are added as if there were several stages.
         num_patches: Number of patches in all plans.
+        failures: Failures of steps, which the core isolates.
     """
 
     def __init__(self, threads: RankThreads, runners: Sequence[ModelRunner]) -> None:
@@ -77,6 +79,7 @@ class GridRunner(StepRunner):
         self.digests: list[list[int]] = []
         self.adds_patches = False
         self.num_patches = 0
+        self.failures: list[StepFailedError] = []
         self._threads = threads
         self._calls: list[Future[Any]] = []
         self._num_known: dict[int, int] = {}
@@ -93,7 +96,7 @@ class GridRunner(StepRunner):
     def collect(self, plan_id: int) -> StepResult:
         self._start(lambda runner: runner.collect(plan_id))
         calls, self._calls = self._calls, []
-        results = results_of(calls)[-len(self.runners) :]
+        results = self._results_of(calls)[-len(self.runners) :]
         num_last = self._threads.tp_size
         for result in results[:-num_last]:
             if result.digest or any(each.token_ids for each in result.results):
@@ -109,6 +112,13 @@ class GridRunner(StepRunner):
 
     def _start(self, call: Callable[[ModelRunner], Any]) -> None:
         self._calls += self._threads.submit([partial(call, runner) for runner in self.runners])
+
+    def _results_of(self, calls: list[Future[Any]]) -> list[Any]:
+        try:
+            return results_of(calls)
+        except StepFailedError as error:
+            self.failures.append(error)
+            raise
 
     def _patched(self, plan: StepPlan) -> StepPlan:
         for given in plan.assignments:
