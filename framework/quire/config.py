@@ -290,6 +290,11 @@ class ParallelSettings:
     """Workers, devices and processes."""
 
     tensor_parallel_size: int = option(1, "Number of devices that each layer is sharded over.")
+    data_parallel_size: int = option(
+        1,
+        "Number of replicas: engines that have the whole model each, in processes of their own, "
+        "and share the requests.",
+    )
     executor: str = option(DEFAULT_EXECUTOR, "Name of the executor that runs the workers.")
     engine_process: bool | None = option(
         None, "Run the engine in a separate process; None: when serving on a GPU."
@@ -297,6 +302,12 @@ class ParallelSettings:
 
     def __post_init__(self) -> None:
         _check_at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
+        _check_at_least("data_parallel_size", self.data_parallel_size, 1)
+        if self.data_parallel_size > 1 and self.engine_process is False:
+            raise SettingsError(
+                f"data_parallel_size {self.data_parallel_size} starts a process for each engine, "
+                "so engine_process cannot be false; leave it out, or set data_parallel_size to 1"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

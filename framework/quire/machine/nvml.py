@@ -41,6 +41,15 @@ def cuda_compute_capability(library: str = LIBRARY) -> int | None:
     return _query(library, _compute_capability)
 
 
+def visible_devices(library: str = LIBRARY) -> list[str]:
+    """Return the indices or UUIDs of the devices that this process may use; [] without a driver."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [device.strip() for device in given.split(",") if device.strip()]
+    count = _query(library, _device_count)
+    return [str(index) for index in range(count or 0)]
+
+
 def _query(library: str, read: Callable[[ctypes.CDLL, ctypes.c_void_p], T | None]) -> T | None:
     """Read a property of the first visible device, which is given by its index or its UUID.
 
@@ -72,6 +81,12 @@ def _memory(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> DeviceMemory | None:
     if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):
         return None
     return DeviceMemory(memory.total, memory.free)
+
+
+def _device_count(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> int | None:
+    del handle
+    count = ctypes.c_uint()
+    return None if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) else count.value
 
 
 def _compute_capability(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> int | None:

@@ -77,7 +77,8 @@ class ModelWorker(Worker):
     def load(self) -> WorkerInfo:
         """Build the model and load its weights."""
         if self.device.type == "cpu" or self.settings.model.threads is not None:
-            THREADS.use(self.settings.model.threads, self.group.size)
+            num_workers = self.group.size * self.settings.parallel.data_parallel_size
+            THREADS.use(self.settings.model.threads, num_workers)
         started = time.perf_counter()
         expected = weight_bytes(self.composition, self.group.size)
         what = f"the model ({expected:,} bytes of weights)"
@@ -172,7 +173,7 @@ class ModelWorker(Worker):
     def _cache_bytes(self, model: Model) -> int:
         """Return the number of bytes available for the KV cache beside the weights."""
         if self.device.type != "cuda":
-            return host_cache_bytes()
+            return host_cache_bytes() // self.settings.parallel.data_parallel_size
         return gpu_cache_bytes(self._loaded(model), CudaMeter(self.device))
 
     def _build_model(self) -> Model:

@@ -70,6 +70,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         settings: Settings as given by the user, without the server's.
+        name: Name of the engine in its log.
         address: Socket address on which the parent listens.
         log_level: Log level of the parent.
         quire: Version and folder of the parent's quire.
@@ -78,6 +79,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     settings: Settings
+    name: str
     address: str
     log_level: int
     quire: str

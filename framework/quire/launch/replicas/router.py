@@ -148,10 +148,10 @@ class Router:
             return []
         try:
             hashes = [self._hasher.start(request)]
-        except RequestFailedError:  # an adapter without a content hash, which the engine refuses
-            return []
-        num_blocks = len(request.token_ids) // self._hasher.block_size
-        self._hasher.extend(hashes, request.token_ids, num_blocks, request.media)
+            num_blocks = len(request.token_ids) // self._hasher.block_size
+            self._hasher.extend(hashes, request.token_ids, num_blocks, request.media)
+        except (RequestFailedError, OverflowError, TypeError):
+            return []  # an adapter without a content hash, or no token ids: the engine refuses it
         return hashes
 
     def _num_readable(self, request: EngineRequest, hashes: Sequence[bytes]) -> int:

@@ -76,6 +76,7 @@ def test_every_setting_crosses_unchanged():
     options["kv_store_options"] = {"size": "1"}
     config = EngineConfig(
         settings=Settings.from_options(options),
+        name="engine",
         address="ipc://x",
         quire="quire 1 in /a",
         log_level=20,
