@@ -70,11 +70,14 @@ class ReplicaLoads:
 
     def warm_up(self, now_s: float) -> None:
         """Bring the handicaps of the replicas that warm up to the present."""
+        if not self._warm_at:
+            return
+        mean = self._mean_of_warm()
         for replica, warm_at in list(self._warm_at.items()):
             left = (warm_at - now_s) / WARM_UP_S
             if left <= 0:
                 del self._warm_at[replica]
-            handicap = max(0.0, left) * self._mean_of_warm()
+            handicap = max(0.0, left) * mean
             self._counted[replica] = self._tokens[replica] + handicap
 
     def least(self) -> int:
