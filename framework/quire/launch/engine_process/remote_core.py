@@ -9,7 +9,7 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from quire.engine.results import failed_output, report_of
 from quire.errors import EngineDeadError, InvalidRequestError, QuireError
@@ -184,6 +184,10 @@ class RemoteCore:
         self._calls[call_id] = command
         return call_id
 
+    def has_open_calls(self) -> bool:
+        """Whether the result of a call has not arrived yet."""
+        return len(self._calls) > len(self._replies)
+
     def has_result(self, call_id: int) -> bool:
         """Whether `result` would not wait."""
         return call_id in self._replies
@@ -218,6 +222,14 @@ class RemoteCore:
             EngineDeadError: The engine is dead.
         """
         self._link.check()
+
+    def end(self, reason: str) -> NoReturn:
+        """End the process now, and raise the reason, as later calls do.
+
+        Raises:
+            EngineDeadError: Always.
+        """
+        self._link.die(EngineDeadError(reason))
 
     def begin_shutdown(self) -> None:
         """Request the process to end after the running step."""

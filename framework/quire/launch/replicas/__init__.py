@@ -8,6 +8,7 @@ restarts         times at which a dead replica is started again
 replica_devices  GPUs of each replica
 replica_launch   start of all replicas, and what each is given of the machine
 replica          one replica: its start, its death and its restarts
-replicated_core  all of them, with the methods of `EngineCore`
+replica_group    the processes of all of them
+replicated_core  their requests, with the methods of `EngineCore`
 replica_stats    their statistics as one
 """

@@ -1,15 +1,25 @@
 """One of several replicas: its process from the launch to its death, and when it starts again."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from quire.errors import QuireError
 from quire.launch.engine_process.engine_start import EngineStart
 from quire.launch.engine_process.engine_wire import ReadStats
 from quire.launch.engine_process.remote_core import RemoteCore
 from quire.launch.replicas.restarts import RestartTimes
-from quire.messages import AdapterRef, EngineStats, LoadAdapter, Started
+from quire.messages import (
+    AdapterRef,
+    Control,
+    EngineOutputs,
+    EngineRequest,
+    EngineStats,
+    LoadAdapter,
+    Started,
+)
 from quire.process.ipc import Channel
+
+STALL_LIMIT_S = 120.0  # of a step; a replica that takes longer is ended
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +41,7 @@ class Replica:
         stats: Latest statistics of the engine.
         incarnation: Number of times that it came up.
         next_start_s: Time of its next launch; None unless it pauses.
+        stall_s: Time at which it is ended unless a step completes before; None while it is idle.
         last_error: Reason of its last death.
     """
 
@@ -41,6 +52,7 @@ class Replica:
         self.stats = EngineStats()
         self.incarnation = 0
         self.next_start_s: float | None = None
+        self.stall_s: float | None = None
         self.last_error: BaseException | None = None
         self._launch = launch
         self._start: EngineStart | None = None
@@ -105,11 +117,53 @@ class Replica:
         if self._preparing is not None:
             self._calls[self._preparing.call(LoadAdapter(adapter))] = adapter
 
+    def add(self, request: EngineRequest, now_s: float) -> None:
+        """Queue a request.
+
+        Raises:
+            RuntimeError: The replica is not up.
+        """
+        self._expect_answer(now_s).add(request)
+
+    def call(self, command: Control | ReadStats, now_s: float) -> int:
+        """Send a command, as `RemoteCore.call` does.
+
+        Raises:
+            EngineDeadError: It died.
+            RuntimeError: The replica is not up.
+        """
+        return self._expect_answer(now_s).call(command)
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Abort requests; nothing happens unless it is up."""
+        if self.core is not None:
+            self.core.abort(request_ids)
+
+    def poll_step(self, now_s: float) -> EngineOutputs | None:
+        """Return the outputs of the next step if it is complete, else None; never waits.
+
+        Raises:
+            EngineDeadError: It died, or its step takes too long.
+        """
+        if self.core is None:
+            return None
+        outputs = self.core.poll_step()
+        if outputs is not None:
+            self.stats = outputs.stats
+        if not (self.core.has_work() or self.core.has_open_calls()):
+            self.stall_s = None
+        elif outputs is not None:
+            self.stall_s = now_s + STALL_LIMIT_S
+        elif self.stall_s is not None and now_s >= self.stall_s:
+            self.core.end(f"its step has not completed within {STALL_LIMIT_S:g} s, so it was ended")
+        return outputs
+
     def bury(self, error: BaseException, now_s: float, *, may_restart: bool) -> None:
         """Record its death, and when it is launched again."""
         self.last_error = error
         self.core = self._start = self._preparing = None
         self._calls.clear()
+        self.stall_s = None
         self.next_start_s = self._restarts.next_after(now_s) if may_restart else None
 
     def kill(self) -> None:
@@ -132,6 +186,14 @@ class Replica:
         if (core := self.core or self._preparing) is not None:
             core.shutdown()
         self.next_start_s = None
+
+    def _expect_answer(self, now_s: float) -> RemoteCore:
+        """Return the core, which has something to answer from now on."""
+        if self.core is None:
+            raise RuntimeError(f"replica {self.index} is not up and was sent a command")
+        if self.stall_s is None:
+            self.stall_s = now_s + STALL_LIMIT_S
+        return self.core
 
     def _finish_preparing(self) -> bool:
         """Take the replies that have arrived; return whether all have."""

@@ -125,9 +125,9 @@ def test_a_killed_replica_leaves_other_streams_untouched_and_serves_again(served
     assert httpx.get(f"{served.url}/readyz").status_code == 200
     router = served.core._router
     eventually(lambda: router.loads.is_up(0), 60)
-    before = served.core._replicas[0].stats.num_prefix_queries
+    before = served.core._group.replicas[0].stats.num_prefix_queries
     assert read_streams(served) == whole
-    assert served.core._replicas[0].stats.num_prefix_queries > before
+    assert served.core._group.replicas[0].stats.num_prefix_queries > before
     assert served.core.pids[1] == pids[1]
     assert served.core.pids[0] != pids[0]
 

@@ -13,6 +13,8 @@ from scripted_core import Reply
 from served_replicas import ReplicaTrial
 
 from quire.errors import AdapterError, EngineDeadError, InvalidRequestError, ReplicaDeadError
+from quire.launch.replicas import replica
+from quire.launch.replicas.replica import STALL_LIMIT_S
 from quire.launch.replicas.restarts import FIRST_PAUSE_S, MAX_STARTS
 from quire.messages import AdapterRef, LoadAdapter, ResetPrefixCache, Started
 
@@ -66,6 +68,17 @@ def step_until_dead(core, clock=None):
             time.sleep(0.001)
         else:
             core.step()
+
+
+class HungControl:
+    """A control that does not return until it is over."""
+
+    def __init__(self):
+        self.is_over = threading.Event()
+
+    def control(self, command):
+        del command
+        self.is_over.wait(20)
 
 
 def wait_until_up(trial, index, num_starts):
@@ -226,6 +239,27 @@ def test_a_request_with_which_two_replicas_die_is_not_tried_a_third_time(begin):
     assert sum(len(trial.engine(i).requests) for i in range(3)) == 2
 
 
+def test_a_replica_whose_step_takes_too_long_is_ended_and_no_other_is(begin):
+    trial = begin(2, step_s=0.001)
+    trial.engine(0).go.clear()
+    add(trial.core, "a", "b", max_tokens=4)
+    seen = {}
+    while "length" not in seen.values():
+        for output in trial.core.step().outputs:
+            seen[output.request_id] = output.finish_reason
+    trial.clock.now_s += STALL_LIMIT_S - 1
+    trial.core.check_health()
+    assert trial.router.loads.is_up(0)
+    trial.clock.now_s += 1
+    add(trial.core, "c", max_tokens=1)  # an idle replica does not stall
+    outputs = finish(trial.core)
+    assert {name: len(tokens_of(parts)) for name, parts in outputs.items()} in (
+        {"a": 4, "c": 1}, {"b": 4, "c": 1},
+    )  # fmt: skip
+    assert trial.router.loads.is_up(1)
+    assert not trial.router.loads.is_up(0)
+
+
 def test_an_error_of_a_step_is_a_death_with_its_reason(begin):
     trial = begin(2)
     trial.engine(0).script = lambda request: Reply([1], RuntimeError("out of smoke"))
@@ -263,7 +297,7 @@ def test_a_dead_replica_comes_back_after_a_pause_with_the_adapters_loaded_since(
 def test_an_adapter_that_cannot_be_loaded_again_keeps_no_replica_down(begin, caplog):
     trial = begin(2)
     trial.core.control(LoadAdapter(AdapterRef("x", "x")))
-    trial.core._adapters["x"] = AdapterRef("x", "nowhere")
+    trial.core._group.adapters["x"] = AdapterRef("x", "nowhere")
     trial.current(0).kill()
     eventually(lambda: trial.core.check_health() or not trial.router.loads.is_up(0))
     wait_until_up(trial, 0, 2)
@@ -299,6 +333,25 @@ def test_a_death_during_a_control_is_no_error_of_the_control(begin):
     assert trial.engine(1).controls == [ResetPrefixCache()]
 
 
+def test_a_control_goes_on_without_a_replica_that_hangs_and_loses_no_step(begin, monkeypatch):
+    monkeypatch.setattr(replica, "STALL_LIMIT_S", 1.0)
+    trial = begin(2, step_s=0.001, clock=time.monotonic)
+    hung = HungControl()
+    trial.engine(0).control = hung.control
+    add(trial.core, "a", "b", max_tokens=50)
+    seen = {}
+    for output in trial.core.step().outputs:
+        seen.setdefault(output.request_id, []).append(output)
+    assert trial.core.control(ResetPrefixCache()) is None
+    hung.is_over.set()
+    for name, parts in finish(trial.core).items():
+        seen.setdefault(name, []).extend(parts)
+    whole = [parts for parts in seen.values() if parts[-1].finish_reason == "length"]
+    assert whole
+    assert all(tokens_of(parts) == [13 + i for i in range(50)] for parts in whole)
+    assert not trial.router.loads.is_up(0)
+
+
 def test_a_replica_that_cannot_start_again_is_tried_with_growing_pauses_and_then_stays_down(
     begin, caplog
 ):
@@ -325,7 +378,7 @@ def test_when_all_replicas_stay_down_the_engine_is_dead(begin):
     for index in (0, 1):
         trial.refusals[index] = [EngineDeadError("no memory")] * 100
         trial.current(index).kill()
-    with pytest.raises(EngineDeadError, match=r"all 2 replicas are dead; .* no memory"):
+    with pytest.raises(EngineDeadError, match=r"all 2 replicas are dead: .*no memory"):
         step_until_dead(trial.core, trial.clock)
     for verb in (trial.core.step, trial.core.stats, trial.core.check_health):
         with pytest.raises(EngineDeadError, match="all 2 replicas are dead"):
