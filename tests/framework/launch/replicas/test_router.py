@@ -136,6 +136,13 @@ def test_a_computed_prompt_is_no_load_any_more():
     assert router.loads.tokens(0) == 0
 
 
+def test_tokens_in_the_cache_are_no_load():
+    router = make_router(1)
+    router.place(make_message("a", prompt=[1] * 30, max_tokens=5), 0.0)
+    router.place(make_message("b", prompt=[1] * 30, max_tokens=5), 0.0)
+    assert router.loads.tokens(0) == 35 + 7  # 28 tokens are found
+
+
 def test_the_expected_length_of_completions_follows_those_that_end():
     router = make_router(1)
     for _ in range(400):
