@@ -67,7 +67,7 @@ class MortalCore(ScriptedCore):
 class ReplicaThread:
     """A thread in place of an engine process; `die` is its SIGKILL."""
 
-    def __init__(self, core: MortalCore, address: str, refusal: QuireError | None) -> None:
+    def __init__(self, core: Any, address: str, refusal: QuireError | None) -> None:
         self.core = core
         self.pid = threading.get_native_id()
         self.refusal = refusal
@@ -91,9 +91,13 @@ class ReplicaThread:
         self.core.go.clear()
         os.eventfd_write(self._death_fd, 1)
 
+    def release(self) -> None:
+        """Let a killed core end."""
+        if isinstance(self.core, MortalCore):
+            self.core.is_dead = True
+            self.core.go.set()
+
     def join(self) -> None:
-        self.core.is_dead = True
-        self.core.go.set()
         self._thread.join(LIMIT_S)
         assert not self._thread.is_alive()
         os.close(self._death_fd)
@@ -122,13 +126,14 @@ class Clock:
 class ReplicaTrial:
     """Replicas in threads, and all threads that were ever launched, by replica.
 
-    `refusals` are the errors of the next starts of each replica.
+    `make_engine` makes other cores than mortal ones, and `refusals` are the errors of the next
+    starts of each replica.
     """
 
     num_replicas: int
     step_s: float = 0.0
     clock: Callable[[], float] = field(default_factory=Clock)
-    options: dict[str, Any] = field(default_factory=dict)
+    make_engine: Callable[[], Any] | None = None
     threads: list[list[ReplicaThread]] = field(default_factory=list)
     refusals: dict[int, list[QuireError]] = field(default_factory=dict)
     sizes: list[int | None] = field(default_factory=list)
@@ -150,8 +155,7 @@ class ReplicaTrial:
     def close(self) -> None:
         for threads in self.threads:
             for thread in threads:
-                thread.core.is_dead = True
-                thread.core.go.set()
+                thread.release()
         self.core.shutdown()
         for threads in self.threads:
             for thread in threads:
@@ -164,7 +168,7 @@ class ReplicaTrial:
             channel = Channel(FromEngine, folder.address, is_listening=True)
             refusals = self.refusals.get(index, [])
             refusal = refusals.pop(0) if refusals else None
-            engine = MortalCore(self.step_s, **self.options)
+            engine = self.make_engine() if self.make_engine else MortalCore(self.step_s)
             thread = ReplicaThread(engine, folder.address, refusal)
             self.threads[index].append(thread)
             return EngineStart(EngineLink(channel, thread, 0.0), folder)  # type: ignore[arg-type]

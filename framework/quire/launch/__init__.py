@@ -16,7 +16,10 @@ engine_process  an engine in a separate process:
   remote_core    the parent's end, with the methods of `EngineCore`
   engine_link    messages to and from the process, and detection of its death
   engine_wire    message types
+  engine_start   launch of the process, until its engine is ready
   entry          entry point of the process; then served_engine and core_server
+
+replicas        several such processes behind one client
 
 plan_composition   chooses the parts of an engine without starting it; no torch
 start_engine       starts it: workers started, weights loaded, cache allocated

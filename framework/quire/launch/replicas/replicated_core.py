@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from quire.engine.results import failed_output, report_of
-from quire.errors import EngineDeadError, InvalidRequestError, ReplicaDeadError
+from quire.errors import EngineDeadError, InvalidRequestError, QuireError, ReplicaDeadError
 from quire.launch.engine_process.engine_wire import ReadStats
 from quire.launch.replicas.replica import Replica
 from quire.launch.replicas.replica_group import (
@@ -176,10 +176,10 @@ class ReplicatedCore:
             QuireError: A replica refused the command.
             EngineDeadError: All replicas are dead, and none is started again.
         """
-        results = list(self._call_all(command).values())
         if isinstance(command, LoadAdapter):
-            self._apply(self._group.prepare(command.adapter))
-        elif isinstance(command, ResetPrefixCache):
+            return self._load_adapter(command)
+        results = list(self._call_all(command).values())
+        if isinstance(command, ResetPrefixCache):
             self._router.reset_prefix_caches()
         return results[0]
 
@@ -215,15 +215,18 @@ class ReplicatedCore:
         Raises:
             EngineDeadError: All replicas are dead, and none is started again.
         """
-        self._group.check_owner()
-        if self._death is not None:
-            raise EngineDeadError(str(self._death)) from self._death
+        self._check_alive()
         self._place_held()
         self._apply(self._group.poll())
         self._place_held()  # of replicas that died, and on those that came up
         self._apply(self._group.flush())
         if self._group.is_dead:
             self._die()
+
+    def _check_alive(self) -> None:
+        self._group.check_owner()
+        if self._death is not None:
+            raise EngineDeadError(str(self._death)) from self._death
 
     def _apply(self, events: Sequence[ReplicaEvent]) -> None:
         for event in events:
@@ -330,6 +333,23 @@ class ReplicatedCore:
         return EngineOutputs(outputs, stats)
 
     # -- calls -----------------------------------------------------------------------------------
+
+    def _load_adapter(self, command: LoadAdapter) -> Any:
+        """Load an adapter; first in those that start, so that none comes up without it meanwhile.
+
+        Raises:
+            QuireError: A replica refused the adapter; replicas that start later do not load it.
+            EngineDeadError: All replicas are dead, and none is started again.
+        """
+        self._check_alive()
+        name, before = command.adapter.name, dict(self._group.adapters)
+        self._apply(self._group.prepare(command.adapter))
+        try:
+            return next(iter(self._call_all(command).values()))
+        except QuireError:
+            self._group.adapters.pop(name)
+            self._group.adapters.update(before)
+            raise
 
     def _call_all(self, command: Control | ReadStats) -> dict[Replica, Any]:
         """Execute a command in all replicas that are up; wait for one if none is.

@@ -12,7 +12,10 @@ from quire.launch.replicas.prefix_index import PrefixIndex
 BLOCK = 2
 HASHER = BlockHasher(BLOCK, b"")
 NUM_REPLICAS = 3
-PROMPTS = st.lists(st.integers(0, 1), max_size=12)
+CHAINS = ([0] * 12, [0] * 4 + [1] * 8, [0] * 8 + [1] * 4, [1] * 12)
+PROMPTS = st.builds(
+    lambda chain, length: chain[:length], st.sampled_from(CHAINS), st.integers(0, 12)
+)
 REPLICAS = st.integers(0, NUM_REPLICAS - 1)
 
 

@@ -23,7 +23,7 @@ class PolicyFigures:
         worst_excess: Largest excess of load over the least loaded replica, beyond the hit.
         worst_herd: Largest number of requests of a restarted replica in the next second, less
             the bound for its fair share; at most 0 if there was no herd.
-        imbalance: Mean of the largest load over the mean load.
+        imbalance: Mean over time of the largest load less the mean load, in tokens.
     """
 
     num_requests: int

@@ -70,7 +70,7 @@ class ClusterTrace:
         worst_excess: Largest excess of a chosen replica's load over the lowest one, beyond the
             tokens that the router expected in its cache.
         herds: Of each restart: placements on the replica in the time after it, and its fair share.
-        imbalances: Largest load over the mean one, at intervals.
+        imbalances: Largest load less the mean one, in tokens, at intervals.
         end_s: Virtual time of the end.
     """
 
@@ -273,8 +273,8 @@ class VirtualCluster:
         loads = self._router.loads
         up = [replica for replica in range(self._shape.num_replicas) if loads.is_up(replica)]
         tokens = [loads.tokens(replica) for replica in up]
-        if total := sum(tokens):
-            self.trace.imbalances.append(max(tokens) * len(tokens) / total)
+        if tokens:
+            self.trace.imbalances.append(max(tokens) - sum(tokens) / len(tokens))
         if not self._is_over:
             self._at(1.0, self._sample)
 

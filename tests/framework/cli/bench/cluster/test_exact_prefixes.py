@@ -52,3 +52,12 @@ def test_what_is_on_its_way_counts_until_the_replica_dies():
     oracle.start(0, 20)
     assert oracle.num_held(0, hashes) == 0
     assert list(oracle.levels(hashes)) == []
+
+
+def test_blocks_behind_a_gap_are_of_no_use():
+    oracle = ExactPrefixes()
+    hashes = VirtualReplica(PARTS, 20, StepTime()).add(make_message("a", prompt=[1] * 64))
+    oracle.expect(0, hashes[1:])
+    oracle.expect(1, [hashes[0], hashes[2]])
+    assert [oracle.num_held(replica, hashes) for replica in (0, 1)] == [0, 1]
+    assert [(depth, set(holders)) for depth, holders in oracle.levels(hashes)] == [(1, {1})]
