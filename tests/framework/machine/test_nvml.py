@@ -5,7 +5,12 @@ import ctypes
 import pytest
 from gpu_driver import build_driver
 
-from quire.machine.nvml import DeviceMemory, cuda_compute_capability, cuda_memory
+from quire.machine.nvml import (
+    DeviceMemory,
+    cuda_compute_capability,
+    cuda_memory,
+    visible_devices,
+)
 
 GIB = 2**30
 
@@ -46,12 +51,30 @@ def test_a_device_that_is_hidden_or_not_there_says_nothing(driver, monkeypatch, 
     assert cuda_compute_capability(driver) is None
 
 
+@pytest.mark.parametrize(
+    ("visible", "devices"),
+    [(None, ["0", "1"]), ("1", ["1"]), (" 3, GPU-1 ", ["3", "GPU-1"]), ("", [])],
+)
+def test_visible_devices_are_named_in_their_order(driver, monkeypatch, visible, devices):
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert visible_devices(driver) == devices
+
+
+def test_without_a_driver_no_device_is_visible(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_devices("libno-such-driver.so.1") == []
+
+
 @pytest.mark.parametrize("fault", [{"init": 9}, {"answer": 3}], ids=str)
 def test_a_driver_that_fails_says_nothing(tmp_path, monkeypatch, fault):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     library = build_driver(tmp_path, **fault)
     assert cuda_memory(library) is None
     assert cuda_compute_capability(library) is None
+    assert visible_devices(library) == []
 
 
 @pytest.mark.parametrize("visible", ["0", "5"])

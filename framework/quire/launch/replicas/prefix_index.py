@@ -87,10 +87,6 @@ class PrefixIndex:
                 return index
         return len(hashes)
 
-    def num_blocks(self, replica: int) -> int:
-        """Return the number of blocks that a replica holds."""
-        return len(self._blocks[replica])
-
     def _drop(self, replica: int, block: bytes) -> None:
         holders = self._holders.get(block)
         if holders is not None:

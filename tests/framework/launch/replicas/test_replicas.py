@@ -35,6 +35,7 @@ def engines_below(pid):
     return [each for each, command in descendants(pid).items() if ENGINE in command]
 
 
+@pytest.mark.slow
 def test_replicas_give_the_tokens_of_one_engine_and_a_kill_costs_its_own_requests(folder):
     prompts = [f"{number} and so on" for number in range(6)]
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)

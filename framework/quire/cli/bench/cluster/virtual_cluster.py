@@ -115,7 +115,6 @@ class VirtualCluster:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._now_s = 0.0
-        self._num_open = 0
         self._is_over = False
         self._watched: Counter[int] = Counter()  # placements on replicas after a restart
         self._num_placed = 0
@@ -153,7 +152,6 @@ class VirtualCluster:
             return
         tracked = Tracked(request, conversation, self._now_s)
         self.trace.requests[request.request_id] = tracked
-        self._num_open += 1
         self._place(tracked)
 
     # -- replicas --------------------------------------------------------------------------------
@@ -259,7 +257,6 @@ class VirtualCluster:
 
     def _end(self, tracked: Tracked, how: str) -> None:
         tracked.end = how
-        self._num_open -= 1
         conversation = tracked.conversation
         if how == "finished" and conversation.turns_left:
             pause_s = self._generator.answer(conversation, tracked.request)
