@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,12 +16,24 @@ from server_parts import start_server, stop_servers
 
 from quire import LLM, SamplingParams
 from quire.config import Settings
-from quire.errors import PromptsError, ReplicaDeadError, SettingsError
+from quire.errors import EngineDeadError, PromptsError, ReplicaDeadError, SettingsError
 from quire.launch import start_engine
 from quire.testing.checkpoints import write_checkpoint
 
 ENGINE = "quire.launch.engine_process"
 NUM_STREAMS = 4
+PARENT = """
+import sys
+from quire import LLM, SamplingParams
+
+llm = LLM(sys.argv[1], data_parallel_size=2, max_num_seqs=4, max_model_len=2048)
+print("ready", flush=True)
+for _ in range(100):
+    try:
+        llm.generate(["x"] * 4, SamplingParams(max_tokens=2000, ignore_eos=True))
+    except Exception as error:
+        print(error, flush=True)
+"""
 OPTIONS = {"data_parallel_size": 2, "max_num_seqs": 4, "max_model_len": 2048}
 
 
@@ -66,6 +80,21 @@ def test_replicas_give_the_tokens_of_one_engine_and_a_kill_costs_its_own_request
         last = llm._running.core.pids
         assert (last[0] != pids[0], last[1]) == (True, pids[1])
     assert not any(map(is_running, [*pids, *last]))
+
+
+@pytest.mark.slow
+def test_a_replica_that_is_killed_while_all_start_fails_the_start_and_nothing_is_left(folder):
+    def kill_one():
+        eventually(lambda: engines_below(os.getpid()), 30)
+        time.sleep(0.5)
+        os.kill(engines_below(os.getpid())[0], signal.SIGKILL)
+
+    before = engines_below(os.getpid())
+    assert before == []
+    threading.Thread(target=kill_one).start()
+    with pytest.raises(EngineDeadError, match="was killed by SIGKILL"):
+        LLM(folder, **OPTIONS)
+    assert engines_below(os.getpid()) == []
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +160,34 @@ def test_a_killed_replica_leaves_other_streams_untouched_and_serves_again(served
     assert served.core._group.replicas[0].stats.num_prefix_queries > before
     assert served.core.pids[1] == pids[1]
     assert served.core.pids[0] != pids[0]
+
+
+@pytest.mark.slow
+def test_a_replica_that_is_killed_while_idle_comes_back_and_the_server_stays_ready(served):
+    router, pids = served.core._router, served.core.pids
+    os.kill(pids[1], signal.SIGKILL)
+    eventually(lambda: not router.loads.is_up(1))
+    assert httpx.get(f"{served.url}/readyz").status_code == 200
+    eventually(lambda: router.loads.is_up(1), 60)
+    assert httpx.get(f"{served.url}/readyz").status_code == 200
+    assert (served.core.pids[0], served.core.pids[1] != pids[1]) == (pids[0], True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["while it generates", "while a replica starts again"])
+def test_when_the_parent_is_killed_no_replica_is_left(folder, when):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, folder], stdout=subprocess.PIPE, text=True
+    )
+    with parent:
+        assert parent.stdout.readline() == "ready\n"
+        first = engines_below(parent.pid)
+        if when == "while a replica starts again":
+            os.kill(min(first), signal.SIGKILL)
+            eventually(lambda: set(engines_below(parent.pid)) - set(first), 30)
+        below = descendants(parent.pid)
+        parent.kill()
+        assert eventually(lambda: not any(map(is_running, below)), 30) < 10
 
 
 @pytest.mark.parametrize(
