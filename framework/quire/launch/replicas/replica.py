@@ -19,7 +19,7 @@ from quire.messages import (
 )
 from quire.process.ipc import Channel
 
-STALL_LIMIT_S = 120.0  # of a step; a replica that takes longer is ended
+STALL_LIMIT_S = 300.0  # of a step; a replica that takes longer is ended
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +155,10 @@ class Replica:
         elif outputs is not None:
             self.stall_s = now_s + STALL_LIMIT_S
         elif self.stall_s is not None and now_s >= self.stall_s:
-            self.core.end(f"its step has not completed within {STALL_LIMIT_S:g} s, so it was ended")
+            self.core.end(
+                f"a step did not complete within {STALL_LIMIT_S:g} s, so the process was ended; if "
+                "steps take that long here, lower max_num_batched_tokens"
+            )
         return outputs
 
     def bury(self, error: BaseException, now_s: float, *, may_restart: bool) -> None:
