@@ -28,9 +28,10 @@ class CameUp:
 
 @dataclass(frozen=True, slots=True)
 class CompletedStep:
-    """A step of a replica is complete."""
+    """A step of a replica is complete; `incarnation` is that of the replica then."""
 
     replica: Replica
+    incarnation: int
     outputs: EngineOutputs
 
 
@@ -210,7 +211,9 @@ class ReplicaGroup:
         """
         if replica.core is not None:
             outputs = replica.poll_step(self._clock())
-            return None if outputs is None else CompletedStep(replica, outputs)
+            if outputs is None:
+                return None
+            return CompletedStep(replica, replica.incarnation, outputs)
         if replica.next_start_s is not None:
             if self._clock() >= replica.next_start_s:
                 replica.launch()

@@ -232,7 +232,7 @@ class ReplicatedCore:
         for event in events:
             match event:
                 case CompletedStep():
-                    self._take_step(event.replica, event.outputs)
+                    self._take_step(event)
                 case CameUp():
                     self._take_up(event.replica)
                     logger.info(
@@ -296,11 +296,12 @@ class ReplicatedCore:
             self._router.abort(replica.index, request_id)
         replica.abort(request_ids)
 
-    def _take_step(self, replica: Replica, outputs: EngineOutputs) -> None:
+    def _take_step(self, step: CompletedStep) -> None:
         """Take the outputs of a replica's step."""
         self._has_step = True
-        self._num_scheduled_tokens += outputs.stats.num_scheduled_tokens
-        current = self._router.apply(replica.index, replica.incarnation, outputs.outputs)
+        self._num_scheduled_tokens += step.outputs.stats.num_scheduled_tokens
+        index, outputs = step.replica.index, step.outputs.outputs
+        current = self._router.apply(index, step.incarnation, outputs)
         for output in current:
             if output.finish_reason is not None:
                 del self._open[output.request_id]
