@@ -10,7 +10,7 @@ import pytest
 from engine_parts import make_message
 from processes import eventually
 from scripted_core import Reply
-from served_replicas import ReplicaTrial
+from served_replicas import MortalCore, ReplicaTrial
 
 from quire.errors import AdapterError, EngineDeadError, InvalidRequestError, ReplicaDeadError
 from quire.launch.replicas import replica
@@ -307,6 +307,28 @@ def test_a_dead_replica_comes_back_after_a_pause_with_the_adapters_loaded_since(
         add(trial.core, str(number))
     assert len(finish(trial.core)) == 8
     assert min(len(trial.engine(index).requests) for index in (0, 1)) == 4
+
+
+def test_an_adapter_that_is_loaded_while_a_replica_loads_others_is_loaded_there_too(begin):
+    trial = begin(2)
+    first, second = (AdapterRef(name, name, name) for name in "xy")
+    trial.core.control(LoadAdapter(first))
+    may_load, load = threading.Event(), MortalCore.control
+
+    def wait_and_load(core, command):
+        may_load.wait(20)
+        return load(core, command)
+
+    trial.make_engine = lambda: type("Waiting", (MortalCore,), {"control": wait_and_load})(0.0)
+    trial.current(0).kill()
+    eventually(lambda: trial.core.check_health() or not trial.router.loads.is_up(0))
+    trial.clock.now_s += FIRST_PAUSE_S
+    eventually(lambda: trial.core.check_health() or trial.core._group.replicas[0]._preparing)
+    trial.core.control(LoadAdapter(second))
+    assert not trial.router.loads.is_up(0)
+    may_load.set()
+    eventually(lambda: trial.core.check_health() or trial.router.loads.is_up(0))
+    assert trial.engine(0).adapters == [first, second]
 
 
 def test_an_adapter_that_cannot_be_loaded_again_keeps_no_replica_down(begin, caplog):
