@@ -17,7 +17,7 @@ def load(tmp_path, monkeypatch):
     """Load a worker; returns the bytes for its cache, and the number of threads it asked for."""
     write_checkpoint(tmp_path, "Qwen3ForCausalLM")
     asked = []
-    monkeypatch.setattr(worker_module, "host_cache_bytes", lambda: 1000)
+    monkeypatch.setattr(worker_module, "host_cache_bytes", lambda num_ranks: 1000 // num_ranks)
     monkeypatch.setattr(worker_module.THREADS, "use", lambda *numbers: asked.append(numbers))
 
     def start(**options):
@@ -25,12 +25,12 @@ def load(tmp_path, monkeypatch):
         composed = compose_engine(settings, load_plugins(settings.plugins))
         parts = WorkerParts.load(settings, composed.composition, composed.plugins.registries)
         info = ModelWorker(settings, parts, SingleDevice()).load()
-        return info.available_kv_bytes, asked.pop()
+        return info.kv_bytes, asked.pop()
 
     return start
 
 
 def test_memory_and_cores_are_divided_among_replicas(load):
-    assert load() == (1000, (None, 1))
-    assert load(data_parallel_size=4) == (250, (None, 4))
-    assert load(data_parallel_size=4, threads=3) == (250, (3, 4))
+    assert load() == ([1000], (None, 1))
+    assert load(data_parallel_size=4) == ([250], (None, 4))
+    assert load(data_parallel_size=4, threads=3) == ([250], (3, 4))
