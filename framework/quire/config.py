@@ -300,6 +300,11 @@ class ParallelSettings:
         "Number of layers of each pipeline stage, such as 10,12,10; empty: stages of about equal "
         "bytes.",
     )
+    data_parallel_size: int = option(
+        1,
+        "Number of replicas: engines that have the whole model each, in processes of their own, "
+        "and share the requests.",
+    )
     executor: str = option(
         "auto",
         "Executor that places the workers; auto: one worker runs in the engine's process, and each "
@@ -328,6 +333,12 @@ class ParallelSettings:
                 f"pipeline_layers {','.join(map(str, self.pipeline_layers))} is for {given} "
                 f"stage{'' if given == 1 else 's'}, and pipeline_parallel_size is {num_stages}; "
                 f"set pipeline_parallel_size to {given}, or leave pipeline_layers out"
+            )
+        _check_at_least("data_parallel_size", self.data_parallel_size, 1)
+        if self.data_parallel_size > 1 and self.engine_process is False:
+            raise SettingsError(
+                f"data_parallel_size {self.data_parallel_size} starts a process for each engine, "
+                "so engine_process cannot be false; leave it out, or set data_parallel_size to 1"
             )
 
 

@@ -29,6 +29,7 @@
     - OverloadedError           the queue is full
     - RequestTimeoutError       the request did not finish within its time limit
     - RequestFailedError        a plugin or the model failed while this request ran
+    - ReplicaDeadError          the replica that ran the request died; others are served
   + PromptsError                some prompts of one call failed; it has the others' outputs
   + CauseError                  the cause of another error: a traceback as text
 """
@@ -258,6 +259,12 @@ class RequestFailedError(RequestError):
     """A plugin or the model failed while this request ran."""
 
     code = "request_failed"
+
+
+class ReplicaDeadError(RequestError):
+    """The replica that ran the request died; the other replicas serve, and it is restarted."""
+
+    code = "replica_dead"
 
 
 class PromptsError(QuireError):

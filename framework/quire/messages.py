@@ -159,6 +159,14 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     error: ErrorReport | None = None
 
 
+class ReplicaStats(msgspec.Struct, frozen=True, array_like=True):
+    """Gauges of one of several replicas; `is_up` is False while it does not take requests."""
+
+    is_up: bool
+    num_running: int = 0
+    num_waiting: int = 0
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Counters and gauges of the engine after a step, for logs and metrics."""
 
@@ -174,6 +182,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_prefix_hits: int = 0  # prompt tokens that were found there
     prefix_hit_rate: float = 0.0  # over the last requests
     num_store_hits: int = 0  # tokens loaded from an external KV store
+    replicas: list[ReplicaStats] = []  # if the engine has several
 
 
 class EngineOutputs(msgspec.Struct, frozen=True):

@@ -25,6 +25,11 @@ int nvmlDeviceGetHandleByUUID(const char *name, void **device) {
     *device = &devices[1];
     return 0;
 }
+int nvmlDeviceGetCount_v2(unsigned int *count) {
+    if (ANSWER) return ANSWER;
+    *count = 2;
+    return 0;
+}
 int nvmlDeviceGetMemoryInfo(char *device, memory_t *memory) {
     if (ANSWER) return ANSWER;
     memory->total = 80ULL << 30;

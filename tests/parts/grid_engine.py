@@ -71,7 +71,7 @@ class GridRunner(StepRunner):
         digests: Digest of each step, from every rank of the last stage.
         adds_patches: Whether token patches are added as if there were several stages.
         num_patches: Number of patches in all plans.
-        failure: Error of the step that failed last; its ranks cannot go on.
+        failures: Failures of steps, which the core isolates.
     """
 
     def __init__(self, threads: RankThreads, runners: Sequence[ModelRunner]) -> None:
@@ -79,7 +79,7 @@ class GridRunner(StepRunner):
         self.digests: list[list[int]] = []
         self.adds_patches = False
         self.num_patches = 0
-        self.failure: StepFailedError | None = None
+        self.failures: list[StepFailedError] = []
         self._threads = threads
         self._calls: list[Future[Any]] = []
         self._num_known: dict[int, int] = {}
@@ -96,11 +96,7 @@ class GridRunner(StepRunner):
     def collect(self, plan_id: int) -> StepResult:
         self._start(lambda runner: runner.collect(plan_id))
         calls, self._calls = self._calls, []
-        try:
-            results = results_of(calls)[-len(self.runners) :]
-        except StepFailedError as error:
-            self.failure = error
-            raise
+        results = self._results_of(calls)[-len(self.runners) :]
         num_last = self._threads.tp_size
         for result in results[:-num_last]:
             if result.digest or any(each.token_ids for each in result.results):
@@ -116,6 +112,13 @@ class GridRunner(StepRunner):
 
     def _start(self, call: Callable[[ModelRunner], Any]) -> None:
         self._calls += self._threads.submit([partial(call, runner) for runner in self.runners])
+
+    def _results_of(self, calls: list[Future[Any]]) -> list[Any]:
+        try:
+            return results_of(calls)
+        except StepFailedError as error:
+            self.failures.append(error)
+            raise
 
     def _patched(self, plan: StepPlan) -> StepPlan:
         for given in plan.assignments:

@@ -13,8 +13,8 @@ the next step can be launched before the tokens of this one have reached the hos
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -148,13 +148,11 @@ class WorkerLaunch:
         grid: Workers to place.
         make: Function that builds the only worker of a grid of one in this process.
         spawn: Function that starts the process of a rank as a child of this one.
-        options: Options of the executor, as given by the user.
     """
 
     grid: WorkerGrid
     make: Callable[[], Worker]
     spawn: Callable[[int], WorkerProcess]
-    options: Mapping[str, str] = field(default_factory=dict)
 
 
 class Executor(ABC):

@@ -16,6 +16,7 @@ engine_process  an engine in a separate process:
   remote_core    the parent's end, with the methods of `EngineCore`
   engine_link    messages to and from the process, and detection of its death
   engine_wire    message types
+  engine_start   launch of the process, until its engine is ready
   entry          entry point of the process; then served_engine and core_server
 
 workers  workers in processes of their own:
@@ -23,6 +24,7 @@ workers  workers in processes of their own:
   worker_process  entry point of the process of a rank; then worker_server
 
 agreement  comparison of what the processes of an engine have chosen
+replicas   several engine processes behind one client
 
 plan_composition   chooses the parts of an engine without starting it; no torch
 start_engine       starts it: workers started, weights loaded, cache allocated

@@ -22,6 +22,7 @@ from quire.launch.core_startup import start_core
 from quire.launch.engine_process.remote_core import RemoteCore
 from quire.launch.grammar_setup import make_grammar_check
 from quire.launch.parsers import load_parsers, make_thinking
+from quire.launch.replicas.replica_launch import start_replicas
 from quire.messages import AdapterRef, LoadAdapter, Started
 from quire.outputs import LoRARequest
 from quire.plugins.loading import Plugins, load_plugins
@@ -145,6 +146,8 @@ def start_engine(settings: Settings, *, is_serving: bool = False) -> Engine:
 
 
 def _start_core(composed: Composed, is_serving: bool) -> tuple[EngineCoreClient, Started]:
+    if composed.settings.parallel.data_parallel_size > 1:
+        return start_replicas(composed)
     if has_engine_process(composed.settings, composed.composition, is_serving=is_serving):
         return RemoteCore.start(composed)
     return start_core(composed)

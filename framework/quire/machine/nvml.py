@@ -42,6 +42,14 @@ def cuda_compute_capability(library: str = LIBRARY) -> int | None:
     return _query(library, lambda nvml: _read(nvml, 0, _compute_capability))
 
 
+def visible_devices(library: str = LIBRARY) -> list[str]:
+    """Return the indices or UUIDs of the visible devices, as CUDA_VISIBLE_DEVICES names them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    number = cuda_device_count(library) or 0
+    names = map(str, range(number)) if visible is None else visible.split(",")[:number]
+    return [name.strip() for name in names]
+
+
 def cuda_device_count(library: str = LIBRARY) -> int | None:
     """Return the number of visible devices; None without a driver.
 
@@ -98,6 +106,12 @@ def _memory(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> DeviceMemory | None:
     if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):
         return None
     return DeviceMemory(memory.total, memory.free)
+
+
+def _device_count(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> int | None:
+    del handle
+    count = ctypes.c_uint()
+    return None if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) else count.value
 
 
 def _compute_capability(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> int | None:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -52,6 +52,10 @@ class SocketFolder:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove the folder. May be called twice."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
@@ -63,19 +67,25 @@ class ChildProcess:
     Args:
         arguments: Command line after `python`.
         config: Bytes for its standard input.
+        environment: Variables to set, beside those of this process.
 
     Raises:
         SettingsError: The system is not Linux, which has the pidfds needed.
     """
 
-    def __init__(self, arguments: Sequence[str], config: bytes) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        config: bytes,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         if sys.platform != "linux":
             raise SettingsError("engine_process needs Linux; start without it")
         self._process = subprocess.Popen(
             [sys.executable, *arguments],
             stdin=subprocess.PIPE,
             start_new_session=True,
-            env=child_environment(),
+            env=child_environment() | dict(environment or {}),
         )
         self._owner_pid = os.getpid()
         try:

@@ -71,8 +71,9 @@ class Channel:
         )
         self._finalizer.atexit = False
         self._socket.set_hwm(0)  # no limit: the requests in flight limit the queued messages
+        self._watched: list[int] = []
         self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
+        self.register(self._poller)
         # A ZAP domain makes the handshake mandatory; else bytes of any protocol would be accepted.
         self._socket.zap_domain = b"quire"
         try:
@@ -83,7 +84,14 @@ class Channel:
 
     def watch(self, fd: int) -> None:
         """Make `wait` also return when a file descriptor becomes readable."""
+        self._watched.append(fd)
         self._poller.register(fd, zmq.POLLIN)
+
+    def register(self, poller: zmq.Poller) -> None:
+        """Make a poller return when `wait` would."""
+        poller.register(self._socket, zmq.POLLIN)
+        for fd in self._watched:
+            poller.register(fd, zmq.POLLIN)
 
     def wait(self, timeout_s: float | None = None) -> Sequence[int]:
         """Block until a message arrives or a watched file descriptor is readable, or until timeout.

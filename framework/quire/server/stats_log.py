@@ -47,8 +47,16 @@ class StatsLine:
             f"computed: {computed:.1f} tokens/s, generated: {generated:.1f} tokens/s, "
             f"running: {stats.num_running} reqs, waiting: {stats.num_waiting} reqs, "
             f"KV cache usage: {usage:.1%}, prefix cache hit rate: {stats.prefix_hit_rate:.1%}, "
-            f"preemptions: {num_preemptions}"
+            f"preemptions: {num_preemptions}{_replica_loads(stats)}"
         )
+
+
+def _replica_loads(stats: EngineStats) -> str:
+    """Return the running and waiting requests of each replica, if there are several."""
+    if not stats.replicas:
+        return ""
+    loads = (f"{r.num_running}+{r.num_waiting}" if r.is_up else "down" for r in stats.replicas)
+    return f", running+waiting by replica: {' '.join(loads)}"
 
 
 async def log_stats(frontend: AsyncFrontend, interval_s: float = INTERVAL_S) -> None:

@@ -84,7 +84,9 @@ class ModelWorker(Worker):
     def load(self) -> WorkerInfo:
         """Build the model and load its weights."""
         if self.device.type == "cpu" or self.settings.model.threads is not None:
-            THREADS.use(self.settings.model.threads, self.group.size * self.stage.count)
+            parallel = self.settings.parallel
+            num_ranks = self.composition.grid.size * parallel.data_parallel_size
+            THREADS.use(self.settings.model.threads, num_ranks)
         started = time.perf_counter()
         expected = weight_bytes(self.composition, self.group.size, self.stage.index)
         what = f"the model ({expected:,} bytes of weights)"
@@ -194,7 +196,8 @@ class ModelWorker(Worker):
     def _cache_bytes(self, model: Model) -> int:
         """Return the number of bytes available for the KV cache beside the weights."""
         if self.device.type != "cuda":
-            return host_cache_bytes(self.composition.grid.size)
+            replicas = self.settings.parallel.data_parallel_size
+            return host_cache_bytes(self.composition.grid.size * replicas)
         return gpu_cache_bytes(self._loaded(model), CudaMeter(self.device))
 
     def _build_model(self) -> Model:

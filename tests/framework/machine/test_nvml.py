@@ -10,6 +10,7 @@ from quire.machine.nvml import (
     cuda_compute_capability,
     cuda_device_count,
     cuda_memory,
+    visible_devices,
 )
 
 GIB = 2**30
@@ -66,6 +67,23 @@ def test_visible_devices_are_counted_up_to_one_that_is_not_there(
     assert cuda_device_count(driver) == count
 
 
+@pytest.mark.parametrize(
+    ("visible", "devices"),
+    [(None, ["0", "1"]), ("1", ["1"]), (" 1, GPU-1 ", ["1", "GPU-1"]), ("", []), ("7,1", [])],
+)
+def test_visible_devices_are_named_in_their_order(driver, monkeypatch, visible, devices):
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert visible_devices(driver) == devices
+
+
+def test_without_a_driver_no_device_is_visible(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_devices("libno-such-driver.so.1") == []
+
+
 def test_each_visible_device_has_its_own_memory(driver, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert [cuda_memory(driver, index).free for index in range(2)] == [70 * GIB, 7 * GIB]
@@ -82,6 +100,7 @@ def test_a_driver_that_fails_says_nothing(tmp_path, monkeypatch, fault):
     assert cuda_memory(library) is None
     assert cuda_compute_capability(library) is None
     assert cuda_device_count(library) == (None if "init" in fault else 2)
+    assert len(visible_devices(library)) == (0 if "init" in fault else 2)
 
 
 @pytest.mark.parametrize("visible", ["0", "5"])

@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 from quire.frontend.dispatch.dispatcher import Done
-from quire.messages import EngineStats
+from quire.messages import EngineStats, ReplicaStats
 from quire.sampling_params import SamplingParams
 from quire.server.stats_log import StatsLine, log_stats
 
@@ -69,6 +69,12 @@ def test_preemptions_are_logged_once_also_after_a_silence():
     assert "computed: 0.8 tokens/s" in line.next(
         EngineStats(num_preemptions=5, num_running=1), Done(2, 16, 2), 30.0
     )
+
+
+def test_of_several_replicas_the_load_of_each_is_logged():
+    replicas = [ReplicaStats(True, 3, 2), ReplicaStats(False)]
+    line = StatsLine(0.0).next(EngineStats(num_running=3, replicas=replicas), Done(1, 8, 1), 10.0)
+    assert line.endswith("preemptions: 0, running+waiting by replica: 3+2 down")
 
 
 def test_a_busy_server_writes_lines_and_an_idle_one_none(served, caplog):

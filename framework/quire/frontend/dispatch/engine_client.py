@@ -15,6 +15,7 @@ from quire.errors import (
     OverloadedError,
     PromptTooLongError,
     QuireError,
+    ReplicaDeadError,
     RequestError,
     RequestFailedError,
     RequestTimeoutError,
@@ -89,6 +90,7 @@ _ERRORS: dict[str, Callable[[str], RequestError]] = {
     AdapterError.code: InvalidRequestError,
     OverloadedError.code: OverloadedError,
     RequestTimeoutError.code: RequestTimeoutError,
+    ReplicaDeadError.code: ReplicaDeadError,
 }
 
 

@@ -4,14 +4,13 @@ Once the engine is dead, every method raises `EngineDeadError`; it cannot be res
 """
 
 import os
-import threading
-import weakref
 from typing import Any, NoReturn
 
 from quire.errors import EngineDeadError
 from quire.launch.engine_process.engine_wire import Failed, ToEngine
 from quire.process.child_process import ChildProcess
 from quire.process.ipc import Channel
+from quire.process.wake_event import WakeEvent
 
 EXIT_GRACE_S = 1.0  # time for a failed process to exit by itself
 FLUSH_S = 0.1  # time for the last messages of a dead process to arrive
@@ -25,21 +24,25 @@ class EngineLink:
     Args:
         channel: Channel to the engine.
         process: Process of the engine.
+        exit_grace_s: Time for a process that failed to exit by itself, before it is killed.
+
+    Attributes:
+        channel: Channel to the engine.
+        exit_grace_s: Time for a process that failed to exit by itself, before it is killed.
+        num_sent: Number of commands sent to the engine.
     """
 
-    def __init__(self, channel: Channel, process: ChildProcess) -> None:
-        self._channel = channel
+    def __init__(
+        self, channel: Channel, process: ChildProcess, exit_grace_s: float = EXIT_GRACE_S
+    ) -> None:
+        self.channel = channel
         self._process = process
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        # So that `wake` never writes to a closed descriptor. Reentrant: a finalizer may run inside.
-        self._wake_lock = threading.RLock()
-        self._release = weakref.finalize(self, os.close, self._wake_fd)
-        self._release.atexit = False
-        self._owner_pid = os.getpid()
+        self.exit_grace_s = exit_grace_s
+        self._wake = WakeEvent()
         self._death: EngineDeadError | None = None
         self.num_sent = 0
         channel.watch(process.fileno())
-        channel.watch(self._wake_fd)
+        channel.watch(self._wake.fileno())
 
     @property
     def pid(self) -> int:
@@ -54,7 +57,7 @@ class EngineLink:
         """
         self._check_alive()
         try:
-            self._channel.send(command)
+            self.channel.send(command)
         except EngineDeadError:
             self._raise_process_death()
         self.num_sent += 1
@@ -73,20 +76,27 @@ class EngineLink:
             message = self._take()
             if message is not None:
                 return message
-            ready = self._channel.wait()
+            ready = self.channel.wait()
             if self._process.fileno() in ready:
-                if (message := self._take(FLUSH_S)) is not None:
-                    return message
-                self._raise_process_death()
-            if can_wake and self._wake_fd in ready:
-                os.eventfd_read(self._wake_fd)
+                return self._last_message()
+            if can_wake and self._wake.fileno() in ready:
+                self._wake.clear()
                 return None
+
+    def poll(self) -> Any:
+        """Return the next message if one has arrived, else None.
+
+        Raises:
+            EngineDeadError: The engine is dead, and all its messages were returned.
+        """
+        self._check_alive()
+        if (message := self._take()) is not None:
+            return message
+        return self._last_message() if self._process.fileno() in self.channel.wait(0.0) else None
 
     def wake(self) -> None:
         """Make a `receive` with `can_wake` return; from any thread."""
-        with self._wake_lock:
-            if self._release.alive and self._is_owner:
-                os.eventfd_write(self._wake_fd, 1)
+        self._wake.set()
 
     def kill(self) -> None:
         """Kill the process, so that `receive` finds it dead; from any thread."""
@@ -100,7 +110,7 @@ class EngineLink:
             EngineDeadError: The process is dead.
         """
         self._check_alive()
-        if self._process.fileno() in self._channel.wait(0.0):
+        if self._process.fileno() in self.channel.wait(0.0):
             self._raise_process_death()
 
     def check_owner(self) -> None:
@@ -111,8 +121,8 @@ class EngineLink:
         """
         if not self._is_owner:
             raise EngineDeadError(
-                f"the engine belongs to process {self._owner_pid}, and cannot be used in its fork "
-                f"{os.getpid()}; start another engine here"
+                f"the engine belongs to process {self._wake.owner_pid}, and cannot be used in its "
+                f"fork {os.getpid()}; start another engine here"
             )
 
     def die(self, death: EngineDeadError, patience_s: float = 0.0) -> NoReturn:
@@ -132,33 +142,36 @@ class EngineLink:
             death: Error for later calls.
             patience_s: Time for the process to exit by itself, before it is killed.
         """
-        with self._wake_lock:
-            if not (self._release.alive and self._is_owner):
-                return
-            self._release()
+        if not self._wake.close():
+            return
         self._death = death
         self._process.end(patience_s)
-        self._channel.close()
+        self.channel.close()
 
     def _take(self, timeout_s: float = 0.0) -> Any:
         """Return the next message, None if there is none; a `Failed` is raised."""
         try:
-            message = self._channel.take(timeout_s)
+            message = self.channel.take(timeout_s)
         except EngineDeadError as error:
             self.die(error)
         if isinstance(message, Failed):
-            self.die(EngineDeadError(message.error.message), EXIT_GRACE_S)
+            self.die(EngineDeadError(message.error.message), self.exit_grace_s)
         return message
+
+    def _last_message(self) -> Any:
+        """Return the next message of a dead process; raise the reason of its death after all."""
+        message = self._take(FLUSH_S)
+        return self._raise_process_death() if message is None else message
 
     def _raise_process_death(self) -> NoReturn:
         """Raise the reason of the process's death: its last message, or how it ended."""
         while self._take(FLUSH_S) is not None:
             pass  # drop messages before the last one, which `_take` raises if it is a `Failed`
-        self.die(EngineDeadError(f"the engine process {self._process.end(EXIT_GRACE_S)}"))
+        self.die(EngineDeadError(f"the engine process {self._process.end(self.exit_grace_s)}"))
 
     @property
     def _is_owner(self) -> bool:
-        return os.getpid() == self._owner_pid
+        return os.getpid() == self._wake.owner_pid
 
     def _check_alive(self) -> None:
         self.check_owner()

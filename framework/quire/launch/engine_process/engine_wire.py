@@ -28,12 +28,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         settings: Settings as given by the user, without the server's.
+        name: Name of the engine in its log.
         address: Socket address on which the parent listens.
         log_level: Log level of the parent.
         choices: Choices of the parent, which this process must share.
     """
 
     settings: Settings
+    name: str
     address: str
     log_level: int
     choices: list[str]

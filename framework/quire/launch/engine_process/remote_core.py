@@ -6,31 +6,23 @@ next one. The engine does not wait for the client between two steps.
 
 import contextlib
 import logging
-import os
 import sys
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
-from quire.config import ServerSettings
 from quire.engine.results import failed_output, report_of
 from quire.errors import EngineDeadError, InvalidRequestError, QuireError
-from quire.launch.agreement import own_choices
 from quire.launch.composing import Composed
-from quire.launch.engine_process.engine_link import EXIT_GRACE_S, EngineLink
+from quire.launch.engine_process.engine_link import EngineLink
+from quire.launch.engine_process.engine_start import EngineStart
 from quire.launch.engine_process.engine_wire import (
     REPLY_TYPES,
     Abort,
     Add,
     Call,
-    Connected,
     EncodedRequest,
-    EngineConfig,
-    FromEngine,
     ReadStats,
-    Ready,
-    Refused,
     Reply,
     Shutdown,
     Stepped,
@@ -43,11 +35,8 @@ from quire.messages import (
     EngineStats,
     Started,
 )
-from quire.process.child_process import ChildProcess, SocketFolder
-from quire.process.ipc import Channel, decode, encode
-from quire.process.python_child import python_arguments
+from quire.process.ipc import Channel, decode
 
-MODULE = "quire.launch.engine_process.entry"
 STOP_TIMEOUT_S = 10.0  # time for the running step to complete, before the process is killed
 NEVER = sys.maxsize
 
@@ -70,6 +59,8 @@ class RemoteCore:
         self._unsent: list[EncodedRequest] = []
         self._inbox: deque[Stepped] = deque()
         self._stats = EngineStats()
+        self._calls: dict[int, Control | ReadStats] = {}  # whose results were not returned
+        self._replies: dict[int, Reply] = {}
 
     @classmethod
     def start(cls, composed: Composed) -> tuple[Self, Started]:
@@ -79,23 +70,19 @@ class RemoteCore:
             QuireError: The engine cannot start, or it chose other parts than this process.
             EngineDeadError: The process ended.
         """
-        with SocketFolder() as folder:
-            channel = Channel(FromEngine, folder.address, is_listening=True)
-            try:
-                arguments = python_arguments(MODULE, [str(os.getpid()), str(folder.path)])
-                process = ChildProcess(arguments, _config(composed, folder))
-            except BaseException:
-                channel.close()
-                raise
-            link = EngineLink(channel, process)
-            _expect(link, Connected)
-        ready = _expect(link, Ready)
-        return cls(link), ready.started
+        start = EngineStart.launch(composed)
+        started = start.wait()
+        return cls(start.link), started
 
     @property
     def pid(self) -> int:
         """Process id of the engine."""
         return self._link.pid
+
+    @property
+    def channel(self) -> Channel:
+        """Channel to the engine, on which another caller may wait."""
+        return self._link.channel
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request; queued requests are sent together before the next other command.
@@ -114,12 +101,23 @@ class RemoteCore:
         except InvalidRequestError as error:
             self._refuse(request_id, error)
 
+    def flush(self) -> None:
+        """Send the queued requests.
+
+        Raises:
+            EngineDeadError: The engine is dead.
+        """
+        self._link.check_owner()
+        if self._unsent:
+            unsent, self._unsent = self._unsent, []
+            self._link.send(Add(unsent))
+
     def abort(self, request_ids: Sequence[str]) -> None:
         """Abort requests; unknown ids are ignored."""
         gone = [request_id for request_id in request_ids if request_id in self._open]
         with contextlib.suppress(EngineDeadError):  # then there is nothing left to abort
             if gone:
-                self._flush()
+                self.flush()
                 self._link.send(Abort(gone))
         for request_id in gone:
             self._open.pop(request_id, None)
@@ -137,16 +135,25 @@ class RemoteCore:
         Raises:
             EngineDeadError: The engine is dead.
         """
-        self._flush()
+        self.flush()
         if not self.has_work():
             return EngineOutputs([], self._stats)
         while not self._inbox:
             if (message := self._link.receive(can_wake=True)) is None:
                 return None
             self._take(message)
-        stepped = self._inbox.popleft()
-        self._stats = stepped.outputs.stats
-        return EngineOutputs(self._expected(stepped), self._stats)
+        return self._next_step()
+
+    def poll_step(self) -> EngineOutputs | None:
+        """Return the outputs of the next step if it is complete, else None; never waits.
+
+        Raises:
+            EngineDeadError: The engine is dead, and all its steps were returned.
+        """
+        self.flush()
+        while not self._inbox and (message := self._link.poll()) is not None:
+            self._take(message)
+        return self._next_step() if self._inbox else None
 
     def wake(self) -> None:
         """Make a waiting `step` return; from any thread."""
@@ -163,17 +170,41 @@ class RemoteCore:
         Raises:
             EngineDeadError: The engine is dead.
         """
-        self._flush()
+        return self.result(self.call(command))
+
+    def call(self, command: Control | ReadStats) -> int:
+        """Send a command, which the engine executes between two steps; return the call's id.
+
+        Raises:
+            EngineDeadError: The engine is dead.
+        """
+        self.flush()
         call_id = self._link.num_sent + 1
         self._link.send(Call(call_id, command))
-        while True:
-            message = self._link.receive()
-            if isinstance(message, Reply) and message.call_id == call_id:
-                break
-            self._take(message)
-        if message.error is not None:
-            raise message.error.error()
-        return decode(message.value, REPLY_TYPES[type(command)])
+        self._calls[call_id] = command
+        return call_id
+
+    def has_open_calls(self) -> bool:
+        """Whether the result of a call has not arrived yet."""
+        return len(self._calls) > len(self._replies)
+
+    def has_result(self, call_id: int) -> bool:
+        """Whether `result` would not wait."""
+        return call_id in self._replies
+
+    def result(self, call_id: int) -> Any:
+        """Wait for the result of a call, and return or raise it.
+
+        Raises:
+            EngineDeadError: The engine is dead.
+        """
+        try:
+            while call_id not in self._replies:
+                self._take(self._link.receive())
+            return _value(self._replies[call_id], self._calls[call_id])
+        finally:
+            del self._calls[call_id]
+            self._replies.pop(call_id, None)
 
     def stats(self) -> EngineStats:
         """Return the current statistics of the engine.
@@ -192,17 +223,28 @@ class RemoteCore:
         """
         self._link.check()
 
-    def shutdown(self) -> None:
-        """End the process after the running step, or after a timeout. May be called twice."""
+    def end(self, reason: str) -> NoReturn:
+        """End the process now, and raise the reason, as later calls do.
+
+        Raises:
+            EngineDeadError: Always.
+        """
+        self._link.die(EngineDeadError(reason))
+
+    def begin_shutdown(self) -> None:
+        """Request the process to end after the running step."""
         with contextlib.suppress(EngineDeadError):  # it is dead already
             self._link.send(Shutdown())
+
+    def shutdown(self) -> None:
+        """End the process after the running step, or after a timeout. May be called twice."""
+        self.begin_shutdown()
         self._link.close(EngineDeadError("the engine was shut down"), STOP_TIMEOUT_S)
 
-    def _flush(self) -> None:
-        self._link.check_owner()
-        if self._unsent:
-            unsent, self._unsent = self._unsent, []
-            self._link.send(Add(unsent))
+    def _next_step(self) -> EngineOutputs:
+        stepped = self._inbox.popleft()
+        self._stats = stepped.outputs.stats
+        return EngineOutputs(self._expected(stepped), self._stats)
 
     def _refuse(self, request_id: str, error: QuireError) -> None:
         """Fail a request with the next step, without sending it to the engine."""
@@ -214,6 +256,8 @@ class RemoteCore:
         match message:
             case Stepped():
                 self._inbox.append(message)
+            case Reply() if message.call_id in self._calls:
+                self._replies[message.call_id] = message
             case Reply():  # its caller was interrupted
                 logger.debug("ignoring the reply to call %d: its caller is gone", message.call_id)
             case _:
@@ -231,30 +275,8 @@ class RemoteCore:
         return expected
 
 
-def _expect(link: EngineLink, kind: type[Any]) -> Any:
-    """Wait for a message of the start-up.
-
-    Raises:
-        QuireError: The engine cannot start; its process was ended.
-    """
-    try:
-        message = link.receive()
-    except BaseException as error:
-        link.close(EngineDeadError(f"the engine did not start: {error}"))
-        raise
-    if isinstance(message, Refused):
-        link.close(EngineDeadError("the engine did not start"), EXIT_GRACE_S)
-        raise message.error.error()
-    if not isinstance(message, kind):
-        link.die(EngineDeadError(f"the engine sent {message!r} unexpectedly"))
-    return message
-
-
-def _config(composed: Composed, folder: SocketFolder) -> bytes:
-    config = EngineConfig(
-        settings=replace(composed.settings, server=ServerSettings()),  # without the API key
-        address=folder.address,
-        log_level=logging.getLogger("quire").getEffectiveLevel(),
-        choices=own_choices(composed.composition),
-    )
-    return encode(config)
+def _value(reply: Reply, command: Control | ReadStats) -> Any:
+    """Return the result of a call, or raise its error."""
+    if reply.error is not None:
+        raise reply.error.error()
+    return decode(reply.value, REPLY_TYPES[type(command)])

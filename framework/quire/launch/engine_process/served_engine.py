@@ -39,7 +39,7 @@ def run(config: EngineConfig) -> int:
     logging.basicConfig(
         level=config.log_level,
         stream=sys.stderr,
-        format="%(asctime)s %(levelname)s engine %(name)s: %(message)s",
+        format=f"%(asctime)s %(levelname)s {config.name} %(name)s: %(message)s",
     )
     channel = Channel(ToEngine, config.address, is_listening=False)
     channel.send(Connected())

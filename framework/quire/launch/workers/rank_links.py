@@ -13,13 +13,13 @@ from typing import Any, NoReturn, TypeVar
 from quire.errors import CollectiveError, EngineDeadError, QuireError
 from quire.launch.workers.rank_link import RankLink
 from quire.launch.workers.worker_wire import (
-    Failed,
     GetKey,
     Joined,
     KeyValue,
-    Refused,
     SetKey,
     ToWorker,
+    WorkerFailed,
+    WorkerRefused,
 )
 from quire.process.hub import Hub, Peer
 
@@ -174,11 +174,11 @@ class RankLinks:
             match message:
                 case Joined():
                     return self._joined(peer, message), message
-                case Refused():
+                case WorkerRefused():
                     self._refused(message)
                 case _ if peer not in self._by_peer:
                     self.end(f"a process that has not joined sent {message!r}")
-                case Failed():
+                case WorkerFailed():
                     self._failed(self._by_peer[peer], message)
                 case SetKey():
                     self._set_key(message)
@@ -205,13 +205,13 @@ class RankLinks:
         self._by_peer[peer] = link
         return link
 
-    def _refused(self, message: Refused) -> NoReturn:
+    def _refused(self, message: WorkerRefused) -> NoReturn:
         """End all ranks because one cannot start, and raise its error."""
         error = message.error.error()
         self.close(EngineDeadError(f"the workers did not start: {error}"), EXIT_GRACE_S)
         raise error
 
-    def _failed(self, link: RankLink, message: Failed) -> NoReturn:
+    def _failed(self, link: RankLink, message: WorkerFailed) -> NoReturn:
         """End all ranks because one failed; if it waited in vain for a dead one, name that one."""
         error: QuireError = message.error.error()
         if isinstance(error, CollectiveError) and (dead := self._hub.wait(DEATH_GRACE_S)):
@@ -239,7 +239,7 @@ class RankLinks:
     def _raise_deaths(self, fds: Sequence[int]) -> NoReturn:
         """End all ranks because some have died; what they sent last is the reason, if they did."""
         while self._next(FLUSH_S) is not None:
-            pass  # results that came before the end; a `Failed` or `Refused` is raised
+            pass  # results that came before the end; a `WorkerFailed` or `WorkerRefused` is raised
         ends = [f"{self._by_fd[fd]} {self._by_fd[fd].process.end(EXIT_GRACE_S)}" for fd in fds]
         self.end(f"{'; '.join(ends)}, during or after {self.activity}")
 

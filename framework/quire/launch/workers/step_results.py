@@ -20,7 +20,7 @@ class RankResults:
         self._grid = grid
         self._sampling_rank = (grid.pp_size - 1) * grid.tp_size
         self._by_plan: dict[int, dict[int, StepResult]] = {}
-        self._transfers = OpenTransfers(grid.size)
+        self._transfers = RankTransfers(grid.size)
 
     def add(self, rank: int, result: StepResult) -> None:
         """Add the result of a rank."""
@@ -72,7 +72,7 @@ def _with_errors(by_rank: Mapping[int, StepResult], sampling_rank: int) -> list[
     return kept + [msgspec.structs.replace(row, token_ids=[]) for row in failed.values()]
 
 
-class OpenTransfers:
+class RankTransfers:
     """Transfers of a KV store: each rank moves its part, so one is done when all ranks are.
 
     Args:

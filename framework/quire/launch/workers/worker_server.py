@@ -22,13 +22,11 @@ from quire.launch.workers.worker_wire import (
     Allocated,
     Completed,
     Execute,
-    Failed,
     Halt,
     Halted,
     Joined,
-    Load,
     Loaded,
-    Refused,
+    LoadWeights,
     Resume,
     Returned,
     Run,
@@ -37,6 +35,8 @@ from quire.launch.workers.worker_wire import (
     Stop,
     ToWorker,
     WorkerConfig,
+    WorkerFailed,
+    WorkerRefused,
 )
 from quire.messages import WorkerControl
 from quire.plugins.loading import load_plugins
@@ -63,7 +63,7 @@ def run(config: WorkerConfig, stack_fd: int) -> int:
         composed = compose_engine(config.settings, load_plugins(config.settings.plugins))
     except BaseException as error:  # noqa: BLE001 - the edge of the process: sent to the engine
         _log(error)
-        channel.send(Refused(config.rank, ErrorMessage.of(error)))
+        channel.send(WorkerRefused(config.rank, ErrorMessage.of(error)))
         channel.close(LINGER_S)
         return 1
     channel.send(
@@ -91,7 +91,7 @@ def serve(server: WorkerServer, channel: HubChannel) -> bool:
     except BaseException as error:  # noqa: BLE001 - the edge of the process: sent to the engine
         _log(error)
         failure = error if isinstance(error, QuireError) else death_by(error)
-        channel.send(Failed(ErrorMessage.of(failure)))
+        channel.send(WorkerFailed(ErrorMessage.of(failure)))
         return False
     finally:
         server.shutdown()
@@ -131,7 +131,7 @@ class WorkerServer:
 
     def _handle(self, message: Any) -> None:
         match message:
-            case Load():
+            case LoadWeights():
                 self._load()
             case Allocate():
                 self._allocate(message.kv_bytes)

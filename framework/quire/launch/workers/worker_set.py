@@ -11,7 +11,7 @@ from quire.interfaces.kv_cache import KVPlan
 from quire.launch.agreement import difference
 from quire.launch.workers.rank_links import STOP_TIMEOUT_S, RankLinks
 from quire.launch.workers.set_runner import SetRunner
-from quire.launch.workers.worker_wire import Allocate, Allocated, Joined, Load, Loaded, Stop
+from quire.launch.workers.worker_wire import Allocate, Allocated, Joined, Loaded, LoadWeights, Stop
 from quire.messages import WorkerInfo
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class WorkerSet(Worker):
 
     def load(self) -> WorkerInfo:
         """Load the weights on all ranks."""
-        loaded = self._run(Load(), Loaded, "loading the weights")
+        loaded = self._run(LoadWeights(), Loaded, "loading the weights")
         self._kv_bytes = [num_bytes for each in loaded for num_bytes in each.info.kv_bytes]
         return WorkerInfo(kv_bytes=self._kv_bytes, is_asynchronous=True)
 
@@ -105,7 +105,7 @@ class WorkerSet(Worker):
             return  # all were ended
         self._links.close(death, STOP_TIMEOUT_S)
 
-    def _run(self, message: Load | Allocate, kind: type[T], what: str) -> list[T]:
+    def _run(self, message: LoadWeights | Allocate, kind: type[T], what: str) -> list[T]:
         self._links.activity = what
         self._links.send(message)
         return self._links.gather(kind, self._start_timeout_s)

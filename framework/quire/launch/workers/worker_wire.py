@@ -1,9 +1,10 @@
 """Messages between the engine and the processes of its workers.
 
-engine -> worker   WorkerConfig on its standard input; then Load, Allocate, Execute, Sample, Run,
-                   KeyValue and Stop; Halt and Resume after a failed step
-worker -> engine   Joined or Refused; Loaded; Allocated; one Completed or StepFailed per step;
-                   Halted; Returned; Failed; SetKey and GetKey, with which ranks find each other
+engine -> worker   WorkerConfig on its standard input; then LoadWeights, Allocate, Execute, Sample,
+                   Run, KeyValue and Stop; Halt and Resume after a failed step
+worker -> engine   Joined or WorkerRefused; Loaded; Allocated; one Completed or StepFailed per step;
+                   Halted; Returned; WorkerFailed; SetKey and GetKey, with which ranks find each
+                   other
 """
 
 from typing import Any
@@ -49,14 +50,14 @@ class Joined(msgspec.Struct, frozen=True, tag=True, array_like=True):
     stack_fd: int
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class WorkerRefused(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The process of a rank cannot start, and ends."""
 
     rank: int
     error: ErrorMessage
 
 
-class Load(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class LoadWeights(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Join the other ranks, and load the weights."""
 
 
@@ -176,7 +177,7 @@ class KeyValue(msgspec.Struct, frozen=True, tag=True, array_like=True):
     value: bytes
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class WorkerFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The worker failed, and its process ends."""
 
     error: ErrorMessage
@@ -186,10 +187,10 @@ class Stop(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Shut down and exit."""
 
 
-ToWorker = Load | Allocate | Execute | Sample | Halt | Resume | Run | KeyValue | Stop
+ToWorker = LoadWeights | Allocate | Execute | Sample | Halt | Resume | Run | KeyValue | Stop
 FromWorker = (
     Joined
-    | Refused
+    | WorkerRefused
     | Loaded
     | Allocated
     | Completed
@@ -198,5 +199,5 @@ FromWorker = (
     | Returned
     | SetKey
     | GetKey
-    | Failed
+    | WorkerFailed
 )

@@ -16,6 +16,7 @@ from quire.errors import (
     EngineDeadError,
     OverloadedError,
     QuireError,
+    ReplicaDeadError,
     RequestError,
     RequestFailedError,
     RequestTimeoutError,
@@ -81,7 +82,7 @@ def status_of(error: Exception) -> int:
             return error.status
         case UnknownModelError():
             return 404
-        case OverloadedError() | EngineDeadError():
+        case OverloadedError() | EngineDeadError() | ReplicaDeadError():
             return 503
         case RequestTimeoutError():
             return 504
@@ -100,7 +101,7 @@ def detail_of(error: Exception, request_id: str = "") -> ErrorDetail:
     match error:
         case HTTPError():
             return ErrorDetail(_shortened(str(error)), kind, error.param, error.name)
-        case RequestFailedError():
+        case RequestFailedError() | ReplicaDeadError():
             return ErrorDetail(scrubbed(str(error)), kind, error.param, error.code)
         case RequestError():
             return ErrorDetail(_shortened(str(error)), kind, error.param, error.code)
@@ -141,7 +142,7 @@ def error_json(error: Exception, request_id: str = "") -> bytes:
 
 def log_failure(error: Exception, request_id: str) -> None:
     """Log a failure of the server, with details that the client does not get."""
-    if isinstance(error, EngineDeadError | RequestFailedError):
+    if isinstance(error, EngineDeadError | RequestFailedError | ReplicaDeadError):
         logger.error("request %s failed: %r", request_id, str(error))  # one line, always
     elif not isinstance(error, QuireError):
         logger.error("request %s failed", request_id, exc_info=error)

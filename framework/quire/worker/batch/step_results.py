@@ -1,12 +1,11 @@
 """Results of a step for the engine, read once the sampled tokens have reached the host."""
 
 import hashlib
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import msgspec
-import numpy as np
 
 from quire.errors import QuireError, RequestFailedError
 from quire.messages import ErrorReport, SlotResult, StepResult
@@ -54,9 +53,12 @@ class LaunchedStep:
 
 def token_digest(plan_id: int, results: Sequence[SlotResult]) -> int:
     """Return a 64-bit digest of the tokens sampled in a step, in the order of the slots' rows."""
-    rows = ((result.slot, len(result.token_ids), *result.token_ids) for result in results)
-    values = np.fromiter(chain((plan_id,), *rows), np.int64)
-    return int.from_bytes(hashlib.blake2b(values.tobytes(), digest_size=8).digest(), "little")
+    values = array("q", (plan_id,))
+    for result in results:
+        values.append(result.slot)
+        values.append(len(result.token_ids))
+        values.extend(result.token_ids)
+    return int.from_bytes(hashlib.blake2b(values, digest_size=8).digest(), "little")
 
 
 def failure(what: str, error: Exception) -> ErrorReport:

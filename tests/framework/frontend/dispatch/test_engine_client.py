@@ -1,9 +1,10 @@
-"""Engine outputs and errors; a core behind a channel and a scripted one behave the same."""
+"""Engine outputs and errors; a core behind channels and a scripted one behave the same."""
 
 import pytest
 from engine_parts import make_core, make_message, run_to_end
 from scripted_core import Reply, ScriptedCore, counting
 from served_core import serve_core
+from served_replicas import ReplicaTrial
 
 import quire.errors
 from quire.errors import (
@@ -46,10 +47,27 @@ def scripted(max_num_seqs=64, max_num_queued=4096, num_blocks=100):
     )
 
 
-@pytest.fixture(params=["real", "remote", "scripted"])
+def replicated():
+    """Yield a function that makes a core of one replica, whose limits are those of all."""
+    trials = []
+
+    def make(**options):
+        trials.append(ReplicaTrial(1, make_engine=lambda: real(**options)))
+        trials[-1].core.start()
+        return trials[-1].core
+
+    yield make
+    for trial in trials:
+        trial.close()
+
+
+@pytest.fixture(params=["real", "remote", "replicated", "scripted"])
 def make(request, tmp_path_factory):
-    if request.param != "remote":
+    if request.param in ("real", "scripted"):
         yield real if request.param == "real" else scripted
+        return
+    if request.param == "replicated":
+        yield from replicated()
         return
     started = []
 

@@ -7,6 +7,7 @@ import time
 
 import msgspec
 import pytest
+from processes import eventually
 
 from quire.errors import EngineDeadError, GrammarError
 from quire.launch.engine_process.engine_link import EngineLink
@@ -17,14 +18,12 @@ from quire.launch.engine_process.engine_wire import (
     Failed,
     FromEngine,
     ReadStats,
-    Ready,
-    Refused,
     Reply,
     Stepped,
     ToEngine,
 )
-from quire.launch.engine_process.remote_core import RemoteCore, _expect
-from quire.messages import EngineOutputs, EngineStats, Started
+from quire.launch.engine_process.remote_core import RemoteCore
+from quire.messages import EngineOutputs, EngineStats
 from quire.process.error_message import ErrorMessage
 from quire.process.ipc import Channel, encode
 
@@ -173,36 +172,20 @@ def test_a_shutdown_gives_the_running_step_its_time(peer, link):
     assert peer.ends == [10.0]
 
 
-@pytest.mark.parametrize("message", [Connected(), Ready(Started(5))])
-def test_a_start_waits_for_its_word(peer, link, message):
-    in_a_while(peer.say, message)
-    assert _expect(link, type(message)) == message
-    assert peer.ends == []
+def test_a_poll_does_not_wait(peer, link):
+    assert link.poll() is None
+    peer.say(Connected())
+    eventually(lambda: link.poll() == Connected())
+    assert link.poll() is None
 
 
-def test_a_start_that_is_refused_raises_the_reason_and_ends_the_process(peer, link):
-    peer.say(Refused(ErrorMessage.of(GrammarError("no such constraint", param="regex"))))
-    with pytest.raises(GrammarError, match="no such constraint") as caught:
-        _expect(link, Ready)
-    assert caught.value.param == "regex"
-    assert peer.ends == [1.0]
-
-
-def test_a_start_that_hears_another_word_ends_the_process(peer, link):
-    peer.say(Ready(Started(5)))
-    with pytest.raises(EngineDeadError, match="unexpectedly"):
-        _expect(link, Connected)
-    assert peer.ends == [0.0]
-
-
-def test_an_interrupted_start_ends_the_process(peer, link, monkeypatch):
-    def interrupt(**_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(link, "receive", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        _expect(link, Ready)
-    assert len(peer.ends) == 1
+def test_a_poll_returns_the_last_messages_of_a_dead_process_first(peer, link):
+    peer.say(Reply(1, stats(1)))
+    peer.say(Reply(2, stats(2)))
+    peer.die()
+    assert [link.poll().call_id for _ in range(2)] == [1, 2]
+    with pytest.raises(EngineDeadError, match="exit code 3"):
+        link.poll()
 
 
 def test_a_check_of_a_dead_engine_raises(peer, link):
@@ -213,3 +196,25 @@ def test_a_check_of_a_dead_engine_raises(peer, link):
         link.check()
         raise AssertionError("it lives")
     assert time.monotonic() - started < 5
+
+
+def test_results_of_several_calls_may_be_taken_in_any_order(peer, link):
+    core = RemoteCore(link)
+    calls = [core.call(ReadStats()) for _ in range(2)]
+    peer.say(Reply(calls[1], stats(5)))
+    peer.say(Reply(calls[0], stats(3)))
+    eventually(lambda: core.poll_step() is None and core.has_result(calls[0]))
+    assert core.has_result(calls[1])
+    assert core.result(calls[1]).num_running == 5
+    assert core.result(calls[0]).num_running == 3
+
+
+def test_steps_that_have_arrived_are_polled_one_by_one_before_the_death(peer, link):
+    core = RemoteCore(link)
+    assert core.poll_step() is None
+    for number in (1, 2):
+        peer.say(Stepped(EngineOutputs([], EngineStats(num_running=number)), 0))
+    peer.die()
+    assert [core.poll_step().stats.num_running for _ in range(2)] == [1, 2]
+    with pytest.raises(EngineDeadError, match="exit code 3"):
+        core.poll_step()

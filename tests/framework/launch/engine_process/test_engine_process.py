@@ -189,7 +189,7 @@ def test_a_signal_ends_a_server_whose_engine_hangs(cli):
         process.terminate()
         sent = time.monotonic()
         assert process.wait(30) == 0
-        assert time.monotonic() - sent < 1 + 2
+        assert time.monotonic() - sent < 1 + 10  # not the 30 s of the request that hangs
         assert reset.result().json()["error"]["code"] == EngineDeadError.code
     assert not is_running(engine)
 

@@ -77,6 +77,7 @@ def test_every_setting_crosses_unchanged():
     options["kv_store_options"] = {"size": "1"}
     config = EngineConfig(
         settings=Settings.from_options(options),
+        name="engine",
         address="ipc://x",
         log_level=20,
         choices=["quire 1 in /a", "models M dist 1.0"],

@@ -278,7 +278,7 @@ def test_an_engine_that_dies_while_it_is_idle_is_found_dead(start):
 def test_garbage_from_the_parent_ends_the_engine_and_it_says_so(start, garbage):
     scripted = slow(0)
     core = start(scripted)
-    core._link._channel._socket.send(garbage)
+    core._link.channel._socket.send(garbage)
     with pytest.raises(EngineDeadError, match=f"{len(garbage)} bytes .* not a valid message"):
         keep_checking(core)
     assert scripted.is_shut_down

@@ -9,6 +9,7 @@ from scripted_core import Reply, ScriptedCore, counting
 from quire.config import ServerSettings, Settings
 from quire.errors import PluginError
 from quire.launch.composing import compose_engine
+from quire.launch.engine_process.engine_start import _config
 from quire.launch.engine_process.engine_wire import (
     Add,
     Connected,
@@ -19,7 +20,6 @@ from quire.launch.engine_process.engine_wire import (
     Shutdown,
     ToEngine,
 )
-from quire.launch.engine_process.remote_core import _config
 from quire.launch.engine_process.served_engine import check_agreement, serve, start
 from quire.messages import EngineRequest
 from quire.plugins.loading import load_plugins
@@ -44,7 +44,7 @@ def its(tmp_path_factory):
 @pytest.fixture
 def config(its):
     with SocketFolder() as folder:
-        return decode(_config(its, folder), EngineConfig)
+        return decode(_config(its, folder, "engine"), EngineConfig)
 
 
 def test_the_config_says_what_was_chosen_and_nothing_of_the_server(its, config):

@@ -4,7 +4,14 @@ import pytest
 
 from quire.errors import EngineDeadError
 from quire.launch.workers.key_exchange import KeyExchange
-from quire.launch.workers.worker_wire import FromWorker, GetKey, KeyValue, Load, SetKey, ToWorker
+from quire.launch.workers.worker_wire import (
+    FromWorker,
+    GetKey,
+    KeyValue,
+    LoadWeights,
+    SetKey,
+    ToWorker,
+)
 from quire.process.hub import Hub, HubChannel
 
 
@@ -39,7 +46,7 @@ def test_a_key_that_no_rank_publishes_is_named(ends):
         exchange.get("a", 0.05)
 
 
-@pytest.mark.parametrize("message", [KeyValue("b", b"value"), Load()])
+@pytest.mark.parametrize("message", [KeyValue("b", b"value"), LoadWeights()])
 def test_an_answer_to_another_question_is_an_error(ends, message):
     _, exchange, answer = ends
     answer(message)

@@ -11,15 +11,15 @@ from quire.interfaces.executor import WorkerGrid
 from quire.launch.workers.worker_wire import (
     Allocate,
     Completed,
-    Failed,
     GetKey,
     Joined,
     KeyValue,
-    Load,
     Loaded,
-    Refused,
+    LoadWeights,
     Returned,
     SetKey,
+    WorkerFailed,
+    WorkerRefused,
 )
 from quire.messages import StepResult, WorkerInfo
 from quire.process.error_message import ErrorMessage
@@ -49,9 +49,9 @@ def start(ranks, *scripts):
 
 def test_answers_are_returned_by_rank(ranks):
     start(ranks, loads)
-    ranks.links.send(Load())
+    ranks.links.send(LoadWeights())
     assert ranks.links.gather(Loaded, 5) == [LOADED, LOADED]
-    assert ranks.received == [[Load()], [Load()]]
+    assert ranks.received == [[LoadWeights()], [LoadWeights()]]
 
 
 def test_the_answer_of_a_later_rank_may_come_first(ranks):
@@ -60,7 +60,7 @@ def test_the_answer_of_a_later_rank_may_come_first(ranks):
         channel.send(Loaded(WorkerInfo(kv_bytes=[2])))
 
     start(ranks, loads_late, loads)
-    ranks.links.send(Load())
+    ranks.links.send(LoadWeights())
     assert [each.info.kv_bytes for each in ranks.links.gather(Loaded, 5)] == [[2], [1]]
 
 
@@ -70,7 +70,7 @@ def test_a_rank_that_answers_twice_does_not_answer_for_another(ranks):
         channel.send(LOADED)
 
     start(ranks, loads_twice, silent)
-    ranks.links.send(Load())
+    ranks.links.send(LoadWeights())
     with pytest.raises(EngineDeadError, match=r"worker 0 of 2 .* sent .* unexpectedly"):
         ranks.links.gather(Loaded, 1)
 
@@ -88,7 +88,7 @@ def test_keys_travel_in_either_order(ranks):
     got = {}
 
     def asks_first(channel, message):
-        if isinstance(message, Load):
+        if isinstance(message, LoadWeights):
             channel.send(GetKey("where"))
         elif isinstance(message, KeyValue):
             got["asked"] = message.value
@@ -96,7 +96,7 @@ def test_keys_travel_in_either_order(ranks):
             channel.send(LOADED)
 
     def publishes_late(channel, message):
-        if isinstance(message, Load):
+        if isinstance(message, LoadWeights):
             time.sleep(0.1)
             channel.send(SetKey("where", b"rank 1"))
             channel.send(GetKey("here"))
@@ -105,7 +105,7 @@ def test_keys_travel_in_either_order(ranks):
             channel.send(LOADED)
 
     start(ranks, asks_first, publishes_late)
-    ranks.links.send(Load())
+    ranks.links.send(LoadWeights())
     assert ranks.links.gather(Loaded, 5) == [LOADED, LOADED]
     assert got == {"asked": b"rank 1", "answered": b"rank 0"}
 
@@ -113,7 +113,7 @@ def test_keys_travel_in_either_order(ranks):
 def test_a_late_rank_ends_all_and_is_named_with_what_it_should_do(ranks):
     start(ranks, loads, silent)
     ranks.links.activity = "loading the weights"
-    ranks.links.send(Load())
+    ranks.links.send(LoadWeights())
     text = r"loading the weights did not complete within 0.2 s: worker 1 of 2 .*a machine"
     with pytest.raises(EngineDeadError, match=text) as caught:
         ranks.links.gather(Loaded, 0.2)
@@ -128,7 +128,7 @@ def test_a_death_is_named_with_what_was_done_and_is_raised_again(ranks):
     text = r"^worker 1 of 2 \(tensor-parallel rank 1, process 1001, on a machine\) was killed by "
     with pytest.raises(EngineDeadError, match=text + "SIGKILL, during or after step 7$") as first:
         ranks.links.receive(time.monotonic() + 5)
-    for call in (ranks.links.check, lambda: ranks.links.send(Load())):
+    for call in (ranks.links.check, lambda: ranks.links.send(LoadWeights())):
         with pytest.raises(EngineDeadError) as again:
             call()
         assert str(again.value) == str(first.value)
@@ -136,34 +136,34 @@ def test_a_death_is_named_with_what_was_done_and_is_raised_again(ranks):
 
 def test_the_last_words_of_a_dead_rank_are_the_reason(ranks):
     def fails(channel, message):
-        channel.send(Failed(ErrorMessage.of(CapacityError("no memory for this"))))
+        channel.send(WorkerFailed(ErrorMessage.of(CapacityError("no memory for this"))))
         time.sleep(0.1)
         ranks.processes[1].die("ended with exit code 1")
 
     start(ranks, silent, fails)
-    ranks.links.send(Load())
+    ranks.links.send(LoadWeights())
     with pytest.raises(EngineDeadError, match=r"worker 1 of 2 .* failed: no memory for this"):
         ranks.links.gather(Loaded, 5)
 
 
 def test_a_rank_that_waited_for_a_dead_one_is_not_blamed(ranks):
     def waits(channel, message):
-        channel.send(Failed(ErrorMessage.of(CollectiveError("rank 1 is behind"))))
+        channel.send(WorkerFailed(ErrorMessage.of(CollectiveError("rank 1 is behind"))))
         time.sleep(0.2)
         ranks.processes[1].die()
 
     start(ranks, waits, silent)
-    ranks.links.send(Load())
+    ranks.links.send(LoadWeights())
     with pytest.raises(EngineDeadError, match=r"^worker 1 of 2 .* was killed by SIGKILL"):
         ranks.links.gather(Loaded, 5)
 
 
 def test_a_rank_that_waits_in_vain_says_for_whom_and_what_that_one_does(ranks):
     def waits(channel, message):
-        channel.send(Failed(ErrorMessage.of(CollectiveError("rank 1 is behind"))))
+        channel.send(WorkerFailed(ErrorMessage.of(CollectiveError("rank 1 is behind"))))
 
     start(ranks, waits, silent)
-    ranks.links.send(Load())
+    ranks.links.send(LoadWeights())
     text = "worker 0 of 2 .* failed: rank 1 is behind; worker 1 of 2 .* its state cannot be read"
     with pytest.raises(EngineDeadError, match=text):
         ranks.links.gather(Loaded, 5)
@@ -172,8 +172,8 @@ def test_a_rank_that_waits_in_vain_says_for_whom_and_what_that_one_does(ranks):
 def test_a_refusal_has_the_type_and_the_text_of_its_cause(ranks):
     ranks.run(silent)
     ranks.links.gather(Joined, 5)
-    channel = HubChannel(Load, ranks.address)
-    channel.send(Refused(1, ErrorMessage.of(CapacityError("too small"))))
+    channel = HubChannel(LoadWeights, ranks.address)
+    channel.send(WorkerRefused(1, ErrorMessage.of(CapacityError("too small"))))
     with pytest.raises(CapacityError, match=r"^too small$"):
         ranks.links.receive(time.monotonic() + 5)
     with pytest.raises(EngineDeadError, match=r"did not start: too small"):
@@ -184,7 +184,7 @@ def test_a_refusal_has_the_type_and_the_text_of_its_cause(ranks):
 @pytest.mark.parametrize("rank", [0, 2, -1])
 def test_a_rank_twice_or_none_of_ours_is_refused(ranks, rank):
     start(ranks, silent)
-    channel = HubChannel(Load, ranks.address)
+    channel = HubChannel(LoadWeights, ranks.address)
     channel.send(Joined(rank, "another machine", 5, [], 0))
     text = f"process 5 on another machine joined as rank {rank}, which is taken or not among"
     with pytest.raises(EngineDeadError, match=text):
@@ -195,7 +195,7 @@ def test_a_rank_twice_or_none_of_ours_is_refused(ranks, rank):
 @pytest.mark.parametrize("message", [LOADED, SetKey("a", b"b"), GetKey("a")])
 def test_a_process_that_has_not_joined_is_not_listened_to(ranks, message):
     start(ranks, silent)
-    channel = HubChannel(Load, ranks.address)
+    channel = HubChannel(LoadWeights, ranks.address)
     channel.send(message)
     with pytest.raises(EngineDeadError, match="a process that has not joined sent"):
         ranks.links.receive(time.monotonic() + 5)
@@ -221,7 +221,7 @@ def test_an_idle_check_notices_a_death_and_nothing_else(ranks):
 
 def test_an_unreadable_message_ends_all(ranks):
     start(ranks, lambda channel, message: channel._socket.send(b"\xff"))
-    ranks.links.send(Load())
+    ranks.links.send(LoadWeights())
     with pytest.raises(EngineDeadError, match="not a valid message"):
         ranks.links.gather(Loaded, 5)
     assert all(process.patience_s for process in ranks.processes)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.interfaces.executor import WorkerGrid
-from quire.launch.workers.step_results import OpenTransfers, RankResults
+from quire.launch.workers.step_results import RankResults, RankTransfers
 from quire.messages import ErrorReport, SlotResult, StepResult, TransferReport
 
 ERROR = ErrorReport("request_failed", "smoke")
@@ -75,7 +75,7 @@ def test_a_transfer_ends_once_when_every_rank_has_ended_it_and_fails_if_one_fail
     }
     transfers = {transfer for _, transfer in ends}
     whole = {t for t in transfers if all((rank, t) in ends for rank in range(num_ranks))}
-    open_transfers, done, failed = OpenTransfers(num_ranks), [], []
+    open_transfers, done, failed = RankTransfers(num_ranks), [], []
     for (_, transfer), is_done in data.draw(st.permutations(list(ends.items()))):
         report = TransferReport([transfer], []) if is_done else TransferReport([], [transfer])
         open_transfers.add(report)

@@ -9,7 +9,6 @@ from quire.launch.workers.worker_server import WorkerServer, serve
 from quire.launch.workers.worker_wire import (
     Completed,
     Execute,
-    Failed,
     FromWorker,
     Halt,
     Halted,
@@ -21,6 +20,7 @@ from quire.launch.workers.worker_wire import (
     StepFailed,
     Stop,
     ToWorker,
+    WorkerFailed,
 )
 from quire.layers.parallel import RankGroup
 from quire.messages import (
@@ -202,7 +202,7 @@ def test_an_unexpected_error_is_sent_and_ends_the_rank(served):
     served.worker.errors = {"sample": ZeroDivisionError("by zero")}
     served.step(1)
     answer = served.answer()
-    assert isinstance(answer, Failed)
+    assert isinstance(answer, WorkerFailed)
     assert "ZeroDivisionError: by zero" in str(answer.error.error())
     served._thread.join(5)
     assert served.was_stopped is False

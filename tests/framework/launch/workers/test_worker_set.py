@@ -12,8 +12,8 @@ from quire.launch.workers.worker_wire import (
     Allocated,
     Completed,
     Execute,
-    Load,
     Loaded,
+    LoadWeights,
     Sample,
 )
 from quire.messages import ScheduledRequest, SlotResult, StepPlan, StepResult, WorkerInfo
@@ -30,7 +30,7 @@ class Rank:
 
     def __call__(self, channel, message):
         match message:
-            case Load():
+            case LoadWeights():
                 channel.send(Loaded(WorkerInfo(kv_bytes=[self.kv_bytes])))
             case Allocate():
                 channel.send(self.allocated)
@@ -64,7 +64,7 @@ def test_the_memory_of_every_rank_is_known_in_order_and_sent_to_all(ranks):
     info = workers.load()
     assert info.kv_bytes == [100, 70]
     workers.allocate(PLANS)
-    assert ranks.received == [[Load(), Allocate([100, 70])]] * 2
+    assert ranks.received == [[LoadWeights(), Allocate([100, 70])]] * 2
 
 
 def test_workers_compute_while_the_host_plans(ranks):
@@ -114,7 +114,7 @@ def test_a_rank_that_does_not_join_in_time_is_named(ranks):
 @pytest.mark.parametrize("what", ["loading the weights", "allocating the KV cache"])
 def test_a_rank_that_is_late_is_named_with_what_it_should_do(ranks, what):
     def late(channel, message):
-        if isinstance(message, Load) and what != "loading the weights":
+        if isinstance(message, LoadWeights) and what != "loading the weights":
             channel.send(Loaded(WorkerInfo(kv_bytes=[1])))
 
     ranks.run(Rank(1), late)

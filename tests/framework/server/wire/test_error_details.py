@@ -11,6 +11,7 @@ from quire.errors import (
     EngineDeadError,
     InvalidRequestError,
     OverloadedError,
+    ReplicaDeadError,
     RequestFailedError,
     RequestTimeoutError,
     UnknownModelError,
@@ -29,6 +30,7 @@ from quire.server.wire.http_errors import (
     ("error", "headers"),
     [
         (OverloadedError("full"), {"retry-after": "1"}),
+        (ReplicaDeadError("killed"), {"retry-after": "1"}),
         (EngineDeadError("gone"), {"x-should-retry": "false"}),
         (RequestTimeoutError("late"), {"x-should-retry": "false"}),
         (HTTPError(503, "later", code="x", headers={"a": "b"}), {"a": "b"}),
@@ -50,6 +52,7 @@ def test_headers_say_whether_to_send_it_again(error, headers):
         (HTTPError(418, "tea", code="x"), 418),
         (UnknownModelError("x"), 404),
         (OverloadedError("x"), 503),
+        (ReplicaDeadError("x"), 503),
         (EngineDeadError("x"), 503),
         (RequestTimeoutError("x"), 504),
         (RequestFailedError("x"), 500),
@@ -101,6 +104,7 @@ def test_a_bug_is_reported_with_the_requests_id_alone(caplog):
         (EngineDeadError("it is gone"), "it is gone"),
         (InvalidRequestError("wrong"), None),
         (OverloadedError("full"), None),
+        (ReplicaDeadError("killed"), "killed"),
         (RequestTimeoutError("late"), None),
     ],
 )

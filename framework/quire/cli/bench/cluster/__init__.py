@@ -1,0 +1,1 @@
+"""Simulation of many replicas in virtual time: the real engine and router around stub workers."""

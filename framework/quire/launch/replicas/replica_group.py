@@ -1,0 +1,258 @@
+"""The processes of all replicas, driven by one thread: it waits for all of them at once.
+
+Nothing here waits for one replica alone: starts, steps, results of calls and deaths are events that
+`poll` returns. Requests are the business of `ReplicatedCore`.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.errors import EngineDeadError, QuireError
+from quire.launch.engine_process.engine_wire import ReadStats
+from quire.launch.engine_process.remote_core import RemoteCore
+from quire.launch.replicas.replica import Replica
+from quire.messages import AdapterRef, Control, EngineOutputs
+from quire.process.channel_set import ChannelSet
+from quire.process.wake_event import WakeEvent
+
+
+@dataclass(frozen=True, slots=True)
+class CameUp:
+    """A replica takes requests from now on."""
+
+    replica: Replica
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedStep:
+    """A step of a replica is complete; `incarnation` is that of the replica then."""
+
+    replica: Replica
+    incarnation: int
+    outputs: EngineOutputs
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """A replica died, or could not start; `pid` is that of its process."""
+
+    replica: Replica
+    pid: int | None
+    was_up: bool
+    error: BaseException
+
+
+ReplicaEvent = CameUp | CompletedStep | Died
+
+
+@dataclass(slots=True)
+class Gathered:
+    """Results of a command by replica, its errors, and what happened meanwhile."""
+
+    results: dict[Replica, Any] = field(default_factory=dict)
+    refusals: list[QuireError] = field(default_factory=list)
+    events: list[ReplicaEvent] = field(default_factory=list)
+
+
+class ReplicaGroup:
+    """All replicas of an engine.
+
+    It is used by one thread, except `wake` and `kill`, which any thread may call.
+
+    Args:
+        replicas: Replicas, not launched yet.
+        clock: Function that returns the time in seconds.
+    """
+
+    def __init__(
+        self, replicas: Sequence[Replica], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.replicas = replicas
+        self.adapters: dict[str, AdapterRef] = {}  # that a replica loads before it takes requests
+        self._clock = clock
+        self._wake = WakeEvent()
+        self._channels = ChannelSet([self._wake.fileno()])
+        self._is_closing = False
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether nothing is started again, because the group is ended."""
+        return self._is_closing
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether no replica runs, and none is started again."""
+        return all(replica.is_down for replica in self.replicas)
+
+    def start(self) -> None:
+        """Launch all replicas, and wait until all are up.
+
+        Raises:
+            QuireError: One of them cannot start.
+        """
+        for replica in self.replicas:
+            replica.launch()
+        while starting := [replica for replica in self.replicas if replica.core is None]:
+            if not sum([replica.poll_start(()) for replica in starting]):
+                self.wait()
+
+    def poll(self) -> list[ReplicaEvent]:
+        """Take what has arrived, and launch what is due; never waits."""
+        events = [event for replica in self.replicas if (event := self._poll(replica)) is not None]
+        return [*events, *self.flush()]
+
+    def flush(self) -> list[Died]:
+        """Send the queued requests; return the replicas that turn out to be dead."""
+        deaths = []
+        for replica in self.replicas:
+            try:
+                if replica.core is not None:
+                    replica.core.flush()
+            except EngineDeadError as death:
+                deaths.append(self._bury(replica, death))
+        return deaths
+
+    def gather(self, command: Control | ReadStats) -> Gathered:
+        """Execute a command in all replicas that are up, and wait for all results.
+
+        A call of `wake` meanwhile is kept for the next `wait`.
+        """
+        gathered, was_woken = Gathered(), False
+        calls = self._call(command, gathered)
+        while calls:
+            gathered.events += self.poll()
+            for replica, (core, call_id) in list(calls.items()):
+                if core is not replica.core:  # it died
+                    del calls[replica]
+                elif core.has_result(call_id):
+                    del calls[replica]
+                    _take_result(gathered, replica, core, call_id)
+            if calls:
+                was_woken = self.wait() or was_woken
+        if was_woken:
+            self.wake()
+        return gathered
+
+    def prepare(self, adapter: AdapterRef) -> list[Died]:
+        """Load an adapter in every replica that starts, before it takes requests."""
+        self.adapters[adapter.name] = adapter
+        deaths = []
+        for replica in self.replicas:
+            try:
+                replica.prepare(adapter)
+            except EngineDeadError as death:
+                deaths.append(self._bury(replica, death))
+        return deaths
+
+    def wait(self) -> bool:
+        """Wait until something has arrived or is due; return whether `wake` was called."""
+        channels = (replica.channel for replica in self.replicas)
+        self._channels.replace(channel for channel in channels if channel is not None)
+        was_woken = bool(self._channels.wait(self._seconds_to_deadline()))
+        if was_woken:
+            self._wake.clear()
+        return was_woken
+
+    def wake(self) -> None:
+        """Make a `wait` return; from any thread."""
+        self._wake.set()
+
+    def kill(self) -> None:
+        """Kill all processes; from any thread."""
+        self._is_closing = True
+        if self.is_owner:
+            for replica in self.replicas:
+                replica.kill()
+
+    def shutdown(self) -> None:
+        """End all processes after their running steps, or after a timeout. May be called twice."""
+        self._is_closing = True
+        if not self.is_owner:
+            return
+        for replica in self.replicas:
+            replica.begin_shutdown()
+        for replica in self.replicas:
+            replica.shutdown()
+        self._wake.close()
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether this process started the replicas, and is not a fork of it."""
+        return os.getpid() == self._wake.owner_pid
+
+    def check_owner(self) -> None:
+        """Check that this process started the replicas.
+
+        Raises:
+            EngineDeadError: This process is a fork of it; both would read the same messages.
+        """
+        if not self.is_owner:
+            raise EngineDeadError(
+                f"the engine belongs to process {self._wake.owner_pid}, and cannot be used in its "
+                f"fork {os.getpid()}; start another engine here"
+            )
+
+    def _poll(self, replica: Replica) -> ReplicaEvent | None:
+        """Advance one replica."""
+        try:
+            return self._advance(replica)
+        except (QuireError, OSError) as error:  # OSError: its process cannot be launched
+            return self._bury(replica, error)
+
+    def _advance(self, replica: Replica) -> ReplicaEvent | None:
+        """Advance one replica.
+
+        Raises:
+            QuireError: It died, or cannot start.
+            OSError: Its process cannot be launched.
+        """
+        if replica.core is not None:
+            outputs = replica.poll_step(self._clock())
+            if outputs is None:
+                return None
+            return CompletedStep(replica, replica.incarnation, outputs)
+        if replica.next_start_s is not None:
+            if self._clock() >= replica.next_start_s:
+                replica.launch()
+        elif not replica.is_down and replica.poll_start(self.adapters.values()):
+            return CameUp(replica)
+        return None
+
+    def _bury(self, replica: Replica, error: BaseException) -> Died:
+        died = Died(replica, replica.pid, replica.core is not None, error)
+        replica.bury(error, self._clock(), may_restart=not self._is_closing)
+        return died
+
+    def _call(
+        self, command: Control | ReadStats, gathered: Gathered
+    ) -> dict[Replica, tuple[RemoteCore, int]]:
+        """Send a command to all replicas that are up; return the open calls."""
+        calls = {}
+        for replica in self.replicas:
+            if (core := replica.core) is not None:
+                try:
+                    calls[replica] = core, replica.call(command, self._clock())
+                except EngineDeadError as death:
+                    gathered.events.append(self._bury(replica, death))
+        return calls
+
+    def _seconds_to_deadline(self) -> float | None:
+        """Return the seconds until a replica is started again or ended; None: none is to be."""
+        times = [
+            due_s
+            for replica in self.replicas
+            for due_s in (replica.next_start_s, replica.stall_s)
+            if due_s is not None
+        ]
+        return max(0.0, min(times) - self._clock()) if times else None
+
+
+def _take_result(gathered: Gathered, replica: Replica, core: RemoteCore, call_id: int) -> None:
+    """Take the result of a call, which has arrived."""
+    try:
+        gathered.results[replica] = core.result(call_id)
+    except QuireError as error:
+        gathered.refusals.append(error)

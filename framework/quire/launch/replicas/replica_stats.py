@@ -1,0 +1,58 @@
+"""Statistics of several replicas as those of one engine."""
+
+from collections.abc import Iterable, Sequence
+
+from quire.messages import EngineStats, ReplicaStats
+
+NOTHING = EngineStats()
+
+
+def sum_stats(past: EngineStats, current: Sequence[EngineStats | None]) -> EngineStats:
+    """Return the sum over the replicas.
+
+    Args:
+        past: Counters of the replicas that died, so that no counter ever decreases.
+        current: Latest statistics of each replica; None: it does not take requests.
+    """
+    up = [stats for stats in current if stats is not None]
+    counters = sum_counters([past, *up])
+    return EngineStats(
+        num_running=sum(stats.num_running for stats in up),
+        num_waiting=sum(stats.num_waiting for stats in up),
+        num_scheduled_tokens=sum(stats.num_scheduled_tokens for stats in up),
+        num_blocks=sum(stats.num_blocks for stats in up),
+        num_used_blocks=sum(stats.num_used_blocks for stats in up),
+        num_cached_blocks=sum(stats.num_cached_blocks for stats in up),
+        num_preemptions=counters.num_preemptions,
+        num_evictions=counters.num_evictions,
+        num_prefix_queries=counters.num_prefix_queries,
+        num_prefix_hits=counters.num_prefix_hits,
+        prefix_hit_rate=_mean_hit_rate(up),
+        num_store_hits=counters.num_store_hits,
+        replicas=[_gauges(stats) for stats in current],
+    )
+
+
+def sum_counters(parts: Iterable[EngineStats]) -> EngineStats:
+    """Return the sums of the values that only grow; the others are 0."""
+    parts = list(parts)
+    return EngineStats(
+        num_preemptions=sum(stats.num_preemptions for stats in parts),
+        num_evictions=sum(stats.num_evictions for stats in parts),
+        num_prefix_queries=sum(stats.num_prefix_queries for stats in parts),
+        num_prefix_hits=sum(stats.num_prefix_hits for stats in parts),
+        num_store_hits=sum(stats.num_store_hits for stats in parts),
+    )
+
+
+def _mean_hit_rate(up: Sequence[EngineStats]) -> float:
+    """Return the mean of the rates over the last requests, by the tokens looked up."""
+    num_queries = sum(stats.num_prefix_queries for stats in up)
+    hits = sum(stats.prefix_hit_rate * stats.num_prefix_queries for stats in up)
+    return hits / num_queries if num_queries else 0.0
+
+
+def _gauges(stats: EngineStats | None) -> ReplicaStats:
+    if stats is None:
+        return ReplicaStats(is_up=False)
+    return ReplicaStats(True, stats.num_running, stats.num_waiting)
