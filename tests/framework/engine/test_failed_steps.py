@@ -106,6 +106,7 @@ def test_the_cause_ends_with_the_error_and_the_others_complete(async_scheduling,
     outputs = finish(core)
     assert outputs["cause"][-1].finish_reason == "error"
     assert outputs["cause"][-1].error == REPORT
+    assert len(executor.failed) == 1 or not knows_slot
     expected = {"first": [11, 12, 13, 14], "cause": [499, 500], "last": [22, 23, 24, 25]}
     assert tokens_of(outputs) == expected
 
@@ -134,6 +135,19 @@ def test_a_long_suspect_is_computed_alone_in_chunks():
     core.add(make_message("short", prompt=[100], max_tokens=1))
     core.add(make_message("long", prompt=list(range(10, 30)), max_tokens=1))
     assert tokens_of(finish(core)) == {"long": [30], "short": [101]}
+    assert max(executor.num_tokens_per_step) == 8
+
+
+def test_a_request_that_came_after_the_failed_step_is_no_suspect():
+    executor = FailingSteps(num_further=1)
+    core = core_of(executor, async_scheduling=True)
+    core.add(make_message("a", prompt=[10], max_tokens=6))
+    core.add(make_message("b", prompt=[20], max_tokens=6))
+    core.step()
+    core.add(make_message("c", prompt=[30], max_tokens=6))
+    finish(core)
+    assert executor.failed == [[0, 1]]
+    assert executor.num_tokens_per_step[:5] == [2, 3, 1, 1, 3]
 
 
 def test_an_aborted_suspect_holds_up_nothing():

@@ -24,6 +24,7 @@ TWO_BY_TWO = WorkerGrid(2, 2)
 THREE_STAGES = WorkerGrid(1, 3)
 HIDDEN_SIZE = 64
 PLAIN = {"threads": 1, "enforce_eager": True, "kernels": "torch", "dtype": "float32"}
+PLAIN |= {"worker_start_timeout_s": 10}  # a test that hangs ends
 
 
 @pytest.fixture(scope="module")
