@@ -1,4 +1,4 @@
-"""Worker processes that a test starts: signals to a rank in a phase, and what is left of a launch."""
+"""Worker processes of a test: signals to a rank in a phase, and what is left of a launch."""
 
 import gc
 import logging
