@@ -4,6 +4,7 @@ The ranks are real processes. A signal reaches one when it has been started, whe
 in a prefill, in a decode step, or while the engine is idle.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from processes import eventually, is_running
 from watched_launch import open_files, watched
 
 from quire import LLM, SamplingParams
-from quire.errors import EngineDeadError
+from quire.errors import CheckpointCorruptError, EngineDeadError
 from quire.testing.checkpoints import write_checkpoint
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
@@ -137,6 +138,14 @@ def test_a_rank_that_does_not_load_is_named(folder, launch, grid, rank, number):
         LLM(folder, **options(grid, worker_start_timeout_s=timeout_s))
     check_error(caught.value, launch, rank, number)
     send.check_time(timeout_s)
+
+
+def test_an_error_of_loading_keeps_its_type_and_names_the_rank(tmp_path, launch):
+    written = write_checkpoint(tmp_path / "model", "Qwen3ForCausalLM")
+    config = written.config | {"intermediate_size": written.config["intermediate_size"] + 8}
+    (written.folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointCorruptError, match=r"^worker [01] of 2 .*_proj\.weight"):
+        LLM(str(written.folder), **options(TP2))
 
 
 def step_of(llm):
