@@ -3,10 +3,11 @@
 import asyncio
 import json
 import os
+import signal
 
 import pytest
 from acme_parts import Quire
-from processes import descendants, eventually
+from processes import descendants, eventually, is_running, workers_of
 
 from quire import LLM, AsyncEngine, SamplingParams
 from quire.testing.checkpoints import write_checkpoint
@@ -110,3 +111,35 @@ def read_three_and_leave(client):
     for _ in range(3):
         next(deltas)
     deltas.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_idle", [False, True], ids=["stream", "idle"])
+def test_a_server_ends_with_an_error_that_names_a_rank_that_was_killed(folder, tmp_path, is_idle):
+    quire = Quire()
+    before = set(descendants(os.getpid()))
+    arguments = [folder, "--served-model-name", "m", "--tensor-parallel-size", 2]
+    with quire.serve(tmp_path / "log", *arguments) as client:
+        found = {pid: line for pid, line in descendants(os.getpid()).items() if pid not in before}
+        server = next(pid for pid, line in found.items() if " serve " in line)
+        worker = max(pid for pid in workers_of(server) if "worker_process" in found[pid])
+        if is_idle:
+            os.kill(worker, signal.SIGKILL)
+        else:
+            lines = stream_killed(client, worker)
+            assert "engine_dead" in lines[-2]
+            assert lines[-1] == "data: [DONE]"
+        eventually(lambda: not is_running(server))
+    log = (tmp_path / "log").read_text()
+    assert f"process {worker}" in log.splitlines()[-1]
+    assert "was killed by SIGKILL" in log.splitlines()[-1]
+    eventually(lambda: not set(descendants(os.getpid())) - before)
+
+
+def stream_killed(client, worker):
+    """Return the lines of a stream during which a process is killed."""
+    with client.stream("POST", "/v1/completions", json=body(NEVER_DONE)) as response:
+        events = (line for line in response.iter_lines() if line.startswith("data: "))
+        first = next(events)
+        os.kill(worker, signal.SIGKILL)
+        return [first, *events]

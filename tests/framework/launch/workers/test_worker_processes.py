@@ -205,13 +205,17 @@ def test_a_rank_that_does_not_stop_is_killed(folder, launch, grid, rank, number,
     eventually(lambda: not launch.processes())
 
 
-def test_an_engine_that_is_closed_leaves_no_file_open(folder, launch):
+@pytest.mark.parametrize("number", [KILL, pytest.param(None, marks=pytest.mark.slow)])
+def test_an_engine_leaves_no_file_open(folder, launch, number):
     LLM(folder, **options(TP2)).close()  # opens what stays open for the whole process
-    before = open_files()
+    before = set(open_files())
     with LLM(folder, **options(TP2)) as llm:
-        llm.generate("a", SHORT)
         launch.check_devices()
-    eventually(lambda: set(open_files()) <= set(before))
+        if number is not None:
+            os.kill(launch.pids[1], number)
+            with pytest.raises(EngineDeadError):
+                llm.generate("a", LONG)
+    eventually(lambda: set(open_files()) <= before)
 
 
 PROGRAM = """
