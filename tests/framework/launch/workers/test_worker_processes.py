@@ -45,9 +45,15 @@ def cases(phase):
         for rank in range(grid[0] * grid[1])
         for number in (KILL, STOP)
     ]
-    quick = QUICK[phase]
-    slow = [pytest.param(*case, marks=pytest.mark.slow) for case in every if case not in quick]
-    return pytest.mark.parametrize(("grid", "rank", "number"), [*quick, *slow])
+    found = [
+        pytest.param(
+            *case,
+            id=f"tp{case[0][0]}-pp{case[0][1]}-rank{case[1]}-{case[2].name}",
+            marks=() if case in QUICK[phase] else pytest.mark.slow,
+        )
+        for case in every
+    ]
+    return pytest.mark.parametrize(("grid", "rank", "number"), found)
 
 
 @pytest.fixture(scope="module")
