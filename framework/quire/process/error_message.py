@@ -33,10 +33,10 @@ class ErrorMessage(msgspec.Struct, frozen=True, array_like=True):
                 return cls(kind.__name__, message, param, cause)
         return cls(QuireError.__name__, f"{type(error).__name__}: {message}", cause=cause)
 
-    def error(self) -> QuireError:
-        """Return the error."""
+    def error(self, prefix: str = "") -> QuireError:
+        """Return the error, with a prefix before its message."""
         kind = _KINDS.get(self.kind, QuireError)
-        error = kind(self.message)
+        error = kind(prefix + self.message)
         if isinstance(error, RequestError):
             error.param = self.param
         error.__cause__ = None if self.cause is None else CauseError(self.cause)

@@ -18,7 +18,7 @@ from quire.worker.device.shared_memory_group import SharedMemoryGroup
 from quire.worker.device.shared_memory_link import SharedMemoryLink
 from quire.worker.parts import WorkerParts
 from quire.worker.stage import Stage
-from quire.worker.worker import TORCH_DTYPES, ModelWorker
+from quire.worker.worker import TORCH_DTYPES, ModelWorker, torch_device
 
 LOOPBACK = "127.0.0.1"
 
@@ -79,10 +79,13 @@ def make_worker(
         parts: Parts that compute, with the composition that has the grid.
         rank: Rank of the worker.
         exchange: Exchange through which the ranks find each other.
+
+    Raises:
+        CapacityError: There is no such device.
     """
     composition = parts.composition
     ranks = Ranks(settings, composition, rank, exchange)
-    if composition.device == "cuda":
+    if torch_device(composition.device).type == "cuda":
         torch.cuda.set_device(ranks.device)
     group, previous, following = ranks.group(), ranks.link(ranks.stage - 1), ranks.link(ranks.stage)
     stage = Stage(

@@ -75,7 +75,7 @@ class ModelWorker(Worker):
         self.composition = composition = parts.composition
         self.group = group
         self.stage = stage
-        self.device = _device(composition.device)
+        self.device = torch_device(composition.device)
         self.dtype = TORCH_DTYPES[composition.dtype.value]
         self._model: Model | None = None
         self._runner: ModelRunner | None = None
@@ -276,7 +276,7 @@ class ModelWorker(Worker):
             ) from error
 
 
-def _device(name: str) -> torch.device:
+def torch_device(name: str) -> torch.device:
     """Return the torch device.
 
     Raises:

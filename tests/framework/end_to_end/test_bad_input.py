@@ -1,6 +1,7 @@
 """What a person sees when something is wrong, at the front door; and nothing else breaks."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from quire import LLM, SamplingParams, StructuredOutputsParams
+from quire.cli.main import main
 from quire.errors import (
     AdapterError,
     CapacityError,
@@ -136,9 +138,46 @@ def test_an_unknown_sampler_and_lora_source_list_the_known_ones(folder):
         LLM(str(folder), enable_lora=True, lora_source="peff")
 
 
-def test_an_unsupported_backend_is_refused_with_the_reason_and_the_alternatives(folder):
-    with pytest.raises(RefusedError, match=r"in_process.*tensor_parallel_size of at most 1, and 2"):
-        LLM(str(folder), tensor_parallel_size=2)
+GRIDS = [
+    ({"tensor_parallel_size": 0}, r"tensor_parallel_size must be at least 1, got 0"),
+    ({"tensor_parallel_size": 3}, r"3 does not divide .* 4 attention heads; .*: 1, 2, 4"),
+    ({"tensor_parallel_size": 8}, r"8 does not divide .* 4 attention heads; .*: 1, 2, 4"),
+    ({"pipeline_parallel_size": 0}, r"pipeline_parallel_size must be at least 1, got 0"),
+    ({"pipeline_parallel_size": 4}, r"4 is more than the model's 3 layers; set it to at most 3"),
+    (
+        {"pipeline_parallel_size": 2, "pipeline_layers": (1, 1)},
+        r"1,1 adds up to 2, and the model has 3 layers; the last number must be 2",
+    ),
+    (
+        {"tensor_parallel_size": 2, "executor": "in_process"},
+        r"'in_process' supports a tensor_parallel_size of at most 1, and 2 is set; .*: processes",
+    ),
+    (
+        {"pipeline_parallel_size": 2, "executor": "in_process"},
+        r"'in_process' supports a pipeline_parallel_size of at most 1, and 2 is set; .*: processes",
+    ),
+    (
+        {"tensor_parallel_size": 2, "executor": "proceses"},
+        r"unknown executor 'proceses'; did you mean 'processes'\? \(known: in_process, processes\)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), GRIDS)
+def test_a_grid_that_cannot_work_names_one_that_does(folder, options, text):
+    with pytest.raises((SettingsError, RefusedError, UnknownNameError), match=text):
+        LLM(str(folder), **options)
+
+
+@pytest.mark.parametrize("command", ["serve", "explain"])
+@pytest.mark.parametrize(("options", "text"), GRIDS)
+def test_the_commands_say_so_too(folder, capsys, command, options, text):
+    arguments = [command, str(folder)]
+    for name, value in options.items():
+        shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        arguments += [f"--{name.replace('_', '-')}", shown]
+    assert main(arguments) == 1
+    assert re.search(text, capsys.readouterr().err)
 
 
 def test_an_option_that_does_not_exist_names_the_nearest():

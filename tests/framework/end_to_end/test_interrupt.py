@@ -28,9 +28,17 @@ def expected():
         return [result.outputs[0].token_ids for result in llm.generate(PROMPTS, GREEDY)]
 
 
-@pytest.mark.parametrize("async_scheduling", [False, True], ids=["in step", "async"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"async_scheduling": False}, id="in step"),
+        pytest.param({"async_scheduling": True}, id="async"),
+        pytest.param({"tensor_parallel_size": 2}, id="tp2", marks=pytest.mark.slow),
+        pytest.param({"pipeline_parallel_size": 2}, id="pp2", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("verb", ["execute", "sample", "collect"])
-def test_after_an_interrupt_the_engine_goes_on(expected, monkeypatch, verb, async_scheduling):
+def test_after_an_interrupt_the_engine_goes_on(expected, monkeypatch, verb, options):
     cores = []
     start = EngineCore.__init__
 
@@ -39,7 +47,7 @@ def test_after_an_interrupt_the_engine_goes_on(expected, monkeypatch, verb, asyn
         start(core, *arguments, **options)
 
     monkeypatch.setattr(EngineCore, "__init__", noted)
-    with LLM("demo", async_scheduling=async_scheduling) as llm:
+    with LLM("demo", **options) as llm:
         (core,) = cores
         interrupt_once(core.runner, verb, call=5)
         with pytest.raises(KeyboardInterrupt):

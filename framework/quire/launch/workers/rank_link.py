@@ -14,6 +14,7 @@ from quire.process.stack_dump import STACK_SIGNAL
 STACK_WAIT_S = 0.3  # time for a process to write its stack
 MAX_STACK_BYTES = 8 * 1024
 STOPPED_STATES = ("T", "t")
+IS_STOPPED = "it is stopped by a signal (SIGSTOP or a debugger)"
 
 
 class RankLink:
@@ -36,6 +37,7 @@ class RankLink:
         self.joined: Joined | None = None
         self.peer: Peer | None = None
         self._grid = grid
+        self._child_pid = _pid_of(process.fileno())
 
     def __str__(self) -> str:
         """Return the name of the rank for people, with its process and machine if known."""
@@ -44,10 +46,15 @@ class RankLink:
             role.append(f"tensor-parallel rank {self.tp_rank}")
         if self._grid.pp_size > 1:
             role.append(f"stage {self.stage}")
-        if self.joined is not None:
-            role.append(f"process {self.joined.pid}")
+        if (pid := self.pid) is not None:
+            role.append(f"process {pid}")
         role.append(f"on {self.node}")
         return f"worker {self.rank} of {self._grid.size} ({', '.join(role)})"
+
+    @property
+    def pid(self) -> int | None:
+        """Process id on its machine; None if it has not joined, and is no child of this process."""
+        return self._child_pid if self.joined is None else self.joined.pid
 
     @property
     def node(self) -> str:
@@ -65,12 +72,26 @@ class RankLink:
         Returns:
             That it is stopped by a signal, or its Python stack, or that neither can be read.
         """
-        if not self.is_local or self.joined is None:
+        if self._child_pid is not None and _is_stopped(self._child_pid):
+            return IS_STOPPED
+        if self.joined is None:
+            return f"it has not joined; look at the log on {self.node}"
+        if not self.is_local:
             return f"its state cannot be read from here; look at the log on {self.node}"
         if _is_stopped(self.joined.pid):
-            return "it is stopped by a signal (SIGSTOP or a debugger)"
+            return IS_STOPPED
         stack = _stack(self.joined)
         return f"its stack is\n{stack}" if stack else "its stack cannot be read"
+
+
+def _pid_of(pidfd: int | None) -> int | None:
+    """Return the process of a pidfd; None if the file descriptor is something else."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name == "Pid" and int(value) > 0:
+                return int(value)
+    return None
 
 
 def _is_stopped(pid: int) -> bool:

@@ -206,8 +206,10 @@ class RankLinks:
         return link
 
     def _refused(self, message: WorkerRefused) -> NoReturn:
-        """End all ranks because one cannot start, and raise its error."""
-        error = message.error.error()
+        """End all ranks because one cannot start, and raise its error with the name of the rank."""
+        is_known = 0 <= message.rank < len(self.links)
+        name = self.links[message.rank] if is_known else f"worker {message.rank}"
+        error = message.error.error(prefix=f"{name}: ")
         self.close(EngineDeadError(f"the workers did not start: {error}"), EXIT_GRACE_S)
         raise error
 

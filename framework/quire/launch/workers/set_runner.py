@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from quire.errors import StepFailedError
+from quire.errors import CauseError, StepFailedError
 from quire.interfaces.executor import StepRunner, WorkerGrid
 from quire.launch.workers.rank_link import RankLink
 from quire.launch.workers.rank_links import RankLinks
@@ -163,7 +163,9 @@ class SetRunner(StepRunner):
         rank, failure = min(own.items(), key=lambda item: (item[1].plan_id, item[0]))
         slots = {slot: report for each in own.values() for slot, report in each.slots.items()}
         report = failure.report or next(iter(slots.values()))
-        return StepFailedError(texts[rank], report=report, slots=slots, plan_id=failure.plan_id)
+        error = StepFailedError(texts[rank], report=report, slots=slots, plan_id=failure.plan_id)
+        error.__cause__ = None if report.cause is None else CauseError(report.cause)
+        return error
 
     def _end_differing(self, plan_id: int, digests: dict[int, int]) -> None:
         found = ", ".join(f"rank {rank}: {digest:016x}" for rank, digest in digests.items())

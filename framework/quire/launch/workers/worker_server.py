@@ -90,8 +90,7 @@ def serve(server: WorkerServer, channel: HubChannel) -> bool:
         server.serve()
     except BaseException as error:  # noqa: BLE001 - the edge of the process: sent to the engine
         _log(error)
-        failure = error if isinstance(error, QuireError) else death_by(error)
-        channel.send(WorkerFailed(ErrorMessage.of(failure)))
+        channel.send(server.report(error))
         return False
     finally:
         server.shutdown()
@@ -128,6 +127,18 @@ class WorkerServer:
         """Release all resources of the worker."""
         if self._worker is not None:
             self._worker.shutdown()
+
+    def report(self, error: BaseException) -> WorkerFailed | WorkerRefused:
+        """Return the message about an error that ends the worker.
+
+        Before the first step, an error of this rank alone is the reason why the engine cannot be
+        started; later, and if the rank only waited for another one, the engine looks for more.
+        """
+        failure = error if isinstance(error, QuireError) else death_by(error)
+        knows_reason = not isinstance(failure, CollectiveError | EngineDeadError)
+        if self._runner is None and knows_reason:
+            return WorkerRefused(self._rank, ErrorMessage.of(failure))
+        return WorkerFailed(ErrorMessage.of(failure))
 
     def _handle(self, message: Any) -> None:
         match message:

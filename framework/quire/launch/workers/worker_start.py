@@ -32,7 +32,7 @@ def start_workers(composed: Composed) -> Worker:
         launch = WorkerLaunch(
             grid=grid,
             make=lambda: _make_only_worker(composed),
-            spawn=_spawner(composed, folder.address),
+            spawn=_spawner(composed, folder),
         )
         hub = Hub(FromWorker, folder.address)
         try:
@@ -74,13 +74,13 @@ def _joined(
     return workers
 
 
-def _spawner(composed: Composed, address: str) -> Callable[[int], WorkerProcess]:
+def _spawner(composed: Composed, folder: SocketFolder) -> Callable[[int], WorkerProcess]:
     settings = replace(composed.settings, server=ServerSettings())  # without the API key
     level = logging.getLogger("quire").getEffectiveLevel()
 
     def spawn(rank: int) -> WorkerProcess:
-        config = WorkerConfig(settings=settings, address=address, rank=rank, log_level=level)
-        return LocalProcess([str(os.getpid())], encode(config))
+        config = WorkerConfig(settings=settings, address=folder.address, rank=rank, log_level=level)
+        return LocalProcess([str(os.getpid()), str(folder.path)], encode(config))
 
     return spawn
 

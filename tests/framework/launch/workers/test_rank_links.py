@@ -174,9 +174,9 @@ def test_a_refusal_has_the_type_and_the_text_of_its_cause(ranks):
     ranks.links.gather(Joined, 5)
     channel = HubChannel(LoadWeights, ranks.address)
     channel.send(WorkerRefused(1, ErrorMessage.of(CapacityError("too small"))))
-    with pytest.raises(CapacityError, match=r"^too small$"):
+    with pytest.raises(CapacityError, match=r"^worker 1 of 2 .*: too small$"):
         ranks.links.receive(time.monotonic() + 5)
-    with pytest.raises(EngineDeadError, match=r"did not start: too small"):
+    with pytest.raises(EngineDeadError, match=r"did not start: worker 1 .*: too small"):
         ranks.links.check()
     channel.close()
 
