@@ -246,15 +246,17 @@ def test_the_log_has_the_workers_and_their_layers(quire_registries, caplog):
     assert workers in caplog.messages
 
 
-def test_steps_of_several_ranks_are_not_captured(quire_registries):
-    """Of a CPU and of a GPU, by the executors' other ranks: one that computes alone may be."""
+def test_steps_of_stages_have_no_cpu_graphs_and_those_of_shards_have(quire_registries):
     machine = replace(MACHINE, native_unavailable_reason=None)
-    alone = composed_grid(quire_registries, machine=machine)
-    assert alone.cpu_graphs.value is True
-    for option, reason in (("tensor", "are sharded over"), ("pipeline", "are divided into")):
-        sizes = {f"{option}_parallel_size": 2}
-        graphs = composed_grid(quire_registries, machine=machine, **sizes).cpu_graphs
-        assert (graphs.value, reason in graphs.reason) == (False, True)
+    for tp_size, pp_size in ((1, 1), (2, 1), (1, 2), (2, 2)):
+        graphs = composed_grid(
+            quire_registries,
+            machine=machine,
+            tensor_parallel_size=tp_size,
+            pipeline_parallel_size=pp_size,
+        ).cpu_graphs
+        assert graphs.value is (pp_size == 1)
+        assert ("are divided into" in graphs.reason) is (pp_size > 1)
 
 
 def described(registries, *layers):
