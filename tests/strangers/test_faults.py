@@ -318,7 +318,7 @@ def test_a_part_that_fails_ends_its_own_request_only(served, fault):
 
 @pytest.mark.parametrize(
     ("fault", "message"),
-    [("step", "sampling 2 row(s) failed"), ("attention", "of 2 request(s) failed")],
+    [("step", "sampling failed for 2 request(s)"), ("attention", "failed for 2 request(s)")],
 )
 def test_the_other_request_was_in_the_same_batch(served, fault, message):
     with served.stream() as sound:
