@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 import torch
 from grid_parts import composed_engine
-from thread_ranks import run_ranks
+from threaded_ranks import run_ranks
 
 from quire.compose.composition import Choice
 from quire.errors import PluginLoadError, SettingsError

@@ -114,7 +114,7 @@ class Run:
         self.free = (torch.randperm(plan.num_blocks - 1, generator=rng) + 1).tolist()
         self.tables = [[[] for _ in plan.groups] for _ in range(2)]
         self.computed = [0, 0]
-        self.runner = worker.allocate(plan)
+        self.runner = worker.allocate([plan])
 
     def start(self, prompts: list[list[int]]) -> None:
         assignments = [
@@ -186,7 +186,7 @@ def test_shared_and_padded_memory_changes_no_output(worker):
 
 def test_a_group_has_a_backend_for_each_shape_of_its_heads(worker):
     plan = with_length(fixed_plan([spec_of(name) for name in LAYERS], 20))
-    runner = worker.allocate(plan)
+    runner = worker.allocate([plan])
     # full.0 has 2 heads of 4 and full.1 one; window.0 and window.2 differ too; window.1 is alone.
     assert runner.tables.backend_groups == (0, 0, 1, 1, 2)
     # The longest page has 512 bytes; whole rows of 16 and of 48 bytes fit into 528.
@@ -197,7 +197,7 @@ def test_a_group_has_a_backend_for_each_shape_of_its_heads(worker):
 
 def test_layers_of_one_tensor_see_the_same_bytes(worker):
     plan = with_length(fixed_plan([spec_of(name) for name in LAYERS], 20))
-    worker.allocate(plan)
+    worker.allocate([plan])
     model = worker._runner.model
     caches = {name: model.get_submodule(name)._kv_cache for name in LAYERS}
     for cache in caches.values():
@@ -213,7 +213,7 @@ def test_layers_of_one_tensor_see_the_same_bytes(worker):
 
 def test_a_table_is_as_long_as_the_request_even_where_windows_are_freed(worker):
     plan = with_length(fixed_plan([spec_of(name) for name in LAYERS], 20))
-    worker.allocate(plan)
+    worker.allocate([plan])
     tables = worker._runner.tables
     assert [table.shape[1] for table in tables.block_tables] == [64 // BLOCK] * 3
 
@@ -224,7 +224,7 @@ def test_a_stage_without_layers_of_a_group_binds_the_others(worker):
     last = with_length(plan_stages(stages, 64, 4)[1])
     assert [group.layer_names for group in last.groups] == [("full.1",), ("window.2",), ()]
     worker._model.stage = names[3:]
-    worker.allocate(last)
+    worker.allocate([last])
     assert worker._runner.tables.backend_groups == (0, 1)
 
 
@@ -248,4 +248,4 @@ def test_a_layer_that_the_model_does_not_have_is_named(worker):
     layer = KVLayer("full.9", "full_attention", 2, 4)
     plan = with_length(fixed_plan([FullAttentionSpec(layer, BLOCK, "float32")], 20))
     with pytest.raises(PluginLoadError, match=r"are not modules of .*Attention: full\.9"):
-        worker.allocate(plan)
+        worker.allocate([plan])
