@@ -19,7 +19,7 @@ import msgspec
 import zmq
 
 from quire.errors import EngineDeadError, QuireError
-from quire.process.ipc import UNREADABLE, close_socket, encode
+from quire.process.ipc import close_socket, decode_frame, encode
 
 NUMBER_BYTES = 8
 
@@ -99,12 +99,7 @@ class Hub:
             return None
         except ValueError as error:
             raise EngineDeadError("a process sent a message of several frames") from error
-        try:
-            return peer, self._decoder.decode(frame)
-        except UNREADABLE as error:
-            raise EngineDeadError(
-                f"{len(frame)} bytes from another process are not a valid message: {error}"
-            ) from error
+        return peer, decode_frame(self._decoder, frame, "another process")
 
     def close(self, linger_s: float = 0.0) -> None:
         """Close the socket. May be called twice.
@@ -169,12 +164,7 @@ class HubChannel:
             if number > self._last_number:
                 self._last_number = number
                 break
-        try:
-            return self._decoder.decode(frame)
-        except UNREADABLE as error:
-            raise EngineDeadError(
-                f"{len(frame)} bytes from the engine are not a valid message: {error}"
-            ) from error
+        return decode_frame(self._decoder, frame, "the engine")
 
     def close(self, linger_s: float = 0.0) -> None:
         """Close the channel.

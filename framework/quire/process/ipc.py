@@ -16,7 +16,7 @@ from quire.errors import EngineDeadError, QuireError
 
 T = TypeVar("T")
 
-UNREADABLE = (msgspec.MsgspecError, QuireError, RecursionError, UnicodeDecodeError)
+_UNREADABLE = (msgspec.MsgspecError, QuireError, RecursionError, UnicodeDecodeError)
 _UNSENDABLE = (TypeError, NotImplementedError, ValueError, OverflowError, RecursionError)
 
 
@@ -47,8 +47,22 @@ def decode(data: Any, kind: type[T]) -> T:
     """
     try:
         return msgspec.msgpack.decode(data, type=kind)
-    except UNREADABLE as error:
+    except _UNREADABLE as error:
         raise UnreadableError(f"a message cannot be decoded: {error}") from error
+
+
+def decode_frame(decoder: msgspec.msgpack.Decoder[Any], frame: bytes, sender: str) -> Any:
+    """Decode a message that a socket has received.
+
+    Raises:
+        EngineDeadError: The bytes are not a message of the decoder's type.
+    """
+    try:
+        return decoder.decode(frame)
+    except _UNREADABLE as error:
+        raise EngineDeadError(
+            f"{len(frame)} bytes from {sender} are not a valid message: {error}"
+        ) from error
 
 
 class Channel:
@@ -125,12 +139,7 @@ class Channel:
             frame = self._socket.recv(zmq.NOBLOCK)
         except zmq.Again:
             return None
-        try:
-            return self._decoder.decode(frame)
-        except UNREADABLE as error:
-            raise EngineDeadError(
-                f"{len(frame)} bytes from the other process are not a valid message: {error}"
-            ) from error
+        return decode_frame(self._decoder, frame, "the other process")
 
     def close(self, linger_s: float = 0.0) -> None:
         """Close the channel. May be called twice.

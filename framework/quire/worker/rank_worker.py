@@ -155,7 +155,6 @@ class Ranks:
         return torch.device("cuda", self.rank)
 
     def _place(self, ranks: range) -> GroupPlace:
-
         return GroupPlace(
             rank=ranks.index(self.rank),
             ranks=ranks,
@@ -164,7 +163,6 @@ class Ranks:
         )
 
     def _stage_shape(self) -> StageShape:
-
         return StageShape(
             hidden_size=self.composition.description.hidden_size,
             dtype=TORCH_DTYPES[self.composition.dtype.value],

@@ -2,8 +2,10 @@
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
 
 from quire.config import ServerSettings
 from quire.errors import EngineDeadError, RefusedError
@@ -28,21 +30,26 @@ def start_workers(composed: Composed) -> Worker:
     """
     executor_class = composed.plugins.registries.executors.load(composed.composition.executor.entry)
     grid = composed.composition.grid
-    with SocketFolder() as folder:
+    with ExitStack() as stack:  # a worker in this process needs no socket
+
+        @cache
+        def folder() -> SocketFolder:
+            return stack.enter_context(SocketFolder())
+
         launch = WorkerLaunch(
             grid=grid,
             make=lambda: _make_only_worker(composed),
-            spawn=_spawner(composed, folder),
+            spawn=lambda rank: _spawn(composed, folder(), rank),
         )
-        hub = Hub(FromWorker, folder.address)
-        try:
-            placed = executor_class().place(launch)
-        except BaseException:
-            hub.close()
-            raise
+        placed = executor_class().place(launch)
         if isinstance(placed, Worker):
-            hub.close()
             return placed
+        try:
+            hub = Hub(FromWorker, folder().address)  # the processes connect once it listens
+        except BaseException:
+            for process in placed:
+                process.end(0.0)
+            raise
         return _joined(composed, hub, grid, placed)
 
 
@@ -74,15 +81,15 @@ def _joined(
     return workers
 
 
-def _spawner(composed: Composed, folder: SocketFolder) -> Callable[[int], WorkerProcess]:
-    settings = replace(composed.settings, server=ServerSettings())  # without the API key
-    level = logging.getLogger("quire").getEffectiveLevel()
-
-    def spawn(rank: int) -> WorkerProcess:
-        config = WorkerConfig(settings=settings, address=folder.address, rank=rank, log_level=level)
-        return LocalProcess([str(os.getpid()), str(folder.path)], encode(config))
-
-    return spawn
+def _spawn(composed: Composed, folder: SocketFolder, rank: int) -> WorkerProcess:
+    """Start the process of a rank, which connects to the hub in a folder."""
+    config = WorkerConfig(
+        settings=replace(composed.settings, server=ServerSettings()),  # without the API key
+        address=folder.address,
+        rank=rank,
+        log_level=logging.getLogger("quire").getEffectiveLevel(),
+    )
+    return LocalProcess([str(os.getpid()), str(folder.path)], encode(config))
 
 
 def _make_only_worker(composed: Composed) -> Worker:
