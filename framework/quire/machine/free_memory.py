@@ -35,7 +35,17 @@ def _free_by_container(cgroup: Path) -> float:
     if not limit.is_file() or not used.is_file():
         return math.inf
     text = limit.read_text().strip()
-    return math.inf if text == "max" else max(0, int(text) - int(used.read_text()))
+    if text == "max":
+        return math.inf
+    return max(0, int(text) - int(used.read_text()) + _reclaimable_bytes(cgroup / "memory.stat"))
+
+
+def _reclaimable_bytes(statistics: Path) -> int:
+    """Return the bytes of cached files that the system drops before it refuses memory."""
+    if not statistics.is_file():
+        return 0
+    fields = dict(line.split() for line in statistics.read_text().splitlines())
+    return int(fields.get("inactive_file", 0))
 
 
 def _free_by_system(memory_info: Path) -> float:

@@ -5,6 +5,7 @@ import json
 import mmap
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from processes import eventually
@@ -41,23 +42,43 @@ def forget(file) -> None:
 
 
 @pytest.fixture
-def shards(tmp_path):
+def shards(tmp_path, monkeypatch):
     """A folder with two weight files and one that no index names; none of them is in memory."""
     for name in ("model-1.safetensors", "model-2.safetensors", "consolidated.safetensors"):
         (tmp_path / name).write_bytes(os.urandom(NUM_BYTES))
         forget(tmp_path / name)
     if num_resident_pages(tmp_path / "consolidated.safetensors"):
         pytest.skip("this file system keeps its files in memory")
+    monkeypatch.setattr(module, "free_host_bytes", lambda: 2**40)
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     return tmp_path
 
 
-def test_weights_are_in_memory_afterwards_and_nothing_else(shards):
+def test_the_weights_are_asked_for_and_nothing_else(shards, monkeypatch):
+    """Each request is small enough for Linux to read all of it."""
+    asked, ask = {}, os.posix_fadvise
+
+    def recorded(descriptor, offset, length, advice):
+        assert (advice, length <= 256 * 2**10) == (os.POSIX_FADV_WILLNEED, True)
+        asked.setdefault(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name, []).append(
+            (offset, offset + length)
+        )
+        ask(descriptor, offset, length, advice)
+
+    monkeypatch.setattr(os, "posix_fadvise", recorded)
     read_ahead(shards).join(20)
-    for name in ("model-1.safetensors", "model-2.safetensors"):
-        file = shards / name
-        eventually(lambda file=file: num_resident_pages(file) * mmap.PAGESIZE == NUM_BYTES)
+    assert set(asked) == {"model-1.safetensors", "model-2.safetensors"}
+    for ranges in asked.values():
+        ends = [0, *(end for _, end in ranges)]
+        assert [start for start, _ in ranges] == ends[:-1]
+        assert ends[-1] >= NUM_BYTES
+
+
+def test_weights_come_into_memory_and_other_files_do_not(shards):
+    """How much of what was asked for stays in memory is the system's decision."""
+    read_ahead(shards).join(20)
+    eventually(lambda: num_resident_pages(shards / "model-1.safetensors") > 0)
     assert num_resident_pages(shards / "consolidated.safetensors") == 0
 
 

@@ -31,6 +31,14 @@ def test_a_container_may_have_less(memory_info, tmp_path):
     assert free_host_bytes(memory_info, cgroup(tmp_path, 5_000_000, 6_000_000)) == 0
 
 
+def test_the_cached_files_of_a_container_can_be_dropped(memory_info, tmp_path):
+    folder = cgroup(tmp_path, 5_000_000, 4_000_000)
+    (folder / "memory.stat").write_text("anon 900000\ninactive_file 3000000\nactive_file 100000\n")
+    assert free_host_bytes(memory_info, folder) == 4_000_000
+    (folder / "memory.stat").write_text("anon 900000\n")
+    assert free_host_bytes(memory_info, folder) == 1_000_000
+
+
 def test_a_container_without_a_limit_has_what_the_system_has(memory_info, tmp_path):
     assert free_host_bytes(memory_info, cgroup(tmp_path, "max", 1_000_000)) == 9000 * 1024
 
