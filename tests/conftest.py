@@ -1,16 +1,20 @@
 """Settings of the whole suite: threads, devices, random examples and garbage collection.
 
-One thread a process: the models here are tiny, and synchronizing threads costs more.
+One thread a process: the models here are tiny, and synchronizing threads costs more. Where a test
+asks for two, the idle one sleeps and does not spin, because other processes need its core.
 """
 
 import gc
 import os
+import sys
 
 import pytest
 from hypothesis import settings
+from quick_interpreter import quicken_interpreter
 
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[variable] = "1"
+os.environ["OMP_WAIT_POLICY"] = "passive"
 # Kernels are interpreted, so that they run anywhere; `make test-gpu` compiles them.
 ON_GPU = os.environ.get("QUIRE_TEST_DEVICE") == "cuda"
 if not ON_GPU:
@@ -43,6 +47,18 @@ def _frozen_heap():
     """
     gc.collect()  # garbage of the module before must not be kept for the whole session
     gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    """Set one torch thread again: an engine in this process sets the number for all."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_interpreter():
+    quicken_interpreter()
 
 
 def pytest_unconfigure():

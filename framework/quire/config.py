@@ -22,6 +22,8 @@ T = TypeVar("T")
 ENVIRONMENT_PREFIX = "QUIRE_"
 TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
+MAX_TIMEOUT_S = 1_000_000  # 11 days; waits are counted in milliseconds, as a 32-bit integer
+
 TYPE_WORDS = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
 LIST_WORDS = {str: "strings", int: "whole numbers"}
 
@@ -313,6 +315,16 @@ class ParallelSettings:
     engine_process: bool | None = option(
         None, "Run the engine in a separate process; None: when serving on a GPU."
     )
+    worker_address: str = option(
+        "",
+        "Address HOST or HOST:PORT of this machine at which workers on other machines join; "
+        "without a port, a free one.",
+    )
+    worker_key_file: str = option(
+        "",
+        "File of the secret with which workers on other machines join; if it does not exist, it "
+        "is written for this start, and removed once all have joined.",
+    )
     worker_start_timeout_s: float = option(
         600.0, "Time for all workers to start, to load the weights and to allocate, in seconds."
     )
@@ -322,8 +334,8 @@ class ParallelSettings:
 
     def __post_init__(self) -> None:
         _check_at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
-        _check_at_least("worker_start_timeout_s", self.worker_start_timeout_s, 1)
-        _check_at_least("step_timeout_s", self.step_timeout_s, 1)
+        check_timeout("worker_start_timeout_s", self.worker_start_timeout_s, 1)
+        check_timeout("step_timeout_s", self.step_timeout_s, 1)
         _check_at_least("pipeline_parallel_size", self.pipeline_parallel_size, 1)
         for num_layers in self.pipeline_layers:
             _check_at_least("each number of pipeline_layers", num_layers, 1)
@@ -507,6 +519,24 @@ def parse_truth(value: object, origin: str) -> bool:
     if truth is None:
         raise SettingsError(f"{origin} must be true or false, got {value!r}")
     return truth
+
+
+def check_timeout(name: str, seconds: float, low: float) -> None:
+    """Check that a time can be waited for.
+
+    Args:
+        name: Name of the option, for the error.
+        seconds: The time.
+        low: Smallest time that is allowed.
+
+    Raises:
+        SettingsError: It is too small, too large, or no number.
+    """
+    if not low <= seconds <= MAX_TIMEOUT_S:  # also refuses NaN
+        raise SettingsError(
+            f"{name} must be at least {low:g} and at most {MAX_TIMEOUT_S} seconds (11 days), got "
+            f"{seconds:g}"
+        )
 
 
 def join_pairs(name: str, value: Mapping[Any, Any]) -> tuple[str, ...]:

@@ -168,9 +168,17 @@ class CollectiveError(QuireError):
 
 
 class EngineDeadError(QuireError):
-    """The engine stopped; no more requests can be served."""
+    """The engine stopped; no more requests can be served.
+
+    Lines of the message after the first are stacks of processes.
+    """
 
     code = "engine_dead"
+
+    @property
+    def headline(self) -> str:
+        """The message without the stacks."""
+        return str(self).partition("\n")[0]
 
 
 class StepFailedError(QuireError):

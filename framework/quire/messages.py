@@ -333,5 +333,21 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
     """
 
 
+class RankPlace(msgspec.Struct, frozen=True, array_like=True):
+    """Place of a rank: its machine, and the address on which other machines reach it.
+
+    Attributes:
+        node: Name of its machine, for people.
+        node_id: Identity of its node: ranks with the same one can share memory.
+        address: IP address of the interface on which it listens for ranks of other nodes.
+        device: Index of its GPU among those that its process can use; without meaning on a CPU.
+    """
+
+    node: str
+    node_id: str
+    address: str
+    device: int
+
+
 Control = LoadAdapter | ResetPrefixCache
 WorkerControl = LoadAdapter  # the commands that are forwarded to the workers

@@ -22,6 +22,7 @@ PRELOADED = ["torch", "numpy", "triton.language", "safetensors.torch", "pytest",
 ENVIRONMENT = {  # as tests/conftest.py has it, but before torch is imported
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "passive",
     "TRITON_INTERPRET": "1",
     "PYTHONDONTWRITEBYTECODE": "1",  # what is not changed is compiled already
     "CI": "1",  # the same examples each time

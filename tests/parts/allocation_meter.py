@@ -1,5 +1,6 @@
 """What tensors on the CPU take, counted from every allocation and release while something runs."""
 
+import gc
 from collections.abc import Callable
 
 from torch.profiler import ProfilerActivity, profile
@@ -25,6 +26,7 @@ class AllocationMeter(MemoryMeter):
         return self.held
 
     def peak_bytes(self, run: Callable[[], object]) -> int:
+        gc.collect()  # what is released meanwhile must have been allocated meanwhile
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
             run()
         results = recorded.profiler.kineto_results  # type: ignore[union-attr]

@@ -15,6 +15,7 @@ from kv_contents import KVContents
 from kv_memory import KVMemory
 
 from quire.engine.kv_cache.block_pool import BlockPool
+from quire.errors import StepFailedError
 from quire.interfaces.executor import StepRunner, Worker
 from quire.messages import (
     ErrorReport,
@@ -25,10 +26,12 @@ from quire.messages import (
     StepPlan,
     StepResult,
     TokenLogprobs,
+    TransferReport,
     WorkerControl,
 )
 
 CURSED = 9  # a token that the model cannot compute
+FAILED_STEP = ErrorReport("request_failed", "smoke in the model")
 UNMASKED = 8  # what a row draws that has a grammar and no mask: nobody may hear of it
 
 
@@ -93,6 +96,8 @@ class CheckingExecutor(Worker, StepRunner):
         max_accepted: Drafts that are accepted in a step, at most.
         failing_seed: Of a request whose next share fails.
         interrupted_verb: Whose next call is interrupted; what is in flight is lost then.
+        may_fail_step: Whether the next step of several requests fails as a whole. What is in flight
+            is dropped, and the transfers that it reports are reported with the next result.
     """
 
     def __init__(
@@ -115,6 +120,9 @@ class CheckingExecutor(Worker, StepRunner):
         self.max_accepted = 99
         self.failing_seed: int | None = None
         self.interrupted_verb = ""
+        self.may_fail_step = False
+        self.num_failed_steps = 0
+        self._dropped = TransferReport()
         self.last_plan: StepPlan | None = None
         self.bound: set[int] = set()
 
@@ -157,6 +165,7 @@ class CheckingExecutor(Worker, StepRunner):
 
     def collect(self, plan_id: int) -> StepResult:
         self._may_be_interrupted("collect")
+        self._may_fail(plan_id)
         flight = self.flights.popleft()
         if flight.plan.plan_id != plan_id:
             raise AssertionError("steps are collected out of order")
@@ -181,6 +190,25 @@ class CheckingExecutor(Worker, StepRunner):
             self.memory.spoil(sorted(flight.written))
         self.flights.clear()
         raise KeyboardInterrupt
+
+    def _may_fail(self, plan_id: int) -> None:
+        """Raise once, if asked for, what workers raise that have dropped all steps in flight."""
+        if not self.may_fail_step or len(self.flights[0].plan.requests) < 2:
+            return
+        self.may_fail_step = False
+        self.num_failed_steps += 1
+        for flight in self.flights:
+            self._keep_transfers(flight.result.transfers)
+            self.memory.spoil(sorted(flight.written))
+        self.flights.clear()
+        raise StepFailedError("worker 1 failed", report=FAILED_STEP, slots={}, plan_id=plan_id)
+
+    def _keep_transfers(self, report: TransferReport | None) -> None:
+        if report is not None:
+            dropped = self._dropped
+            self._dropped = TransferReport(
+                [*dropped.done, *report.done], [*dropped.failed, *report.failed]
+            )
 
     def _assign(self, given: SlotAssignment) -> None:
         if any(given.slot in flight.slots for flight in self.flights):
@@ -281,7 +309,9 @@ class CheckingExecutor(Worker, StepRunner):
     def _end(self, flight: Flight) -> None:
         """Sample, and write the result."""
         rows = [self._result(part, flight) for part in flight.parts]
-        report = None if self.store is None else self.store.report()
+        if self.store is not None:
+            self._keep_transfers(self.store.report())
+        report, self._dropped = self._dropped, TransferReport()
         results = [row for row in rows if row is not None]
         flight.result = StepResult(plan_id=flight.plan.plan_id, results=results, transfers=report)
 

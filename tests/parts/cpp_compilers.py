@@ -61,6 +61,6 @@ def run_python(code: str, environment: Mapping[str, str]) -> "subprocess.Complet
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )

@@ -149,6 +149,10 @@ class EngineTrial:
         """Let Ctrl-C come in the next call of a verb of the workers, and that step end there."""
         self.executor.interrupted_verb = verb
 
+    def fail_step(self) -> None:
+        """Let the next step of several requests fail as a whole, as on several workers."""
+        self.executor.may_fail_step = True
+
     def step_much_later(self) -> None:
         """Step when every deadline has passed."""
         self.pass_time(MUCH_LATER_S)

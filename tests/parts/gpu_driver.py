@@ -25,6 +25,13 @@ int nvmlDeviceGetHandleByUUID(const char *name, void **device) {
     *device = &devices[1];
     return 0;
 }
+int nvmlDeviceGetUUID(char *device, char *uuid, unsigned int length) {
+    if (ANSWER) return ANSWER;
+    if (length < sizeof "GPU-0") return 7;
+    strcpy(uuid, "GPU-0");
+    uuid[4] = *device;
+    return 0;
+}
 int nvmlDeviceGetCount_v2(unsigned int *count) {
     if (ANSWER) return ANSWER;
     *count = 2;

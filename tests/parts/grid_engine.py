@@ -271,7 +271,8 @@ def make_worker(
         previous=threads.links[index - 1][tp_rank] if index else None,
         next=threads.links[index][tp_rank] if index < count - 1 else None,
     )
-    return ModelWorker(composed.settings, parts, threads.groups[rank], stage)
+    group, size = threads.groups[rank], composition.grid.size
+    return ModelWorker(composed.settings, parts, group, stage, ranks_on_node=size)
 
 
 def make_core(

@@ -13,7 +13,6 @@ import queue
 import select
 import signal
 import struct
-import subprocess
 import sys
 import threading
 import time
@@ -24,7 +23,9 @@ from typing import Any
 
 import msgspec
 import torch
+from fork_server import ForkedProcess, ForkServer, serve_forks
 from model_parts import CONTEXT
+from network_namespaces import Machine
 from processes import path_with
 from torch import Tensor
 
@@ -41,6 +42,7 @@ from quire.worker.device.shared_memory_link import SharedMemoryLink
 from quire.worker.graphs.cpu_graph_memory import GraphAllocator, GraphMemory, TracingMode
 
 LENGTH = struct.Struct("<Q")
+LOOPBACK = "127.0.0.1"
 JOIN_TIMEOUT_S = 60.0
 VOCAB_SIZE = 50
 HIDDEN_SIZE = 6  # of the messages between stages
@@ -94,15 +96,24 @@ class Answer:
 
 
 class RankProcesses:
-    """Several ranks. Use it in a `with` block, whose end kills them."""
+    """Several ranks. Use it in a `with` block, whose end kills them.
 
-    def __init__(self, count: int, folder: Path) -> None:
+    Args:
+        count: Number of ranks.
+        folder: Folder in which they exchange addresses.
+        machines: Machine of each rank; by default, this one.
+    """
+
+    def __init__(self, count: int, folder: Path, machines: Sequence[Machine] = ()) -> None:
         folder.mkdir(exist_ok=True)
+        self._machines = machines
         self.size = count  # of the group that was joined last
         self._folder = folder
         self._ids = itertools.count()
         self.signalled: set[int] = set()
-        self.processes = [self._start() for _ in range(count)]
+        here = machines[:count] or [None]
+        self._servers = [_start_server(machine) for machine in here]
+        self.processes = [self._start(rank) for rank in range(count)]
         self._answers: list[dict[int, Answer]] = [{} for _ in range(count)]
 
     def __enter__(self) -> RankProcesses:
@@ -110,23 +121,19 @@ class RankProcesses:
 
     def __exit__(self, *_: object) -> None:
         for process in self.processes:
-            _end(process)
+            process.end()
+        for server in self._servers:
+            server.close()
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        script, path = Path(__file__), path_with(Path(__file__).parent)
-        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(
-            [sys.executable, script, self._folder],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-        )
+    def _start(self, rank: int) -> ForkedProcess:
+        address = self._machines[rank].address if self._machines else LOOPBACK
+        return self._servers[rank % len(self._servers)].start(f"{address} {self._folder}")
 
     def revive(self) -> None:
         """Start the ranks again that a signal has ended or stopped, and end all calls."""
         for rank in self.signalled:
-            _end(self.processes[rank])
-            self.processes[rank] = self._start()
+            self.processes[rank].end()
+            self.processes[rank] = self._start(rank)
         self.signalled.clear()
         self.size = len(self.processes)
         self.values("close")
@@ -141,7 +148,6 @@ class RankProcesses:
         number = next(self._ids)
         frame = msgspec.msgpack.encode((number, name, arguments))
         stdin = self.processes[rank].stdin
-        assert stdin is not None
         stdin.write(LENGTH.pack(len(frame)) + frame)
         stdin.flush()
         return number
@@ -149,12 +155,11 @@ class RankProcesses:
     def answer(self, rank: int, number: int, timeout_s: float = 60.0) -> Answer:
         """Wait for the answer to a command."""
         stdout = self.processes[rank].stdout
-        assert stdout is not None
         while number not in self._answers[rank]:
             readable, _, _ = select.select([stdout], [], [], timeout_s)
             assert readable, f"rank {rank} has not answered in {timeout_s} s"
             frame = _frame(stdout.fileno())
-            assert frame is not None, f"rank {rank} has died: {self.processes[rank].poll()}"
+            assert frame is not None, f"rank {rank} has died"
             its_number, answer = msgspec.msgpack.decode(frame, type=tuple[int, Answer])
             self._answers[rank][its_number] = answer
         return self._answers[rank].pop(number)
@@ -188,20 +193,19 @@ class RankProcesses:
         assert not any(answer.error for answer in answers), answers
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    for pipe in (process.stdin, process.stdout):
-        assert pipe is not None
-        with contextlib.suppress(BrokenPipeError):
-            pipe.close()
-    process.wait()
+def _start_server(machine: Machine | None) -> ForkServer:
+    path = path_with(Path(__file__).parent)
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    prefix = () if machine is None else machine.command()
+    return ForkServer(Path(__file__), environment, prefix)
 
 
 class Rank:
     """The commands of one rank."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, address: str) -> None:
         self._exchange = FolderExchange(folder)
+        self._address = address
         self._group: Any = None
         self._calls = CallTrace()
         self._ids = self._replayed = torch.empty(0)
@@ -232,15 +236,18 @@ class Rank:
         self._exchange.set(key, msgspec.msgpack.encode(group.handle))
         return group
 
-    def _gloo(self, key: str, place: GroupPlace) -> DistributedGroup:
-        return DistributedGroup.join(self._exchange, key, place, CPU, "127.0.0.1")
+    def _gloo(
+        self, key: str, place: GroupPlace, address: str = "", timeout_s: float = JOIN_TIMEOUT_S
+    ) -> DistributedGroup:
+        place = replace(place, timeout_s=timeout_s)
+        return DistributedGroup.join(self._exchange, key, place, CPU, address or self._address)
 
     def _shared_link(self, key: str, place: GroupPlace, *sizes: int) -> SharedMemoryLink:
         return SharedMemoryLink.join(self._exchange, key, place, _stage_shape(*sizes))
 
     def _gloo_link(self, key: str, place: GroupPlace, *sizes: int) -> DistributedLink:
         shape = _stage_shape(*sizes)
-        return DistributedLink.join(self._exchange, key, place, shape, CPU, "127.0.0.1")
+        return DistributedLink.join(self._exchange, key, place, shape, CPU, self._address)
 
     def send(self, messages: Sequence[tuple[int, int, int]]) -> None:
         """Send messages, each of so many tokens and tensors from a seed."""
@@ -334,9 +341,10 @@ class Rank:
         return Path("/proc/self/maps").read_text().count("memfd:quire-ranks")
 
 
-def main(folder: Path) -> None:
+def main(argument: str) -> None:
     torch.set_num_threads(1)
-    rank, lock = Rank(folder), threading.Lock()
+    address, _, folder = argument.partition(" ")
+    rank, lock = Rank(Path(folder), address), threading.Lock()
     output = os.dup(1)
     os.dup2(2, 1)  # nothing that is printed is taken for an answer
     tasks: queue.SimpleQueue[tuple[int, str, list[Any]]] = queue.SimpleQueue()
@@ -407,4 +415,4 @@ def _bytes(values: Tensor) -> bytes:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    serve_forks(int(sys.argv[1]), main)

@@ -6,8 +6,10 @@ Its interface behaves as that of `EngineCore`: test_engine_client.py runs the sa
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
+from quire.engine.results import outcome_of
 from quire.errors import AdapterError, CapacityError, EngineDeadError, OverloadedError
 from quire.messages import (
     Control,
@@ -137,6 +139,9 @@ class ScriptedCore:
         if isinstance(command, LoadAdapter):
             raise AdapterError(f"there are no files of {command.adapter.name!r}")
         return None
+
+    def begin_control(self, command: Control) -> Future[object]:
+        return outcome_of(lambda: self.control(command))
 
     def stats(self) -> EngineStats:
         return EngineStats(num_running=len(self.running), num_waiting=len(self.waiting))

@@ -11,7 +11,8 @@ from quire.interfaces.executor import WorkerGrid, WorkerProcess
 from quire.launch.workers.rank_link import RankLink
 from quire.launch.workers.rank_links import RankLinks
 from quire.launch.workers.worker_wire import FromWorker, Joined, Stop, ToWorker
-from quire.process.hub import Hub, HubChannel
+from quire.process.hub import Hub
+from quire.process.hub_channel import HubChannel
 
 CHOICES = ["quire 1", "torch 2"]
 

@@ -25,7 +25,9 @@ class ServingThread:
     def __init__(self, core: Any, address: str) -> None:
         self.core = core
         self.channel = Channel(ToEngine, address, is_listening=False)
-        self._death_fd = os.eventfd(0)
+        self._death_fd, self._killed_fd = os.eventfd(0), os.eventfd(0)
+        self.channel.watch(self._killed_fd)
+        self._is_killed = False
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
@@ -39,15 +41,21 @@ class ServingThread:
     def kill(self) -> None:
         """A thread cannot be killed."""
 
+    def die(self) -> None:
+        """End a scripted core that the parent has left, as a process would have been killed."""
+        self._is_killed = self.core.is_dead = True
+        os.eventfd_write(self._killed_fd, 1)
+
     def join(self) -> None:
         self._thread.join(10)
         assert not self._thread.is_alive()
-        os.close(self._death_fd)
+        for fd in (self._death_fd, self._killed_fd):
+            os.close(fd)
 
     def _run(self) -> None:
         self.channel.send(Connected())
         serve(self.core, self.channel)
-        self.channel.close(1.0)
+        self.channel.close(0.0 if self._is_killed else 1.0)
         os.eventfd_write(self._death_fd, 1)
 
 

@@ -21,7 +21,7 @@ from quire.launch.engine_process.engine_wire import (
     ToEngine,
 )
 from quire.launch.engine_process.served_engine import serve
-from quire.launch.replicas.replica import Replica
+from quire.launch.replicas.replica import Replica, ReplicaLimits
 from quire.launch.replicas.replicated_core import ReplicatedCore
 from quire.launch.replicas.router import Router
 from quire.messages import AdapterRef, Control, EngineOutputs, EngineStats, LoadAdapter, Started
@@ -67,13 +67,17 @@ class MortalCore(ScriptedCore):
 class ReplicaThread:
     """A thread in place of an engine process; `die` is its SIGKILL."""
 
-    def __init__(self, core: Any, address: str, refusal: QuireError | None) -> None:
+    def __init__(
+        self, core: Any, address: str, refusal: QuireError | None, *, hangs: bool = False
+    ) -> None:
         self.core = core
         self.pid = threading.get_native_id()
         self.refusal = refusal
+        self._hangs = hangs
         self.num_kills = self.num_ends = 0
         self._channel = Channel(ToEngine, address, is_listening=False)
-        self._death_fd = os.eventfd(0)
+        self._death_fd, self._released_fd = os.eventfd(0), os.eventfd(0)
+        self._channel.watch(self._released_fd)
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
@@ -96,20 +100,24 @@ class ReplicaThread:
         if isinstance(self.core, MortalCore):
             self.core.is_dead = True
             self.core.go.set()
+            os.eventfd_write(self._released_fd, 1)
 
     def join(self) -> None:
         self._thread.join(LIMIT_S)
         assert not self._thread.is_alive()
-        os.close(self._death_fd)
+        for fd in (self._death_fd, self._released_fd):
+            os.close(fd)
 
     def _run(self) -> None:
         self._channel.send(Connected())
-        if self.refusal is not None:
+        if self._hangs:
+            self._channel.wait(LIMIT_S)
+        elif self.refusal is not None:
             self._channel.send(Refused(ErrorMessage.of(self.refusal)))
         else:
             self._channel.send(Ready(Started(512)))
             serve(self.core, self._channel)
-        self._channel.close(1.0)
+        self._channel.close(0.0 if self.num_kills else 1.0)  # no one reads after a death
 
 
 @dataclass
@@ -127,22 +135,30 @@ class ReplicaTrial:
     """Replicas in threads, and all threads that were ever launched, by replica.
 
     `make_engine` makes other cores than mortal ones, and `refusals` are the errors of the next
-    starts of each replica.
+    starts of each replica. Starts of the replicas in `hanging` never become ready.
     """
 
     num_replicas: int
     step_s: float = 0.0
     clock: Callable[[], float] = field(default_factory=Clock)
+    request_timeout_s: float | None = None
+    max_num_held: int = 1000
+    limits: ReplicaLimits = field(default_factory=ReplicaLimits)
     make_engine: Callable[[], Any] | None = None
     threads: list[list[ReplicaThread]] = field(default_factory=list)
     refusals: dict[int, list[QuireError]] = field(default_factory=dict)
     sizes: list[int | None] = field(default_factory=list)
+    hanging: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.threads = [[] for _ in range(self.num_replicas)]
-        replicas = [Replica(index, self._launcher(index)) for index in range(self.num_replicas)]
+        replicas = [
+            Replica(index, self._launcher(index), self.limits) for index in range(self.num_replicas)
+        ]
         self.router = Router(self.num_replicas, BlockHasher(BLOCK_SIZE, b""))
-        self.core = ReplicatedCore(replicas, self.router, clock=self.clock)
+        self.core = ReplicatedCore(
+            replicas, self.router, 1, self.request_timeout_s, self.max_num_held, self.clock
+        )
 
     def current(self, index: int) -> ReplicaThread:
         """Return the thread of a replica's last start."""
@@ -169,7 +185,7 @@ class ReplicaTrial:
             refusals = self.refusals.get(index, [])
             refusal = refusals.pop(0) if refusals else None
             engine = self.make_engine() if self.make_engine else MortalCore(self.step_s)
-            thread = ReplicaThread(engine, folder.address, refusal)
+            thread = ReplicaThread(engine, folder.address, refusal, hangs=index in self.hanging)
             self.threads[index].append(thread)
             return EngineStart(EngineLink(channel, thread, 0.0), folder)  # type: ignore[arg-type]
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from quire.errors import CollectiveError
+from quire.errors import CollectiveError, StepFailedError
 from quire.interfaces.model import StageTensors
 from quire.layers.parallel import SingleDevice, StageLink, TensorParallelGroup
 
@@ -149,10 +149,14 @@ class RankThreads:
 
 
 def results_of(futures: "Sequence[Future[Any]]") -> list[Any]:
-    """Return the results of all; of several errors, raise the first that is not of an exchange."""
+    """Return the results of all; of several errors, raise one that is a reason and no consequence.
+
+    A rank whose exchange failed, as another one did not come, has launched no step to sample.
+    """
     wait(futures, TIMEOUT_S)
     errors = [error for future in futures if (error := future.exception(0)) is not None]
     errors.sort(key=lambda error: isinstance(error, CollectiveError))
+    errors.sort(key=lambda error: not isinstance(error, StepFailedError))
     if errors:
         raise errors[0]
     return [future.result(0) for future in futures]

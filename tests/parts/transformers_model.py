@@ -1,7 +1,8 @@
 """Models of transformers: the reference for tokens and logits."""
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,24 @@ def transformers_model(folder: Path, **options: Any) -> Any:
 def greedy_tokens(model: Any, prompt: Sequence[int], num_tokens: int) -> list[int]:
     """Return the completion of a prompt by a model of transformers, without an end."""
     token_ids = torch.tensor([prompt])
-    out = model.generate(
-        input_ids=token_ids,
-        attention_mask=torch.ones_like(token_ids),
-        max_new_tokens=num_tokens,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
+    with one_thread():
+        out = model.generate(
+            input_ids=token_ids,
+            attention_mask=torch.ones_like(token_ids),
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
     return out[0, len(prompt) :].tolist()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread, whatever an engine in this process has set."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

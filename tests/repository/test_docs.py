@@ -26,7 +26,7 @@ def snippets(page):
     return "\n".join(SNIPPET.findall(page.read_text()))
 
 
-def run(code, timeout=120):
+def run(code, timeout=280):
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         capture_output=True,

@@ -100,7 +100,7 @@ def test_its_parts_pass_the_kits_that_quire_ships(acme, acme_site):
     tests = acme_site.parent / "source" / "tests"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
     done = subprocess.run(
-        command, cwd=tests, env=acme.environment, capture_output=True, text=True, timeout=120
+        command, cwd=tests, env=acme.environment, capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stdout[-5000:]
     assert re.search(r"\b[1-9]\d+ passed", done.stdout)

@@ -16,7 +16,7 @@ from quire.compose.grid_choice import cores_warning
 from quire.compose.lora_choice import load_sources
 from quire.config import SchedulerSettings
 from quire.interfaces.kv_cache import KVPlan
-from quire.launch.composing import compose_engine
+from quire.launch.composing import Composed, compose_engine
 from quire.launch.estimate import MemoryEstimate, estimate_memory
 from quire.plugins.loading import load_plugins
 
@@ -34,17 +34,18 @@ def run(arguments: argparse.Namespace) -> int:
     if settings.lora.lora_source_options:
         load_sources(settings.lora, composed.composition, composed.plugins.registries)
     memory = estimate_memory(composed)
-    facts = describe(composed.composition, memory)
+    num_replicas = composed.settings.parallel.data_parallel_size
+    facts = describe(composed.composition, memory, num_replicas)
     if arguments.json:
         parts = [choice.as_dict() for choice in _choices(composed.composition)]
         memory_facts = describe_memory(memory, composed.settings.scheduler)
         print(json.dumps(facts | {"memory": memory_facts, "parts": parts}, indent=2))
     else:
-        print("\n".join(_lines(composed.composition, memory, composed.settings.scheduler)))
+        print("\n".join(_lines(composed, memory)))
     return 1 if memory.problem else 0
 
 
-def describe(composition: Composition, memory: MemoryEstimate) -> dict[str, Any]:
+def describe(composition: Composition, memory: MemoryEstimate, num_replicas: int) -> dict[str, Any]:
     """Return the facts of a composition except its parts; `max_model_len` is the effective one."""
     description, shipped = composition.description, composition.shipped_checkpoint
     plan = memory.plan
@@ -59,6 +60,7 @@ def describe(composition: Composition, memory: MemoryEstimate) -> dict[str, Any]
         "dtype": str(composition.dtype),
         "weights": composition.weights,
         "kv_cache_dtype": composition.kv_dtype,
+        "replicas": num_replicas if num_replicas > 1 else None,
         "workers": composition.workers if composition.grid.size > 1 else None,
         "kernels": str(composition.kernels),
         "cuda_graphs": composition.cuda_graphs.reason,
@@ -125,15 +127,17 @@ def describe_memory(memory: MemoryEstimate, scheduler: SchedulerSettings) -> dic
     }
 
 
-def _lines(
-    composition: Composition, memory: MemoryEstimate, scheduler: SchedulerSettings
-) -> Iterator[str]:
-    for name, value in describe(composition, memory).items():
+def _lines(composed: Composed, memory: MemoryEstimate) -> Iterator[str]:
+    composition, scheduler = composed.composition, composed.settings.scheduler
+    num_replicas = composed.settings.parallel.data_parallel_size
+    for name, value in describe(composition, memory, num_replicas).items():
         if value is not None:
             yield f"{name.replace('_', ' '):<18} {value}"
     yield ""
-    if (warning := cores_warning(composition)) is not None:
+    if (warning := cores_warning(composition, num_replicas)) is not None:
         yield f"{'warning':<18} {warning}"
+    if num_replicas > 1:
+        yield "Of each replica:"
     if len(memory.ranks) > 1:
         yield from _rank_lines(memory)
         yield ""

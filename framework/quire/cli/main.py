@@ -19,6 +19,7 @@ COMMANDS = {
     "serve": "serve a model over HTTP, with OpenAI's routes",
     "explain": "show which plugin would serve each part of a model, and why",
     "plugins": "list, show and check the installed plugins",
+    "worker": "run ranks of an engine that is started on another machine",
     "bench": "measure throughput, start-up, the scheduler and the prefix cache",
 }
 

@@ -182,8 +182,9 @@ def _add_flag(section: argparse._ArgumentGroup, option: Option) -> None:
     elif option.is_repeated:
         section.add_argument(*flags, action="append", metavar="NAME", **common)
     elif option.is_list:
-        metavar = "N" if option.type is int else "NAME"
-        section.add_argument(*flags, nargs="+", action="extend", metavar=metavar, **common)
+        item = "N" if option.type is int else "NAME"
+        words = (f"{item},{item},...", item)  # joined by commas, or separate
+        section.add_argument(*flags, nargs="+", action="extend", metavar=words, **common)
     elif option.is_bytes:
         section.add_argument(*flags, metavar="BYTES", **common)
     else:

@@ -1,5 +1,6 @@
 """Selection of parts by name: by setting, by default, or by `auto` from declared capabilities."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from quire.compose.composition import Choice, Rejection
@@ -11,13 +12,24 @@ AUTO, NONE = "auto", "none"
 ASKED_FOR = "asked for"
 
 
-def choose_named(registry: Registry[Any], wanted: str, default: str | None = None) -> Choice:
+def choose_named(
+    registry: Registry[Any],
+    wanted: str,
+    default: str | None = None,
+    others: Sequence[str] = (),
+) -> Choice:
     """Choose the part with a name.
+
+    Args:
+        registry: Registry of the kind.
+        wanted: Name in the registry.
+        default: Default of the option.
+        others: Further words that the option takes, for the error.
 
     Raises:
         PluginError: No plugin offers the name, or several do and none of them is quire's.
     """
-    entry = registry.entry(wanted)
+    entry = registry.entry(wanted, others)
     reason = "the default" if wanted == default else "by setting"
     return Choice(registry.kind.title, entry, reason, all_others(registry, wanted))
 

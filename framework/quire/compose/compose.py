@@ -27,7 +27,13 @@ from quire.compose.choosing import (
     choose_parser,
 )
 from quire.compose.composition import Choice, Composition, Decision, Rejection
-from quire.compose.grid_choice import check_devices, check_model, check_shards, choose_executor
+from quire.compose.grid_choice import (
+    check_devices,
+    check_model,
+    check_shards,
+    check_worker_options,
+    choose_executor,
+)
 from quire.compose.kernel_choice import (
     NATIVE_DTYPE,
     check_batch_invariant,
@@ -214,7 +220,9 @@ def _compose(
             DEFAULT_SCHEDULING_POLICY,
         ),
         kv_store=choose_optional(registries.kv_stores, settings.cache.kv_store),
-        executor=choose_executor(registries, settings.parallel.executor, grid),
+        executor=choose_executor(
+            registries, settings.parallel.executor, grid, settings.parallel.data_parallel_size
+        ),
         grid=grid,
         stage_layers=(range(description.num_layers),),
         **_computing_parts(inputs),
@@ -222,6 +230,7 @@ def _compose(
     for choice in composition.choices:
         check_api(choice.entry)
         check_present(choice.entry)
+    check_worker_options(settings.parallel, composition.executor)
     if grid.size == 1 and not settings.parallel.pipeline_layers:
         return composition
     return _divided(composition, settings, registries)

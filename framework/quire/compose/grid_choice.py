@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.compose.choosing import AUTO, choose_named
 from quire.compose.composition import Choice, Composition
-from quire.config import DEFAULT_EXECUTOR, GRID_EXECUTOR
+from quire.config import DEFAULT_EXECUTOR, GRID_EXECUTOR, ParallelSettings
 from quire.errors import CapacityError, RefusedError, SettingsError
 from quire.interfaces.executor import ExecutorCapabilities, WorkerGrid
 from quire.interfaces.model import ModelCapabilities, ModelDescription
@@ -19,16 +19,24 @@ from quire.plugins.loading import Registries
 NONE_INSTALLED = "none of the installed ones"
 
 
-def choose_executor(registries: Registries, wanted: str, grid: WorkerGrid) -> Choice:
+def choose_executor(
+    registries: Registries, wanted: str, grid: WorkerGrid, num_replicas: int = 1
+) -> Choice:
     """Choose the executor by name.
 
     Raises:
         PluginError: No plugin offers it.
-        RefusedError: It does not support the grid.
+        RefusedError: It does not support the grid, or the replicas.
     """
     registry = registries.executors
     default = DEFAULT_EXECUTOR if grid.size == 1 else GRID_EXECUTOR
-    choice = choose_named(registry, default if wanted == AUTO else wanted, default)
+    choice = choose_named(registry, default if wanted == AUTO else wanted, default, [AUTO])
+    if num_replicas > 1 and choice.entry.capabilities.spans_machines:
+        raise RefusedError(
+            f"executor {choice.name!r} places one engine on several machines, and "
+            f"data_parallel_size {num_replicas} starts replicas on this one; set "
+            "data_parallel_size to 1, and start an engine for each replica"
+        )
     reason = _executor_refusal(choice.entry.capabilities, grid)
     if reason is None:
         return choice
@@ -37,6 +45,26 @@ def choose_executor(registries: Registries, wanted: str, grid: WorkerGrid) -> Ch
         f"executor {choice.name!r} supports {reason} is set; executors that support it: "
         f"{', '.join(dict.fromkeys(able)) or NONE_INSTALLED}"
     )
+
+
+def check_worker_options(parallel: ParallelSettings, executor: Choice) -> None:
+    """Check that no option for workers on other machines is set if there are none.
+
+    Raises:
+        SettingsError: One is set.
+    """
+    if executor.entry.capabilities.spans_machines:
+        return
+    for name, value in (
+        ("worker_address", parallel.worker_address),
+        ("worker_key_file", parallel.worker_key_file),
+    ):
+        if value:
+            raise SettingsError(
+                f"{name} {value!r} is for workers on other machines, and executor "
+                f"{executor.name!r} places all workers on this one; add --executor joined, or "
+                f"leave {name} out"
+            )
 
 
 def check_model(model: Choice, grid: WorkerGrid) -> None:
@@ -114,9 +142,14 @@ def check_devices(
     )
 
 
-def cores_warning(composition: Composition) -> str | None:
-    """Return a warning if the ranks outnumber the cores of this machine; None if they do not."""
-    ranks, cores = composition.grid.size, composition.machine.num_cores
+def cores_warning(composition: Composition, num_replicas: int = 1) -> str | None:
+    """Return a warning if the ranks outnumber the cores of this machine; None if they do not.
+
+    Args:
+        composition: Composition of the engine.
+        num_replicas: Number of engines on this machine.
+    """
+    ranks, cores = composition.grid.size * num_replicas, composition.machine.num_cores
     spans_machines = composition.executor.entry.capabilities.spans_machines
     if composition.device != "cpu" or spans_machines or cores is None or ranks <= max(1, cores):
         return None

@@ -4,11 +4,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from quire.engine.grammar.grammars import Grammars
 from quire.engine.request import Request, Status
-from quire.engine.results import failed_output, report_of
+from quire.engine.results import failed_output, outcome_of, report_of
 from quire.engine.scheduling.scheduler import Scheduler
 from quire.engine.stopped_runner import StoppedRunner
 from quire.errors import (
@@ -145,6 +146,10 @@ class EngineCore:
             self._isolate(error)
             return self.runner.control(message)
 
+    def begin_control(self, message: Control) -> Future[Any]:
+        """Execute a command; return its result or error, which are there already."""
+        return outcome_of(lambda: self.control(message))
+
     def stats(self) -> EngineStats:
         """Return the current statistics."""
         return self.scheduler.stats(0)
@@ -244,7 +249,7 @@ class EngineCore:
         if not reports and len(suspects) == 1:
             reports = {slots[0]: error.report or report_of(error)}
         self._in_flight.clear()
-        self.scheduler.discard_steps()
+        self.scheduler.discard_steps(have_failed=True)
         for slot, report in reports.items():
             if (owner := owners[slot]) is not None:
                 self._fail(owner.request_id, report)

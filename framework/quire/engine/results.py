@@ -4,6 +4,8 @@ Nearly every row is one token of a running request; it takes a short path, other
 """
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
 
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
 from quire.engine.kv_store.kv_transfers import KVTransfers
@@ -11,7 +13,7 @@ from quire.engine.request import Request, Status
 from quire.engine.scheduling.prompt_sharing import PromptSharing
 from quire.engine.scheduling.running_set import RunningSet
 from quire.engine.scheduling.step_in_progress import Chunk
-from quire.errors import QuireError
+from quire.errors import EngineDeadError, QuireError
 from quire.messages import EngineOutput, ErrorReport, SlotResult, TokenLogprobs
 
 
@@ -165,3 +167,19 @@ def failed_output(request_id: str, error: ErrorReport) -> EngineOutput:
 def report_of(error: QuireError) -> ErrorReport:
     """Return the report of an error that was raised on purpose; its message is for the client."""
     return ErrorReport(error.code, str(error))
+
+
+def outcome_of(call: Callable[[], Any]) -> Future[Any]:
+    """Run a call, and return its result or its `QuireError`.
+
+    Raises:
+        EngineDeadError: The engine is dead, which is no outcome of one call.
+    """
+    outcome: Future[Any] = Future()
+    try:
+        outcome.set_result(call())
+    except EngineDeadError:
+        raise
+    except QuireError as error:
+        outcome.set_exception(error)
+    return outcome

@@ -54,6 +54,11 @@ class StepRunner(ABC):
     def collect(self, plan_id: int) -> StepResult:
         """Wait for the sampled tokens of a step; steps are collected in launch order."""
 
+    def is_ready(self, plan_id: int) -> bool:
+        """Return whether `collect` would return a step's tokens without waiting for a device."""
+        del plan_id
+        return True
+
     @abstractmethod
     def control(self, command: WorkerControl) -> Any:
         """Run a command between two steps, and return its result."""
@@ -95,21 +100,23 @@ class WorkerProcess(ABC):
 
     Attributes:
         node: Name of the machine where it runs.
+        pid: Process id there; None if it is not known yet.
     """
 
     node: str
+    pid: int | None = None
 
     @abstractmethod
     def fileno(self) -> int | None:
         """Return a file descriptor that is readable once the process has ended.
 
         Returns:
-            None if there is none; then the end is noticed when its connection is silent.
+            None if there is none; then the end is noticed when its connection ends.
         """
 
     @abstractmethod
     def kill(self) -> None:
-        """Kill the process and all its descendants; from any thread, and more than once."""
+        """Kill the process and all its descendants. May be called more than once."""
 
     @abstractmethod
     def end(self, timeout_s: float) -> str:
@@ -120,6 +127,86 @@ class WorkerProcess(ABC):
 
         Returns:
             Description of its end: "was killed by SIGKILL". The same on a second call.
+        """
+
+    def state(self, stack_fd: int | None) -> str:
+        """Describe what the process is doing while it does not answer, for people.
+
+        Args:
+            stack_fd: File descriptor of the process to which it writes its stack on a signal;
+                None if it has not joined.
+        """
+        del stack_fd
+        return f"its state cannot be read from here; look at the log on {self.node}"
+
+
+class JoinPoint(ABC):
+    """Port of the engine at which the ranks on other machines join.
+
+    Attributes:
+        address: Host and port, such as "10.0.0.1:4711".
+        key: Secret of this launch as text, without which nothing can join; it goes to
+            `quire worker` by standard input or a file that only its user may read.
+        has_key_file: Whether the user has named a file of the key, from which workers that others
+            start can read it.
+    """
+
+    address: str
+    key: str
+    has_key_file: bool
+
+    @abstractmethod
+    def wait(self, check: Callable[[], None]) -> Sequence[WorkerProcess]:
+        """Wait until every rank has joined, each started by `quire worker` on its machine.
+
+        Args:
+            check: Function that is called about twice a second, and raises if ranks cannot come.
+
+        Returns:
+            The process of each rank, in order.
+
+        Raises:
+            CapacityError: A machine has too few devices for its ranks.
+            SettingsError: Machines cannot reach each other, or run another version of quire.
+            EngineDeadError: Ranks did not come in time.
+        """
+
+
+class HelperProcess(ABC):
+    """A process on this machine that an executor needs beside the workers.
+
+    It runs `main(channel)` of a module, where `channel` is a socket to this process that keeps the
+    bounds of frames; an empty frame is the end of the other side. It is killed, with all that it
+    has started, when the engine's process dies. `send`, `receive` and `end` may be called by
+    different threads.
+    """
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """Return a file descriptor that is readable once a frame has arrived, or it has ended."""
+
+    @abstractmethod
+    def send(self, frame: bytes) -> None:
+        """Send a frame of at most 64 KiB.
+
+        Raises:
+            EngineDeadError: The process has ended; the message says how.
+        """
+
+    @abstractmethod
+    def receive(self) -> bytes:
+        """Wait for a frame, and return it.
+
+        Raises:
+            EngineDeadError: The process has ended; the message says how.
+        """
+
+    @abstractmethod
+    def end(self, timeout_s: float) -> str:
+        """Wait for the process to exit, then kill it; a no-op on a second call.
+
+        Returns:
+            Description of its end: "was killed by SIGKILL".
         """
 
 
@@ -148,11 +235,24 @@ class WorkerLaunch:
         grid: Workers to place.
         make: Function that builds the only worker of a grid of one in this process.
         spawn: Function that starts the process of a rank as a child of this one.
+        listen: Function that opens the port for ranks on other machines. Its argument is the
+            address to listen on if `worker_address` is not set; without either it raises a
+            `SettingsError`.
+        start_helper: Function that starts a process beside the workers; its argument is the name
+            of a module, whose `main` runs there.
+        needs_gpus: Whether each rank needs a GPU.
+        num_threads: CPU threads of each rank; None: as many as its machine has for it.
+        start_timeout_s: Time for the workers to start.
     """
 
     grid: WorkerGrid
     make: Callable[[], Worker]
     spawn: Callable[[int], WorkerProcess]
+    listen: Callable[[str | None], JoinPoint]
+    start_helper: Callable[[str], HelperProcess]
+    needs_gpus: bool = False
+    num_threads: int | None = None
+    start_timeout_s: float = 600.0
 
 
 class Executor(ABC):

@@ -63,10 +63,7 @@ def compose_engine(settings: Settings, plugins: Plugins, *, is_plan: bool = Fals
     checkpoint = find_checkpoint(settings.model, plugins.registries.checkpoints, with_weights)
     if with_weights:
         read_ahead(checkpoint.folder)
-    tokenizer = Tokenizer.load(_tokenizer_folder(settings, plugins, checkpoint))
-    template = ChatTemplate.load(
-        checkpoint.folder, settings.model.chat_template, tokenizer.special_tokens
-    )
+    tokenizer, template = load_text(settings, plugins, checkpoint)
     probe = None if is_plan else run_probes
     composition = compose(settings, plugins, checkpoint, template.source, probe=probe)
     if composition.kernels.value == "native":
@@ -75,7 +72,20 @@ def compose_engine(settings: Settings, plugins: Plugins, *, is_plan: bool = Fals
     return Composed(settings, plugins, composition, tokenizer, template)
 
 
-def log_composition(composition: Composition) -> None:
+def load_text(
+    settings: Settings, plugins: Plugins, checkpoint: Checkpoint
+) -> tuple[Tokenizer, ChatTemplate]:
+    """Load the tokenizer and the chat template of a checkpoint.
+
+    Raises:
+        QuireError: A file of them is missing or invalid.
+    """
+    tokenizer = Tokenizer.load(_tokenizer_folder(settings, plugins, checkpoint))
+    given = settings.model.chat_template
+    return tokenizer, ChatTemplate.load(checkpoint.folder, given, tokenizer.special_tokens)
+
+
+def log_composition(composition: Composition, num_replicas: int = 1) -> None:
     """Log the chosen parts with their plugins and reasons."""
     logger.info(
         "%s on %s in %s: %s",
@@ -95,7 +105,7 @@ def log_composition(composition: Composition) -> None:
     logger.info("weights of linear layers: %s", composition.weights)
     if composition.grid.size > 1:
         logger.info("workers: %s", composition.workers)
-    if (warning := cores_warning(composition)) is not None:
+    if (warning := cores_warning(composition, num_replicas)) is not None:
         logger.warning("%s", warning)
     _warn_of_unavailable(composition)
     for choice in composition.choices:

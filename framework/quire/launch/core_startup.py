@@ -11,7 +11,7 @@ from quire.interfaces.kv_cache import KVPlan
 from quire.launch.cache_root import cache_root
 from quire.launch.composing import Composed
 from quire.launch.grammar_setup import make_grammars
-from quire.launch.kv_memory import log_memory, plan_memory
+from quire.launch.kv_memory import log_memory, log_reduction, plan_memory
 from quire.launch.kv_store_setup import check_store_options, load_store, store_plan
 from quire.launch.workers.worker_start import start_workers
 from quire.messages import Started
@@ -59,6 +59,7 @@ def _allocate(
     """
     settings, composition = composed.settings, composed.composition
     plans = plan_memory(settings, composition, composed.plugins.registries, kv_bytes)
+    log_reduction(composition, plans)
     runner = worker.allocate(plans)
     log_memory(plans)
     return plans, runner

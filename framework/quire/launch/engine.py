@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from quire.compose.composition import Composition
 from quire.compose.lora_choice import load_sources
-from quire.config import Settings
-from quire.frontend.async_frontend import AsyncFrontend
+from quire.config import ParallelSettings, Settings
+from quire.frontend.async_frontend import STALL_LIMIT_S, AsyncFrontend
 from quire.frontend.chat.chat_template import ChatTemplate
 from quire.frontend.chat.completion_parser import CompletionParsers
 from quire.frontend.dispatch.engine_client import EngineCoreClient
@@ -78,8 +78,20 @@ class Engine:
             adapters=dict(self.adapters),
             max_model_len=self.composition.max_model_len,
             finished_hooks=self.finished_hooks,
+            stall_limit_s=stall_limit(self.settings.parallel),
             request_timeout_s=self.settings.scheduler.request_timeout_s,
         )
+
+
+def stall_limit(parallel: ParallelSettings) -> float:
+    """Return the seconds of a step after which the engine counts as stalled.
+
+    An operator who sets a longer `step_timeout_s` expects longer steps. By default they may take
+    300 s before anything is ended, and requests are kept away long before.
+    """
+    if parallel.step_timeout_s == ParallelSettings().step_timeout_s:
+        return STALL_LIMIT_S
+    return max(STALL_LIMIT_S, parallel.step_timeout_s)
 
 
 def has_engine_process(
@@ -106,7 +118,7 @@ def start_engine(settings: Settings, *, is_serving: bool = False) -> Engine:
     for record in plugins.failed:
         logger.warning("plugin %s failed to load: %s", record.source, record.error)
     composed = compose_engine(settings, plugins)
-    log_composition(composed.composition)
+    log_composition(composed.composition, composed.settings.parallel.data_parallel_size)
     # Imported first: a broken part is reported before the weights are loaded.
     parsers = load_parsers(composed.composition, plugins.registries)
     check_grammar = make_grammar_check(composed.composition, plugins)

@@ -17,7 +17,7 @@ from quire.engine.kv_cache.kv_plan import NULL_BLOCKS, requests_that_fit
 from quire.errors import CapacityError
 from quire.interfaces.kv_cache import KVCacheSpec, KVGroup, KVPlan
 from quire.launch.composing import Composed
-from quire.launch.kv_memory import plan_memory, planned_requests
+from quire.launch.kv_memory import log_reduction, plan_memory, planned_requests
 from quire.launch.kv_store_setup import check_store_options, store_plan
 from quire.launch.profile_estimate import estimate_profile
 from quire.machine.free_memory import cache_bytes, free_host_bytes
@@ -142,6 +142,7 @@ def estimate_memory(composed: Composed) -> MemoryEstimate:
         plans = plan_memory(settings, composition, composed.plugins.registries, free)
     except CapacityError as error:
         return replace(memory, problem=str(error))
+    log_reduction(composition, plans)
     check_store_options(composed, store_plan(plans))
     problem = _cache_problem(composition, plans, available, memory.limited_by)
     if problem is not None:
@@ -207,11 +208,13 @@ def _of_fullest_rank(
 
 
 def _available_memory(composed: Composed, ranks: Sequence[RankEstimate]) -> list[_AvailableMemory]:
-    """Return the memory of each rank; on a CPU, all ranks share the memory of the host."""
+    """Return the memory of each rank; on a CPU, those of all replicas share that of the host."""
     device = composed.composition.device
     if device == "cuda":
         return _available_gpu_memory(composed, ranks)
+    num_replicas = composed.settings.parallel.data_parallel_size
     free, num_weight_bytes = free_host_bytes(), sum(rank.weight_bytes for rank in ranks)
+    free //= num_replicas
     host = _AvailableMemory(
         free - num_weight_bytes,
         cache_bytes(free - num_weight_bytes, len(ranks)),

@@ -90,6 +90,22 @@ def log_memory(plans: Sequence[KVPlan]) -> None:
     )
 
 
+def log_reduction(composition: Composition, plans: Sequence[KVPlan]) -> None:
+    """Log a warning if the plan of the cache has shortened the longest request."""
+    plan = max(plans, key=lambda plan: plan.num_bytes)
+    if plan.max_model_len == composition.max_model_len:
+        return
+    logger.warning(
+        "max_model_len is reduced to %d from the model's %d to fit the KV cache of %d blocks (%s "
+        "bytes). For longer requests, increase kv_cache_memory_bytes or num_kv_blocks; set "
+        "max_model_len to make start-up fail instead if a length does not fit",
+        plan.max_model_len,
+        composition.max_model_len,
+        plan.num_blocks - NULL_BLOCKS,
+        f"{plan.num_bytes:,}",
+    )
+
+
 def _stage_bytes(composition: Composition, kv_bytes: Sequence[int]) -> list[int]:
     """Return the bytes for the cache on each rank of a stage, by stage.
 
@@ -174,15 +190,6 @@ def _fitting_length(settings: Settings, composition: Composition, plan: KVPlan) 
         return wanted
     if settings.model.max_model_len is not None or longest < 2:
         raise CapacityError(_what_would_fit(plan, wanted, longest, step))
-    logger.warning(
-        "max_model_len is reduced to %d from the model's %d to fit the KV cache of %d blocks (%s "
-        "bytes). For longer requests, increase kv_cache_memory_bytes or num_kv_blocks; set "
-        "max_model_len to make start-up fail instead if a length does not fit",
-        longest,
-        wanted,
-        plan.num_blocks - NULL_BLOCKS,
-        f"{plan.num_bytes:,}",
-    )
     return longest
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 T = TypeVar("T")
 
 LIBRARY = "libnvidia-ml.so.1"
+MAX_UUID_BYTES = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE
 
 
 class DeviceMemory(NamedTuple):
@@ -50,6 +51,15 @@ def visible_devices(library: str = LIBRARY) -> list[str]:
     return [name.strip() for name in names]
 
 
+def visible_device_ids(library: str = LIBRARY) -> list[str] | None:
+    """Return the UUIDs of the visible devices in their order; None if they are unknown.
+
+    A UUID is the same for every process of the machine, also where a container or a cgroup hides
+    other GPUs and numbers the rest anew.
+    """
+    return _query(library, _uuids)
+
+
 def cuda_device_count(library: str = LIBRARY) -> int | None:
     """Return the number of visible devices; None without a driver.
 
@@ -76,6 +86,12 @@ def _count(nvml: ctypes.CDLL) -> int:
     return next(index for index in count() if _handle(nvml, index) is None)
 
 
+def _uuids(nvml: ctypes.CDLL) -> list[str] | None:
+    uuids = [_read(nvml, index, _uuid) for index in range(_count(nvml))]
+    known = [uuid for uuid in uuids if uuid is not None]
+    return known if len(known) == len(uuids) else None
+
+
 def _read(
     nvml: ctypes.CDLL, index: int, read: Callable[[ctypes.CDLL, ctypes.c_void_p], T | None]
 ) -> T | None:
@@ -99,6 +115,13 @@ def _handle(nvml: ctypes.CDLL, index: int) -> ctypes.c_void_p | None:
     else:
         status = nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle))
     return None if status else handle
+
+
+def _uuid(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> str | None:
+    text = ctypes.create_string_buffer(MAX_UUID_BYTES)
+    if nvml.nvmlDeviceGetUUID(handle, text, MAX_UUID_BYTES):
+        return None
+    return text.value.decode()
 
 
 def _memory(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> DeviceMemory | None:

@@ -5,7 +5,7 @@ plugin with thirty models costs nothing at start, and a missing optional depende
 only if a part that needs it is selected.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pkgutil import resolve_name
@@ -177,8 +177,12 @@ class Registry(Generic[T]):
             )
         self._preferred[name] = meant[0].source.plugin
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str, others: Sequence[str] = ()) -> Entry:
         """Return the selected entry of a name, without importing it.
+
+        Args:
+            name: Name of the entry.
+            others: Further words that the option for the name takes, such as auto, for the error.
 
         Raises:
             UnknownNameError: No plugin offers the name.
@@ -187,7 +191,7 @@ class Registry(Generic[T]):
         """
         offers = self._offers.get(name, [])
         if not offers:
-            raise UnknownNameError(self._unknown(name))
+            raise UnknownNameError(self._unknown(name, others))
         entry = self.uncontested(name)
         if entry is None:
             raise ContestedNameError(
@@ -256,9 +260,9 @@ class Registry(Generic[T]):
     def __len__(self) -> int:
         return len(self._offers)
 
-    def _unknown(self, name: str) -> str:
-        hint = did_you_mean(name, self._offers)
-        known = ", ".join(self) or "none"
+    def _unknown(self, name: str, others: Sequence[str] = ()) -> str:
+        hint = did_you_mean(name, [*self._offers, *others])
+        known = ", ".join([*self, *others]) or "none"
         failed = self.num_failed_plugins
         plugins = "plugin" if failed == 1 else "plugins"
         doctor = (

@@ -1,1 +1,1 @@
-"""Child processes: start and end, watchdogs, message channels, and exceptions as text."""
+"""Child processes: start and end, watchdogs, message channels, hubs, and exceptions as text."""

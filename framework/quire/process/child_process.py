@@ -68,6 +68,7 @@ class ChildProcess:
         arguments: Command line after `python`.
         config: Bytes for its standard input.
         environment: Variables to set, beside those of this process.
+        fds: File descriptors that the process inherits.
 
     Raises:
         SettingsError: The system is not Linux, which has the pidfds needed.
@@ -78,6 +79,7 @@ class ChildProcess:
         arguments: Sequence[str],
         config: bytes,
         environment: Mapping[str, str] | None = None,
+        fds: Sequence[int] = (),
     ) -> None:
         if sys.platform != "linux":
             raise SettingsError("engine_process needs Linux; start without it")
@@ -86,6 +88,7 @@ class ChildProcess:
             stdin=subprocess.PIPE,
             start_new_session=True,
             env=child_environment() | dict(environment or {}),
+            pass_fds=tuple(fds),
         )
         self._owner_pid = os.getpid()
         try:
@@ -104,6 +107,11 @@ class ChildProcess:
     def pid(self) -> int:
         """Process id of the child."""
         return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code, negative for a signal; None until `end` was called."""
+        return self._process.returncode
 
     def fileno(self) -> int:
         """Return the file descriptor that becomes readable when the process dies."""

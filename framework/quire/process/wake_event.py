@@ -31,9 +31,13 @@ class WakeEvent:
             if self._is_usable:
                 os.eventfd_write(self._fd, 1)
 
-    def clear(self) -> None:
-        """Clear the event, which is set."""
-        os.eventfd_read(self._fd)
+    def clear(self) -> bool:
+        """Clear the event; return whether it was set."""
+        try:
+            os.eventfd_read(self._fd)
+        except BlockingIOError:
+            return False
+        return True
 
     def close(self) -> bool:
         """Close the descriptor; return whether this call did, not an earlier one."""

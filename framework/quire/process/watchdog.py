@@ -6,37 +6,126 @@ belongs to the child's process group, and kills the whole group, itself included
 
     parent <-- pidfd -- watchdog -- pidfd --> child        (and all that the child starts)
                            '--- SIGKILL to the group ---'
+
+The child watches the watchdog in turn, and starts another one if it is killed. PR_SET_PDEATHSIG
+would not do instead: it also kills a child when only the thread that started it ends.
 """
 
 import contextlib
+import logging
 import os
 import select
 import shutil
 import signal
+import sys
+import threading
 from types import FrameType
 from typing import NoReturn
 
 NAME = "quire-watchdog"  # name in process lists, at most 15 bytes
 _BLOCKED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # often sent to a whole group
 
+logger = logging.getLogger(__name__)
 
-def die_with(parent_pid: int, folder: str | None = None) -> None:
+
+def die_with(parent_pid: int, folder: str | None = None) -> "Watchdog":
     """Make this process end when its parent dies; it must lead its group and have one thread.
 
     Args:
         parent_pid: Process id of the parent.
         folder: Folder to remove when the parent dies.
+
+    Returns:
+        The watchdog, which is not watched itself yet.
     """
     parent_fd = os.pidfd_open(os.getppid())
     if os.getppid() != parent_pid:  # the parent is dead already, and this process was reparented
         _end_group(folder)
     child_fd = os.pidfd_open(os.getpid())
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
-    if os.fork() == 0:
+    pid = os.fork()
+    if pid == 0:
         _watch(parent_fd, child_fd, folder)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    os.close(parent_fd)
-    os.close(child_fd)
+    return Watchdog(pid, parent_fd, child_fd, folder)
+
+
+class Watchdog:
+    """The watchdog of this process.
+
+    Args:
+        pid: Process id of the watchdog.
+        parent_fd: Process file descriptor of the parent of this process.
+        child_fd: Process file descriptor of this process.
+        folder: Folder to remove when the parent dies.
+    """
+
+    def __init__(self, pid: int, parent_fd: int, child_fd: int, folder: str | None) -> None:
+        self._pid = pid
+        self._parent_fd = parent_fd
+        self._child_fd = child_fd
+        self._folder = folder
+
+    def guard(self) -> None:
+        """Replace the watchdog whenever it dies, in a thread."""
+        threading.Thread(target=self._guard, name="watchdog", daemon=True).start()
+
+    def replace_if_dead(self) -> None:
+        """Start another watchdog if this one was killed; never blocks.
+
+        If none can be started, this process ends with its group: it must not outlive its parent.
+        """
+        pid, status = os.waitpid(self._pid, os.WNOHANG)
+        if pid == 0:
+            return
+        if os.WIFEXITED(status):  # a watchdog that runs kills its group, and never exits
+            self._end(f"it ended with exit code {os.WEXITSTATUS(status)}")
+        try:
+            self._pid = self._start_another()
+        except (OSError, ImportError) as error:
+            self._end(str(error))
+        logger.warning("watchdog process %d was killed; %d takes its place", pid, self._pid)
+
+    def _guard(self) -> None:
+        while True:
+            watchdog_fd = os.pidfd_open(self._pid)
+            poller = select.poll()
+            poller.register(watchdog_fd, select.POLLIN)
+            poller.poll()
+            os.close(watchdog_fd)
+            self.replace_if_dead()
+
+    def _start_another(self) -> int:
+        """Start a watchdog by a new program, because a process with threads cannot just fork."""
+        from quire.process.python_child import python_arguments  # not needed before
+
+        fds = (self._parent_fd, self._child_fd)
+        arguments = [str(fd) for fd in fds] + ([] if self._folder is None else [self._folder])
+        return os.posix_spawn(
+            sys.executable,
+            [sys.executable, *python_arguments(__name__, arguments)],
+            os.environ,
+            file_actions=[(os.POSIX_SPAWN_DUP2, fd, fd) for fd in fds],  # makes them inheritable
+            setsigmask=_BLOCKED_SIGNALS,
+        )
+
+    def _end(self, why: str) -> NoReturn:
+        logger.critical(
+            "process %d ends: its watchdog is gone, and no other can be started: %s",
+            os.getpid(),
+            why,
+        )
+        _end_group(None)
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """Run a watchdog that takes the place of another one.
+
+    Args:
+        arguments: Process file descriptors of the parent and of the child and, if there is one,
+            the folder to remove when the parent dies.
+    """
+    _watch(int(arguments[0]), int(arguments[1]), *arguments[2:])
 
 
 def leave_to_parent(*signals: signal.Signals) -> None:
@@ -49,7 +138,7 @@ def _do_nothing(number: int, frame: FrameType | None) -> None:
     del number, frame
 
 
-def _watch(parent_fd: int, child_fd: int, folder: str | None) -> NoReturn:
+def _watch(parent_fd: int, child_fd: int, folder: str | None = None) -> NoReturn:
     """Run the watchdog; the blocked signals stay blocked."""
     try:
         with open("/proc/self/comm", "w") as name:

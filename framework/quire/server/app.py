@@ -1,6 +1,6 @@
 """The ASGI application: all HTTP routes, behind one guard middleware."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -39,9 +39,27 @@ def create_app(
         lifecycle: State shared with the code that drains the server; None for a new one.
     """
     lifecycle = lifecycle or Lifecycle()
+    guard = Middleware(Guard, settings=settings, lifecycle=lifecycle)
+    return create_unguarded_app(frontend, plugins_report, lifecycle, [guard])
+
+
+def create_unguarded_app(
+    frontend: AsyncFrontend,
+    plugins_report: Callable[[], list[dict[str, Any]]],
+    lifecycle: Lifecycle,
+    middleware: Sequence[Middleware] = (),
+) -> Starlette:
+    """Return the ASGI application for requests that a `Guard` has let through.
+
+    Args:
+        frontend: Frontend that serves the requests.
+        plugins_report: Function that returns a dict per plugin, for /v1/plugins.
+        lifecycle: Lifecycle, which has the drain state.
+        middleware: Middleware in front of the routes.
+    """
     app = Starlette(
         routes=_routes(frontend, HealthRoutes(frontend, lifecycle, plugins_report)),
-        middleware=[Middleware(Guard, settings=settings, lifecycle=lifecycle)],
+        middleware=middleware,
         exception_handlers={
             HTTPException: handle_error,
             QuireError: handle_error,

@@ -115,7 +115,7 @@ class HTTPServer(uvicorn.Server):
         """Wait for the engine to die, leave clients time to see the error, and exit."""
         death = await self._frontend.controls.wait_for_death()
         if self._stopping is None:
-            logger.critical("the engine died, so the server exits: %s", death)
+            logger.critical("the engine died, so the server exits: %s", death.headline)
             self.engine_death = death
             await asyncio.sleep(DEATH_NOTICE_S)
             self.should_exit = True
@@ -142,7 +142,7 @@ def serve(
     server = HTTPServer(frontend, settings, plugins_report, on_ready)
     server.run([listening_socket(settings)])
     if server.engine_death is not None:
-        raise server.engine_death
+        raise EngineDeadError(server.engine_death.headline)
 
 
 def listening_socket(settings: ServerSettings) -> socket.socket:

@@ -28,6 +28,8 @@ from quire.errors import RefusedError
 from quire.interfaces.executor import (
     Executor,
     ExecutorCapabilities,
+    HelperProcess,
+    JoinPoint,
     StepRunner,
     Worker,
     WorkerGrid,
@@ -158,6 +160,36 @@ class SleepingProcess(WorkerProcess):
         return self._description
 
 
+class SleepingJoinPoint(JoinPoint):
+    """A port at which sleeping processes join at once.
+
+    Args:
+        grid: Grid of the ranks.
+        spawn: Function that starts the process of a rank.
+    """
+
+    address = "127.0.0.1:9"
+    key = "0" * 64
+    has_key_file = True
+
+    def __init__(self, grid: WorkerGrid, spawn: Callable[[int], WorkerProcess]) -> None:
+        self._grid = grid
+        self._spawn = spawn
+
+    def wait(self, check: Callable[[], None]) -> Sequence[WorkerProcess]:
+        """Start a process for each rank; if one cannot be started, the others are ended."""
+        started: list[WorkerProcess] = []
+        try:
+            for rank in range(self._grid.size):
+                check()
+                started.append(self._spawn(rank))
+        except BaseException:
+            for process in started:
+                process.end(0.0)
+            raise
+        return started
+
+
 class ExecutorContract:
     """Tests that an executor must pass.
 
@@ -173,10 +205,13 @@ class ExecutorContract:
         self, notes: Path, grid: WorkerGrid, spawn: Callable[[int], WorkerProcess] | None = None
     ) -> WorkerLaunch:
         """Return the launch of the workers of a test; override it for other worker processes."""
+        start = spawn or (lambda _: SleepingProcess())
         return WorkerLaunch(
             grid=grid,
             make=lambda: NotingWorker(notes / "calls"),
-            spawn=spawn or (lambda _: SleepingProcess()),
+            spawn=start,
+            listen=lambda _: SleepingJoinPoint(grid, start),
+            start_helper=_no_helper,
         )
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -305,6 +340,8 @@ class ExecutorContract:
             grid=WorkerGrid(),
             make=lambda: NotingWorker(tmp_path / "calls", verb),
             spawn=_no_process,
+            listen=lambda _: SleepingJoinPoint(WorkerGrid(), _no_process),
+            start_helper=_no_helper,
         )
         try:
             worker = self.executor_class().place(launch)
@@ -352,6 +389,10 @@ def _has_ended(process: WorkerProcess, timeout_s: float) -> bool:
 
 def _no_process(rank: int) -> WorkerProcess:
     raise WorkerFaultError(f"no process for rank {rank}")
+
+
+def _no_helper(module: str) -> HelperProcess:
+    raise WorkerFaultError(f"no process for {module}")
 
 
 def _use_every_verb(worker: Worker) -> None:

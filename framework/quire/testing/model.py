@@ -19,6 +19,7 @@ hide that the model ignores it.
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -173,6 +174,7 @@ class ModelContract:
         prompt, before = self._prompts()[-1], alone[-1]
         weights = dict(self.weights(self.config))
         ignored = []
+        gc.freeze()  # each engine collects garbage, and there is none in what exists already
         for number, (name, tensor) in enumerate(weights.items()):
             changed = tensor * 1.5 + 0.25
             written = self._write(tmp_path / str(number), {**weights, name: changed})

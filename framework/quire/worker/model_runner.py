@@ -206,6 +206,10 @@ class ModelRunner(StepRunner):
             return result
         return msgspec.structs.replace(result, transfers=self.kv_store.report())
 
+    def is_ready(self, plan_id: int) -> bool:
+        """Return whether the tokens of a step have reached the host."""
+        return all(step.is_ready for step in self._launched if step.plan_id == plan_id)
+
     def control(self, command: WorkerControl) -> None:
         """Load an adapter.
 

@@ -9,8 +9,10 @@ import torch
 
 from quire.compose.composition import Composition
 from quire.config import Settings
+from quire.errors import CapacityError
 from quire.interfaces.executor import Worker
 from quire.layers.parallel import RankGroup, SingleDevice, StageLink, TensorParallelGroup
+from quire.messages import RankPlace
 from quire.worker.device.distributed_group import DistributedGroup
 from quire.worker.device.distributed_link import DistributedLink
 from quire.worker.device.group_place import Exchange, GroupPlace, StageShape
@@ -19,8 +21,6 @@ from quire.worker.device.shared_memory_link import SharedMemoryLink
 from quire.worker.parts import WorkerParts
 from quire.worker.stage import Stage
 from quire.worker.worker import TORCH_DTYPES, ModelWorker, torch_device
-
-LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,11 @@ class RankWorker:
 
 
 def make_worker(
-    settings: Settings, parts: WorkerParts, rank: int, exchange: Exchange
+    settings: Settings,
+    parts: WorkerParts,
+    rank: int,
+    exchange: Exchange,
+    places: Sequence[RankPlace],
 ) -> RankWorker:
     """Build the worker of a rank, connected to the ranks that it computes with.
 
@@ -79,13 +83,17 @@ def make_worker(
         parts: Parts that compute, with the composition that has the grid.
         rank: Rank of the worker.
         exchange: Exchange through which the ranks find each other.
+        places: Place of each rank, in order.
 
     Raises:
         CapacityError: There is no such device.
+        CollectiveError: Other ranks do not come in time, or cannot be reached.
+        SettingsError: The address of this rank is not one of its machine's interfaces.
     """
     composition = parts.composition
-    ranks = Ranks(settings, composition, rank, exchange)
+    ranks = Ranks(settings, composition, rank, exchange, places)
     if torch_device(composition.device).type == "cuda":
+        _check_gpu(rank, places[rank])
         torch.cuda.set_device(ranks.device)
     group, previous, following = ranks.group(), ranks.link(ranks.stage - 1), ranks.link(ranks.stage)
     stage = Stage(
@@ -96,7 +104,22 @@ def make_worker(
         next=following,
     )
     links = [link for link in (previous, following) if link is not None]
-    return RankWorker(ModelWorker(settings, parts, group, stage), [group, *links])
+    worker = ModelWorker(settings, parts, group, stage, ranks.ranks_on_node)
+    return RankWorker(worker, [group, *links])
+
+
+def _check_gpu(rank: int, place: RankPlace) -> None:
+    """Check that the GPU of a rank is there.
+
+    Raises:
+        CapacityError: It is not.
+    """
+    if place.device >= (count := torch.cuda.device_count()):
+        raise CapacityError(
+            f"rank {rank} on {place.node} is to use GPU {place.device}, and its process can use "
+            f"{count} of that machine, counted from 0; start fewer ranks there, or let them use "
+            "more (CUDA_VISIBLE_DEVICES)"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +131,14 @@ class Ranks:
         composition: Composition of the engine, with the grid.
         rank: The rank.
         exchange: Exchange through which the ranks find each other.
+        places: Place of each rank, in order.
     """
 
     settings: Settings
     composition: Composition
     rank: int
     exchange: Exchange
+    places: Sequence[RankPlace]
 
     @property
     def stage(self) -> int:
@@ -127,9 +152,9 @@ class Ranks:
             return SingleDevice()
         first = self.stage * tp_size
         place, key = self._place(range(first, first + tp_size)), f"group of stage {self.stage}"
-        if self.composition.device == "cpu":
+        if self._can_share_memory(place.ranks):
             return SharedMemoryGroup.join(self.exchange, key, place)
-        return DistributedGroup.join(self.exchange, key, place, self.device, LOOPBACK)
+        return DistributedGroup.join(self.exchange, key, place, self.device, self._own.address)
 
     def link(self, stage: int) -> StageLink | None:
         """Join the link from a stage to the next one, between ranks of one tensor-parallel rank.
@@ -143,22 +168,39 @@ class Ranks:
         sender = stage * grid.tp_size + grid.place(self.rank)[1]
         place = self._place(range(sender, sender + 2 * grid.tp_size, grid.tp_size))
         key, shape = f"link from rank {sender}", self._stage_shape()
-        if self.composition.device == "cpu":
+        if self._can_share_memory(place.ranks):
             return SharedMemoryLink.join(self.exchange, key, place, shape)
-        return DistributedLink.join(self.exchange, key, place, shape, self.device, LOOPBACK)
+        return DistributedLink.join(
+            self.exchange, key, place, shape, self.device, self._own.address
+        )
 
     @property
     def device(self) -> torch.device:
-        """Device of the rank; each rank on a machine has a GPU."""
+        """Device of the rank; each rank on a node has a GPU."""
         if self.composition.device != "cuda":
             return torch.device(self.composition.device)
-        return torch.device("cuda", self.rank)
+        return torch.device("cuda", self._own.device)
+
+    @property
+    def ranks_on_node(self) -> int:
+        """Number of ranks on the node of this one, itself included."""
+        return sum(place.node_id == self._own.node_id for place in self.places)
+
+    @property
+    def _own(self) -> RankPlace:
+        return self.places[self.rank]
+
+    def _can_share_memory(self, ranks: Sequence[int]) -> bool:
+        """Whether ranks compute on the CPU of one node; the same on each of them."""
+        nodes = {self.places[rank].node_id for rank in ranks}
+        return self.composition.device == "cpu" and len(nodes) == 1
 
     def _place(self, ranks: range) -> GroupPlace:
         return GroupPlace(
             rank=ranks.index(self.rank),
             ranks=ranks,
-            ranks_on_node=self.composition.grid.size,
+            # Those of all replicas: a rank that spins takes the core of another one.
+            ranks_on_node=self.ranks_on_node * self.settings.parallel.data_parallel_size,
             timeout_s=self.settings.parallel.worker_start_timeout_s,
         )
 

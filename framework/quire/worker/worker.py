@@ -61,6 +61,7 @@ class ModelWorker(Worker):
         parts: Model, attention backends, samplers and the other parts that compute.
         group: Tensor-parallel group of the devices that split each layer, with this rank.
         stage: Pipeline stage of the worker.
+        ranks_on_node: Number of the engine's workers that share the cores and memory of its node.
     """
 
     def __init__(
@@ -69,12 +70,14 @@ class ModelWorker(Worker):
         parts: WorkerParts,
         group: TensorParallelGroup,
         stage: Stage = WHOLE_MODEL,
+        ranks_on_node: int = 1,
     ) -> None:
         self.settings = settings
         self.parts = parts
         self.composition = composition = parts.composition
         self.group = group
         self.stage = stage
+        self._num_sharers = ranks_on_node * settings.parallel.data_parallel_size
         self.device = torch_device(composition.device)
         self.dtype = TORCH_DTYPES[composition.dtype.value]
         self._model: Model | None = None
@@ -84,9 +87,7 @@ class ModelWorker(Worker):
     def load(self) -> WorkerInfo:
         """Build the model and load its weights."""
         if self.device.type == "cpu" or self.settings.model.threads is not None:
-            parallel = self.settings.parallel
-            num_ranks = self.composition.grid.size * parallel.data_parallel_size
-            THREADS.use(self.settings.model.threads, num_ranks)
+            THREADS.use(self.settings.model.threads, self._num_sharers)
         started = time.perf_counter()
         expected = weight_bytes(self.composition, self.group.size, self.stage.index)
         what = f"the model ({expected:,} bytes of weights)"
@@ -196,8 +197,7 @@ class ModelWorker(Worker):
     def _cache_bytes(self, model: Model) -> int:
         """Return the number of bytes available for the KV cache beside the weights."""
         if self.device.type != "cuda":
-            replicas = self.settings.parallel.data_parallel_size
-            return host_cache_bytes(self.composition.grid.size * replicas)
+            return host_cache_bytes(self._num_sharers)
         return gpu_cache_bytes(self._loaded(model), CudaMeter(self.device))
 
     def _build_model(self) -> Model:

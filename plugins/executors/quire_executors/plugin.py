@@ -21,3 +21,19 @@ def register_executors(registry: Registrar[type[Executor]]) -> None:
             max_tensor_parallel_size=None, max_pipeline_parallel_size=None
         ),
     )
+    registry.add(
+        "joined",
+        "quire_executors.joined:JoinedExecutor",
+        api=2,
+        capabilities=ExecutorCapabilities(
+            max_tensor_parallel_size=None, max_pipeline_parallel_size=None, spans_machines=True
+        ),
+    )
+    registry.add(
+        "ray",
+        "quire_executors.ray.ray_executor:RayExecutor",
+        api=2,
+        capabilities=ExecutorCapabilities(
+            max_tensor_parallel_size=None, max_pipeline_parallel_size=None, spans_machines=True
+        ),
+    )

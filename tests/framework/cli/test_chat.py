@@ -13,7 +13,7 @@ def test_a_conversation_goes_line_by_line_until_an_empty_one():
         input="What is quire?\nWhat is a KV cache?\n\n",
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=True,
     )
     first, second, _ = done.stdout.replace("> ", "").split("\n", 2)

@@ -246,3 +246,9 @@ def test_a_file_of_just_the_largest_size_is_read(config):
 def test_a_file_holds_keys_and_values(config, text):
     with pytest.raises(SettingsError, match="must contain keys and values"):
         settings_of("--config", config(text))
+
+
+def test_the_help_shows_that_the_items_of_a_list_may_be_joined_by_commas():
+    parser = argparse.ArgumentParser()
+    add_model_options(parser)
+    assert "--pipeline-layers N,N,... [N ...]" in " ".join(parser.format_help().split())

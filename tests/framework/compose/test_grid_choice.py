@@ -9,7 +9,12 @@ from grid_parts import CONFIG, MACHINE, composed_grid, placing_any_grid, with_ca
 from quire.compose.checkpoint import Checkpoint
 from quire.compose.compose import compose
 from quire.compose.composition import Choice
-from quire.compose.grid_choice import check_devices, check_shards, cores_warning
+from quire.compose.grid_choice import (
+    check_devices,
+    check_shards,
+    choose_executor,
+    cores_warning,
+)
 from quire.compose.layer_specs import kv_layer_indexes
 from quire.config import Settings
 from quire.errors import CapacityError, RefusedError, SettingsError
@@ -223,6 +228,9 @@ def test_more_ranks_than_cores_are_allowed_with_a_warning(quire_registries, capl
     assert cores_warning(on_cores(quire_registries, 4, **four)) is None
     composition = on_cores(quire_registries, 3, **four)
     assert cores_warning(composition).startswith("4 ranks share 3 CPU cores of this machine, so")
+    assert cores_warning(composition, 2).startswith("8 ranks share 3 CPU cores")
+    assert cores_warning(on_cores(quire_registries, 4, tensor_parallel_size=2), 2) is None
+    assert cores_warning(on_cores(quire_registries, 4, tensor_parallel_size=2), 3) is not None
     log_composition(composition)
     (warning,) = [record for record in caplog.records if "ranks share" in record.getMessage()]
     assert warning.levelname == "WARNING"
@@ -237,6 +245,13 @@ def test_one_rank_on_any_cores_and_ranks_elsewhere_are_no_warning(quire_registri
     assert cores_warning(on_gpus) is None
     wide = with_capabilities(quire_registries, "executors", spans_machines=True)
     assert cores_warning(on_cores(wide, 1, **two)) is None
+
+
+def test_replicas_are_not_started_over_several_machines(quire_registries):
+    with pytest.raises(RefusedError, match="set data_parallel_size to 1, and start an engine"):
+        choose_executor(quire_registries, "joined", WorkerGrid(2), 2)
+    assert choose_executor(quire_registries, "joined", WorkerGrid(2), 1).name == "joined"
+    assert choose_executor(quire_registries, "processes", WorkerGrid(2), 2).name == "processes"
 
 
 def test_the_log_has_the_workers_and_their_layers(quire_registries, caplog):
@@ -277,3 +292,18 @@ def test_kv_layers_of_no_decoder_layer_are_refused(quire_registries, index):
     unknown = replace(known, name="b", layer_index=index)
     with pytest.raises(RefusedError, match="gives b no `layer_index` from 0 to 3"):
         kv_layer_indexes(described(quire_registries, known, unknown))
+
+
+@pytest.mark.parametrize("option", ["worker_address", "worker_key_file"])
+@pytest.mark.parametrize(("size", "executor"), [(1, "in_process"), (2, "processes")])
+def test_options_for_other_machines_are_refused_where_all_workers_are_here(
+    quire_registries, option, size, executor
+):
+    given = {"tensor_parallel_size": size, option: "given"}
+    with pytest.raises(SettingsError) as caught:
+        composed_by(quire_registries, **given)
+    assert str(caught.value) == (
+        f"{option} 'given' is for workers on other machines, and executor {executor!r} places all "
+        f"workers on this one; add --executor joined, or leave {option} out"
+    )
+    assert composed_by(quire_registries, executor="joined", **given).executor.name == "joined"

@@ -150,15 +150,15 @@ GRIDS = [
     ),
     (
         {"tensor_parallel_size": 2, "executor": "in_process"},
-        r"'in_process' supports a tensor_parallel_size of at most 1, and 2 is set; .*: processes",
+        r"'in_process' supports a tensor_parallel_size of at most 1, and 2 is set; .* processes,",
     ),
     (
         {"pipeline_parallel_size": 2, "executor": "in_process"},
-        r"'in_process' supports a pipeline_parallel_size of at most 1, and 2 is set; .*: processes",
+        r"'in_process' supports a pipeline_parallel_size of at most 1, and 2 is set; .* processes,",
     ),
     (
         {"tensor_parallel_size": 2, "executor": "proceses"},
-        r"unknown executor 'proceses'; did you mean 'processes'\? \(known: in_process, processes\)",
+        r"unknown executor 'proceses'; did you mean 'processes'\? \(known: in_process, .*auto\)",
     ),
 ]
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_options import BY_EITHER, TORCH
+from cpp_compilers import NEEDS_COMPILER
+from kernel_options import BY_EITHER, NATIVE, TORCH
 from transformers_model import transformers_model
 
 from quire import LLM, SamplingParams
@@ -99,6 +100,22 @@ def subject(request, subjects):
     return subjects(request.param)
 
 
+CASE_BY_EITHER = pytest.mark.parametrize(
+    ("subject", "mode"),
+    [
+        pytest.param("window-18-blocks-of-8", NATIVE, marks=NEEDS_COMPILER, id="18-native"),
+        pytest.param("window-18-blocks-of-8", TORCH, id="18-torch"),
+        pytest.param("window-9-blocks-of-16", NATIVE, marks=NEEDS_COMPILER, id="9-native"),
+        pytest.param("window-9-blocks-of-16", TORCH, marks=pytest.mark.slow, id="9-torch"),
+        pytest.param(
+            "window-8-blocks-of-4", NATIVE, marks=[NEEDS_COMPILER, pytest.mark.slow], id="8-native"
+        ),
+        pytest.param("window-8-blocks-of-4", TORCH, marks=pytest.mark.slow, id="8-torch"),
+    ],
+    indirect=["subject"],
+)
+
+
 @pytest.fixture
 def one_subject(subjects):
     return subjects("window-18-blocks-of-8")
@@ -112,7 +129,7 @@ def test_the_reference_completions_are_varied(subject):
     assert all(len(set(completion)) >= 32 for completion in subject.expected)
 
 
-@BY_EITHER
+@CASE_BY_EITHER
 def test_alone_each_completion_is_that_of_transformers(subject, mode):
     with subject.llm(**mode) as llm:
         for prompt, expected in zip(subject.prompts, subject.expected, strict=True):
@@ -127,7 +144,7 @@ def test_without_a_prefix_cache_nothing_is_found_and_nothing_changes(subject):
             assert all(output.num_cached_tokens == 0 for output in outputs)
 
 
-@BY_EITHER
+@CASE_BY_EITHER
 @pytest.mark.parametrize("async_scheduling", [True, False])
 def test_in_a_batch_of_any_order_nothing_changes(subject, async_scheduling, mode):
     rng = random.Random(2)
@@ -177,7 +194,7 @@ def test_blocks_of_any_size_hold_the_same(one_subject, block_size):
         assert tokens(llm.generate(one_subject.prompts, GREEDY)) == one_subject.expected
 
 
-@BY_EITHER
+@CASE_BY_EITHER
 def test_the_same_prompt_again_is_found_in_the_cache(subject, mode):
     with subject.llm(async_scheduling=True, **mode) as llm:
         for prompt, expected in zip(subject.prompts[:5], subject.expected[:5], strict=True):

@@ -16,10 +16,12 @@ import json, logging, sys
 from quire import LLM, SamplingParams
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
 if __name__ == "__main__":
-    with LLM({folder!r}, max_model_len=64, {options}) as llm:
-        params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-        (output,) = llm.generate("hello", params)
-        print(json.dumps(output.outputs[0].token_ids))
+    for options in {engines}:
+        print("next engine", file=sys.stderr, flush=True)
+        with LLM({folder!r}, max_model_len=64, **options) as llm:
+            params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+            (output,) = llm.generate("hello", params)
+            print(json.dumps(output.outputs[0].token_ids))
 """
 
 
@@ -37,9 +39,10 @@ def truth(folder):
         return output.outputs[0].token_ids
 
 
-def completed(folder, compiler, tmp_path, options=""):
+def completed(folder, compiler, tmp_path, *engines):
+    """Run an engine in a fresh process, or several with these options, one after the other."""
     environment = {"QUIRE_CACHE_DIR": str(tmp_path / "cache"), "CXX": compiler}
-    return run_python(SCRIPT.format(folder=folder, options=options), environment)
+    return run_python(SCRIPT.format(folder=folder, engines=engines or ({},)), environment)
 
 
 def warnings(log):
@@ -62,15 +65,15 @@ def test_without_a_compiler_torch_is_used_and_the_reason_is_logged(folder, truth
 def test_a_bfloat16_checkpoint_gets_the_same_warning(tmp_path):
     """Where the processor has bfloat16, torch's operators then compute in it."""
     folder = write_checkpoint(tmp_path, "Qwen3ForCausalLM", torch_dtype="bfloat16").folder
-    done = completed(str(folder), "/nonexistent/c++", tmp_path)
+    engines = ({}, {"dtype": "float32"}, {"dtype": "bfloat16"})
+    done = completed(str(folder), "/nonexistent/c++", tmp_path, *engines)
     assert done.returncode == 0, done.stderr
-    (warning,) = warnings(done.stderr)
+    _, unnamed, float32, bfloat16 = done.stderr.split("next engine\n")
+    (warning,) = warnings(unnamed)
     assert "torch operators are used instead" in warning
     assert "looked for '/nonexistent/c++' of the variable CXX; install g++" in warning
-    named = completed(str(folder), "/nonexistent/c++", tmp_path, 'dtype="float32"')
-    assert len(warnings(named.stderr)) == 1
-    named = completed(str(folder), "/nonexistent/c++", tmp_path, 'dtype="bfloat16"')
-    assert warnings(named.stderr) == [], "no warning where the user names a dtype without kernels"
+    assert len(warnings(float32)) == 1
+    assert warnings(bfloat16) == [], "no warning where the user names a dtype without kernels"
 
 
 @pytest.mark.parametrize("how", ["fails to compile", "makes garbage"])
@@ -86,6 +89,6 @@ def test_a_compiler_that_fails_is_one_warning_and_torch_is_used(folder, truth, t
 
 def test_named_kernels_that_cannot_be_compiled_are_an_error(folder, tmp_path):
     compiler = broken_compiler("fails to compile", tmp_path)
-    done = completed(folder, compiler, tmp_path, 'kernels="native"')
+    done = completed(folder, compiler, tmp_path, {"kernels": "native"})
     assert done.returncode != 0
     assert COMPLAINT in done.stderr.splitlines()[-1]

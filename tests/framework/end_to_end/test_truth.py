@@ -19,7 +19,7 @@ from quire import LLM, SamplingParams
 from quire.outputs import LoRARequest
 from quire.testing.checkpoints import write_checkpoint
 
-NUM_TOKENS = 64
+NUM_TOKENS = 40
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -106,7 +106,7 @@ def tokens(outputs):
 
 
 def test_the_reference_completions_are_varied(subject):
-    assert all(len(set(completion)) >= 32 for completion in subject.expected[8:])
+    assert all(len(set(completion)) >= NUM_TOKENS // 2 for completion in subject.expected[8:])
 
 
 def test_by_default_the_kernels_of_this_machine_are_used(one_subject):
@@ -135,8 +135,8 @@ def test_in_a_batch_of_any_order_nothing_changes(subject, uncached):
 @pytest.mark.parametrize("model", ["llama-llama3-tied", "qwen3"])
 def test_a_preempted_completion_is_the_same(subjects, model, mode):
     subject = subjects(model)
-    # 16 requests of up to 134 tokens need 94 blocks of 16 at the end; 24 are a quarter of that.
-    with subject.llm(num_kv_blocks=25, **mode) as llm:
+    # 16 requests of up to 110 tokens need 77 blocks of 16 at the end; 19 are a quarter of that.
+    with subject.llm(num_kv_blocks=20, **mode) as llm:
         assert tokens(llm.generate(subject.prompts, GREEDY)) == subject.expected
         assert llm.stats().num_preemptions > 0
         assert llm.stats().num_used_blocks == 0

@@ -9,6 +9,7 @@ import time
 import weakref
 
 import pytest
+from processes import WAIT_S
 from scripted_core import Reply, ScriptedCore, echo
 
 from quire.errors import (
@@ -62,8 +63,8 @@ def serve(tokenizer, intake):
     return run
 
 
-async def eventually(condition, what, timeout_s=5.0):
-    deadline = time.monotonic() + timeout_s
+async def eventually(condition, what):
+    deadline = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < deadline, f"never: {what}"
         await asyncio.sleep(0.002)
@@ -380,7 +381,7 @@ def test_an_engine_that_dies_while_it_is_idle_is_not_ready(serve):
     async def test(frontend, core):
         await frontend.generate_whole("fox", WHOLE)
         core.is_dead = True
-        await eventually(lambda: not frontend.is_ready(), "its death is seen", 2.0)
+        await eventually(lambda: not frontend.is_ready(), "its death is seen")
         with pytest.raises(EngineDeadError, match="in its sleep"):
             await frontend.submit("fox", WHOLE)
 

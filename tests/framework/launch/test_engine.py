@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from installed import sites
 
-from quire.config import Settings
+from quire.config import ParallelSettings, Settings
 from quire.engine.core import EngineCore
 from quire.launch import engine, start_engine
 from quire.launch.composing import compose_engine
-from quire.launch.engine import has_engine_process
+from quire.launch.engine import has_engine_process, stall_limit
 from quire.plugins.loading import load_plugins
 from quire.sampling_params import SamplingParams
 from quire.testing.checkpoints import write_checkpoint
@@ -41,6 +41,12 @@ def test_by_default_only_a_server_on_a_gpu_has_its_engine_elsewhere(
     composition = compose_engine(settings, load_plugins(settings.plugins)).composition
     composition = replace(composition, device=device)
     assert has_engine_process(settings, composition, is_serving=is_serving) is expected
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, 60), (5, 60), (120, 120), (900, 900)])
+def test_an_engine_is_not_stalled_before_a_longer_timeout_that_was_set(given, expected):
+    options = {} if given is None else {"step_timeout_s": given}
+    assert stall_limit(ParallelSettings(**options)) == expected
 
 
 def test_a_start_that_fails_after_the_core_has_begun_ends_the_core(folder, monkeypatch):

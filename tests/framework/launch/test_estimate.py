@@ -75,6 +75,15 @@ def test_the_cache_gets_its_share_of_what_the_weights_leave(folder, monkeypatch)
     assert "are free on this cpu beside the weights" in too_large.problem
 
 
+def test_replicas_share_what_is_free_and_each_has_the_weights(folder, monkeypatch):
+    monkeypatch.setattr(estimate, "free_host_bytes", lambda: 10**9)
+    monkeypatch.setattr(estimate, "weight_bytes", lambda *_: 4 * 10**8)
+    memory = estimated(folder, data_parallel_size=2)
+    assert memory.cache_limit == cache_bytes(2 * 10**8, 2)
+    assert memory.problem is None
+    assert "the weights take" in estimated(folder, data_parallel_size=3).problem
+
+
 def test_a_cache_larger_by_a_byte_than_what_is_free_is_the_problem(folder, monkeypatch):
     monkeypatch.setattr(estimate, "weight_bytes", lambda *_: 10**8)
     needed = 10**8 + estimated(folder, num_kv_blocks=700).plan.num_bytes
@@ -188,7 +197,7 @@ def test_a_worker_takes_no_more_of_a_host_than_its_part(five_layers, quire_regis
     monkeypatch.setattr(device_memory, "free_host_bytes", lambda: 10**9)
     its = composed_engine(quire_registries, five_layers, tensor_parallel_size=2)
     parts = WorkerParts.load(its.settings, its.composition, its.plugins.registries)
-    info = ModelWorker(its.settings, parts, FirstOfTwo()).load()
+    info = ModelWorker(its.settings, parts, FirstOfTwo(), ranks_on_node=2).load()
     assert info.kv_bytes == [cache_bytes(10**9) // 2]
 
 

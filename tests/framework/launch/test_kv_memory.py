@@ -10,7 +10,13 @@ from quire.compose.layer_specs import layer_specs
 from quire.config import Settings
 from quire.errors import CapacityError, RefusedError
 from quire.launch.composing import Composed, compose_engine
-from quire.launch.kv_memory import NUM_KEPT_REQUESTS, log_memory, plan_memory, planned_requests
+from quire.launch.kv_memory import (
+    NUM_KEPT_REQUESTS,
+    log_memory,
+    log_reduction,
+    plan_memory,
+    planned_requests,
+)
 from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import write_checkpoint
 
@@ -107,8 +113,11 @@ def test_a_given_size_is_used_whole_where_prefixes_are_kept_in_it(tmp_path):
 
 
 def test_requests_become_shorter_where_the_cache_is_small_with_a_warning(tmp_path, caplog):
-    plan = planned(composed(tmp_path, num_kv_blocks=5))
+    its = composed(tmp_path, num_kv_blocks=5)
+    plan = planned(its)
     assert plan.max_model_len == 4 * 16 + 1
+    assert not caplog.records, "every rank plans, and only the engine warns"
+    log_reduction(its.composition, [plan])
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     start = "max_model_len is reduced to 65 from the model's 512 to fit the KV cache of 4 blocks"
@@ -223,6 +232,7 @@ def test_the_length_fits_every_stage(quire_registries, tmp_path, caplog):
     its = stages_of(quire_registries, tmp_path, 2, 1)
     plans = plans_of(its, 10**9, 5 * LAYER_BYTES)
     assert [plan.max_model_len for plan in plans] == [4 * 16 + 1] * 2
+    log_reduction(its.composition, plans)
     assert len(caplog.records) == 1, "one warning for all stages"
     wanted = stages_of(quire_registries, tmp_path, 2, 1, max_model_len=100)
     # 7 blocks and the null block, on a device with two layers.

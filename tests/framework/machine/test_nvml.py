@@ -10,6 +10,7 @@ from quire.machine.nvml import (
     cuda_compute_capability,
     cuda_device_count,
     cuda_memory,
+    visible_device_ids,
     visible_devices,
 )
 
@@ -77,6 +78,31 @@ def test_visible_devices_are_named_in_their_order(driver, monkeypatch, visible, 
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert visible_devices(driver) == devices
+
+
+@pytest.mark.parametrize(
+    ("visible", "ids"),
+    [
+        (None, ["GPU-0", "GPU-1"]),
+        ("1,0", ["GPU-1", "GPU-0"]),
+        (" 1 ", ["GPU-1"]),
+        ("GPU-1,0", ["GPU-1", "GPU-0"]),
+        ("0,7,1", ["GPU-0"]),
+        ("", []),
+    ],
+)
+def test_visible_devices_have_ids_that_no_numbering_changes(driver, monkeypatch, visible, ids):
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert visible_device_ids(driver) == ids
+
+
+def test_devices_have_no_ids_without_a_driver_or_if_it_does_not_say(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_device_ids("libno-such-driver.so.1") is None
+    assert visible_device_ids(build_driver(tmp_path, answer=3)) is None
 
 
 def test_without_a_driver_no_device_is_visible(monkeypatch):

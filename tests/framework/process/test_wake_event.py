@@ -16,8 +16,9 @@ def test_a_set_event_is_readable_until_it_is_cleared():
     event.set()
     event.set()
     assert is_set(event)
-    event.clear()
+    assert event.clear()
     assert not is_set(event)
+    assert not event.clear()
     event.close()
 
 

@@ -11,14 +11,23 @@ import torch
 from grid_parts import composed_engine
 from rank_process import FolderExchange
 
-from quire.errors import CollectiveError, EngineDeadError, QuireError
+from quire.errors import (
+    CapacityError,
+    CollectiveError,
+    EngineDeadError,
+    QuireError,
+    SettingsError,
+)
 from quire.interfaces.executor import WorkerGrid
 from quire.interfaces.model import StageTensors
 from quire.layers.parallel import RankGroup, SingleDevice
+from quire.messages import RankPlace
 from quire.testing.checkpoints import write_checkpoint
 from quire.testing.executor import NotingWorker
+from quire.worker import rank_worker
+from quire.worker import worker as worker_module
 from quire.worker.parts import WorkerParts
-from quire.worker.rank_worker import RankWorker, make_worker
+from quire.worker.rank_worker import RankWorker, _check_gpu, make_worker
 
 TWO_BY_TWO = WorkerGrid(2, 2)
 THREE_STAGES = WorkerGrid(1, 3)
@@ -33,10 +42,20 @@ def folder(tmp_path_factory):
     return write_checkpoint(path, "LlamaForCausalLM", num_hidden_layers=5).folder
 
 
-class Ranks:
-    """All ranks of a grid, as threads that meet in shared memory."""
+def places_on(nodes: str) -> list[RankPlace]:
+    """Places of ranks, by the node of each."""
+    return [
+        RankPlace(f"node {node}", node, "127.0.0.1", nodes[:rank].count(node))
+        for rank, node in enumerate(nodes)
+    ]
 
-    def __init__(self, registries, folder, exchange, grid: WorkerGrid, **options) -> None:
+
+class Ranks:
+    """All ranks of a grid, as threads; `nodes` has the node of each, all on one by default."""
+
+    def __init__(
+        self, registries, folder, exchange, grid: WorkerGrid, nodes: str = "", **options
+    ) -> None:
         composed = composed_engine(
             registries,
             folder,
@@ -46,6 +65,7 @@ class Ranks:
         )
         self.settings, self.composition = composed.settings, composed.composition
         self.parts = WorkerParts.load(self.settings, self.composition, registries)
+        self.places = places_on(nodes or "a" * grid.size)
         self._exchange = FolderExchange(exchange)
         self.threads = ThreadPoolExecutor(grid.size)
         self.workers: list[RankWorker] = []
@@ -55,7 +75,7 @@ class Ranks:
         self.workers = self.run([partial(self.make, rank) for rank in ranks])
 
     def make(self, rank: int) -> RankWorker:
-        return make_worker(self.settings, self.parts, rank, self._exchange)
+        return make_worker(self.settings, self.parts, rank, self._exchange, self.places)
 
     def run(self, calls: Sequence[Callable]) -> list:
         futures = [self.threads.submit(call) for call in calls]
@@ -71,12 +91,20 @@ class Ranks:
         self.threads.shutdown()
 
 
+def test_ranks_spin_only_if_those_of_all_replicas_have_a_core(ranks_of, tmp_path):
+    ranks = ranks_of(WorkerGrid(2, 1), data_parallel_size=3)
+    places = rank_worker.Ranks(
+        ranks.settings, ranks.composition, 0, FolderExchange(tmp_path), ranks.places
+    )
+    assert places._place(range(2)).ranks_on_node == 6
+
+
 @pytest.fixture
 def ranks_of(quire_registries, folder, tmp_path):
     made: list[Ranks] = []
 
-    def make(grid: WorkerGrid, **options) -> Ranks:
-        made.append(Ranks(quire_registries, folder, tmp_path, grid, **options))
+    def make(grid: WorkerGrid, nodes: str = "", **options) -> Ranks:
+        made.append(Ranks(quire_registries, folder, tmp_path, grid, nodes, **options))
         return made[-1]
 
     yield make
@@ -86,8 +114,8 @@ def ranks_of(quire_registries, folder, tmp_path):
 
 @pytest.fixture
 def joined(ranks_of):
-    def join(grid: WorkerGrid) -> Ranks:
-        ranks = ranks_of(grid)
+    def join(grid: WorkerGrid, nodes: str = "") -> Ranks:
+        ranks = ranks_of(grid, nodes)
         ranks.join()
         return ranks
 
@@ -132,6 +160,62 @@ def test_each_rank_passes_on_to_its_own_rank_of_the_next_stage(joined, grid, rec
     assert ranks.run(calls) == received
 
 
+ON_NODES = {  # nodes of the ranks: types of the groups of each
+    (TWO_BY_TWO, "aabb"): [["SharedMemoryGroup", "DistributedLink"]] * 4,
+    (TWO_BY_TWO, "abab"): [["DistributedGroup", "SharedMemoryLink"]] * 4,
+    (TWO_BY_TWO, "aaab"): [
+        ["SharedMemoryGroup", "SharedMemoryLink"],
+        ["SharedMemoryGroup", "DistributedLink"],
+        ["DistributedGroup", "SharedMemoryLink"],
+        ["DistributedGroup", "DistributedLink"],
+    ],
+    (TWO_BY_TWO, "abcd"): [["DistributedGroup", "DistributedLink"]] * 4,
+    (THREE_STAGES, "aab"): [
+        ["SingleDevice", "SharedMemoryLink"],
+        ["SingleDevice", "SharedMemoryLink", "DistributedLink"],
+        ["SingleDevice", "DistributedLink"],
+    ],
+}
+
+
+@pytest.mark.parametrize(("grid", "nodes"), ON_NODES, ids=[nodes for _, nodes in ON_NODES])
+def test_ranks_of_one_node_share_memory_and_others_a_network(joined, grid, nodes):
+    ranks = joined(grid, nodes)
+    types = [[type(group).__name__ for group in worker.groups] for worker in ranks.workers]
+    assert types == ON_NODES[grid, nodes]
+    assert all(worker.can_resume for worker in ranks.workers)
+    values = [partial(added_up, worker, 10.0**rank) for rank, worker in enumerate(ranks.workers)]
+    sums = [11.0, 11.0, 1100.0, 1100.0] if grid == TWO_BY_TWO else [1.0, 10.0, 100.0]
+    assert ranks.run(values) == sums
+    calls = [partial(passed_on, worker, rank + 1.0) for rank, worker in enumerate(ranks.workers)]
+    assert ranks.run(calls) == [None] * grid.tp_size + [1.0, 2.0]
+
+
+def test_ranks_divide_the_cores_and_memory_of_their_own_node(joined, monkeypatch):
+    monkeypatch.setattr(worker_module, "host_cache_bytes", lambda num_ranks: 1200 // num_ranks)
+    asked = []
+    monkeypatch.setattr(worker_module.THREADS, "use", lambda wanted, number: asked.append(number))
+    ranks = joined(TWO_BY_TWO, "aaab")
+    loaded = ranks.all(lambda worker: worker.worker.load())
+    assert [info.kv_bytes for info in loaded] == [[400], [400], [400], [1200]]
+    assert sorted(asked) == [1, 3, 3, 3]
+
+
+def test_a_rank_listens_on_its_own_address_only(ranks_of):
+    """Not on that of rank 0, nor on the loopback address."""
+    ranks = ranks_of(WorkerGrid(2, 1), "ab")
+    ranks.places[1] = RankPlace("node b", "b", "192.0.2.1", 0)
+    with pytest.raises(SettingsError, match=r"cannot listen on 192\.0\.2\.1"):
+        ranks.make(1)
+
+
+def test_a_gpu_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    _check_gpu(5, RankPlace("node b", "b", "127.0.0.1", 1))
+    with pytest.raises(CapacityError, match=r"rank 5 on node b .* GPU 2, and .* can use 2 "):
+        _check_gpu(5, RankPlace("node b", "b", "127.0.0.1", 2))
+
+
 def test_a_worker_has_the_layers_of_its_stage_and_all_its_groups(joined):
     ranks = joined(THREE_STAGES)
     stages = [worker.worker.stage for worker in ranks.workers]
@@ -156,8 +240,9 @@ def test_what_a_rank_waits_for_is_named(ranks_of):
     assert caught.value.ranks == (2,)
 
 
-def test_a_rank_that_gives_up_frees_the_others_and_all_can_go_on(joined):
-    ranks = joined(TWO_BY_TWO)
+@pytest.mark.parametrize("nodes", ["aaaa", "aabb", "abab", "abcd"])
+def test_a_rank_that_gives_up_frees_the_others_and_all_can_go_on(joined, nodes):
+    ranks = joined(TWO_BY_TWO, nodes)
     failing, waiting, *others = ranks.workers
     call = ranks.threads.submit(added_up, waiting)
     failing.abort()
@@ -170,8 +255,7 @@ def test_a_rank_that_gives_up_frees_the_others_and_all_can_go_on(joined):
     for worker in (waiting, *others):
         worker.abort()
     assert all(worker.can_resume for worker in ranks.workers)
-    for worker in ranks.workers:
-        worker.resume(2)
+    ranks.all(lambda worker: worker.resume(2))
     assert ranks.all(added_up) == [2.0] * 4
     calls = [partial(passed_on, worker, rank + 1.0) for rank, worker in enumerate(ranks.workers)]
     assert ranks.run(calls) == [None, None, 1.0, 2.0]
@@ -197,7 +281,7 @@ def test_a_rank_that_leaves_frees_the_others(joined):
 
 
 class Unresettable(RankGroup):
-    """A group as over a network: it cannot be used again after a failure."""
+    """A group as NCCL's: it cannot be used again after a failure."""
 
     is_aborted = False
 

@@ -15,7 +15,13 @@ class TestInProcess(ExecutorContract):
 
 
 def launch_of(grid, notes):
-    return WorkerLaunch(grid=grid, make=lambda: NotingWorker(notes), spawn=lambda rank: None)
+    return WorkerLaunch(
+        grid=grid,
+        make=lambda: NotingWorker(notes),
+        spawn=lambda rank: None,
+        listen=lambda host: None,
+        start_helper=lambda module: None,
+    )
 
 
 def test_the_worker_is_called_directly(tmp_path):

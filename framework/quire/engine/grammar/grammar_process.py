@@ -50,7 +50,7 @@ from quire.interfaces.structured_output import (
 from quire.plugins.loading import Registries, load_plugins
 from quire.process.stack_dump import enable_stack_dumps
 from quire.process.traceback_text import sendable, traceback_text
-from quire.process.watchdog import die_with, leave_to_parent
+from quire.process.watchdog import Watchdog, die_with, leave_to_parent
 
 REAP_INTERVAL_S = 1.0
 _PR_SET_PDEATHSIG = 1
@@ -59,8 +59,15 @@ _PR_SET_PDEATHSIG = 1
 class ForkServer:
     """Holds the state that grammar processes inherit, and starts and kills them."""
 
-    def __init__(self, control: socket.socket, setup: Setup, masks: mmap.mmap) -> None:
+    def __init__(
+        self,
+        control: socket.socket,
+        setup: Setup,
+        masks: mmap.mmap,
+        watchdog: Watchdog | None = None,
+    ) -> None:
         self._control = control
+        self._watchdog = watchdog
         self._setup = setup
         self._masks = masks
         self._registries: Registries = load_plugins(PluginSettings(**setup.plugins)).registries
@@ -74,6 +81,8 @@ class ForkServer:
         while True:
             ready, _, _ = select.select([self._control], [], [], REAP_INTERVAL_S)
             self._reap()
+            if self._watchdog is not None:  # no thread watches it: one may not exist at a fork
+                self._watchdog.replace_if_dead()
             if not ready:
                 continue
             try:
@@ -259,11 +268,10 @@ def main(arguments: list[str]) -> None:
     leave_to_parent(signal.SIGINT)  # Ctrl-C is handled by the engine, which disconnects
     engine_pid, control_fd, setup_fd, masks_fd = (int(argument) for argument in arguments)
     enable_stack_dumps(keep_stderr=True)  # of the forked processes, which redirect theirs
-    if sys.platform == "linux":
-        die_with(engine_pid)
+    watchdog = die_with(engine_pid) if sys.platform == "linux" else None
     with socket.socket(fileno=control_fd) as control:
         # Mapped, not read: a fork server whose start was interrupted may still be reading the same
         # open file, and reading would move the offset that both share.
         with open(setup_fd, "rb"), mmap.mmap(setup_fd, 0, prot=mmap.PROT_READ) as packed:
             setup = msgspec.msgpack.decode(packed, type=Setup)
-        ForkServer(control, setup, mmap.mmap(masks_fd, 0)).serve()
+        ForkServer(control, setup, mmap.mmap(masks_fd, 0), watchdog).serve()

@@ -9,7 +9,9 @@ A block of a transfer returns to the pool only when the worker has reported the 
 received it. A store that raises, returns invalid results or ends no transfer for too long is
 switched off. The plan then stops the worker side, which releases every block; open transfers are
 reported as failed or end with that step. A store with transfers open when a step was interrupted is
-switched off too, because messages and reports of that step may be lost.
+switched off too, because messages and reports of that step may be lost. A step that fails on
+several workers costs no transfer: all of them have received its messages, and report the ends of
+its transfers with later steps.
 """
 
 import logging
@@ -210,6 +212,13 @@ class KVTransfers:
         if self._open:
             num_open = len(self._open)
             self.store.switch_off(f"had {num_open} open transfers when a step was interrupted,")
+
+    def forgive_silence(self) -> None:
+        """Count the steps without a transfer's end anew: those in flight failed and reported none.
+
+        The worker side has received their messages, and goes on with the transfers.
+        """
+        self._reset_silence()
 
     def end_all(self) -> None:
         """End all open transfers: the worker side has stopped and writes to no block any more.

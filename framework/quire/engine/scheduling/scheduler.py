@@ -422,11 +422,16 @@ class Scheduler:
         self._running.remove(request, self._last_plan_id if self._in_flight else None)
         self._policy.ended(request)
 
-    def discard_steps(self) -> None:
-        """Restart all running requests: the steps in flight were interrupted and never complete.
+    def discard_steps(self, *, have_failed: bool = False) -> None:
+        """Restart all running requests: the steps in flight never complete.
 
         Their KV may be incomplete, so none of it is kept, and slots are assigned anew. Sampled
         tokens that the host did not receive are sampled again, with the same result.
+
+        Args:
+            have_failed: True if a step failed, and all workers have dropped the steps in flight and
+                have received their transfers; False if it was interrupted, and it is not known what
+                they have received.
         """
         self._in_flight.clear()
         self._running.complete_step(self._last_plan_id)
@@ -436,7 +441,7 @@ class Scheduler:
         for request in self._waiting:
             request.num_tokens_in_flight = 0
         if self.transfers is not None:
-            self.transfers.interrupt()
+            self.transfers.forgive_silence() if have_failed else self.transfers.interrupt()
 
     def isolate(self, requests: Iterable[Request]) -> None:
         """Compute requests alone, one after another, until each has sampled a token or ended.

@@ -9,10 +9,11 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from quire.errors import EngineDeadError, QuireError
+from quire.errors import EngineDeadError
 from quire.frontend.dispatch.engine_client import EngineCoreClient
 from quire.frontend.dispatch.engine_thread import EngineThread
 from quire.messages import Control
@@ -62,14 +63,16 @@ class ControlCalls:
 
 
 def _run(pending: Pending, command: Control, core: EngineCoreClient) -> None:
-    try:
-        result = core.control(command)
-    except EngineDeadError:
-        raise  # ends the engine's thread, which fails everything that is pending
-    except QuireError as error:  # of this command: raised in its caller
-        _send(pending, partial(_set_error, pending, error))
+    # An EngineDeadError ends the engine's thread, which fails everything that is pending.
+    core.begin_control(command).add_done_callback(partial(_reply, pending))
+
+
+def _reply(pending: Pending, outcome: Future[Any]) -> None:
+    error = outcome.exception()
+    if error is None:
+        _send(pending, partial(_set_result, pending, outcome.result()))
     else:
-        _send(pending, partial(_set_result, pending, result))
+        _send(pending, partial(_set_error, pending, error))
 
 
 def _send(pending: Pending, call: partial[None]) -> None:
@@ -82,6 +85,6 @@ def _set_result(pending: Pending, result: Any) -> None:
         pending.set_result(result)
 
 
-def _set_error(pending: Pending, error: Exception) -> None:
+def _set_error(pending: Pending, error: BaseException) -> None:
     if not pending.done():
         pending.set_exception(error)

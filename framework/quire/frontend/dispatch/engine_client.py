@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 from quire.errors import (
@@ -64,6 +65,16 @@ class EngineCoreClient(Protocol):
 
     def control(self, command: Control) -> Any:
         """Run a command between two steps; return the result that the command documents."""
+
+    def begin_control(self, command: Control) -> Future[Any]:
+        """Run a command as `control` does, or begin to, if steps can complete it.
+
+        Returns:
+            The result, or the error of the command; `has_work` is true until it is there.
+
+        Raises:
+            EngineDeadError: The engine is dead.
+        """
 
     def stats(self) -> EngineStats:
         """Return the current statistics."""

@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> int:
     # The parent handles these signals and shuts the engine down; the watchdog sees its death.
     leave_to_parent(signal.SIGINT, signal.SIGTERM)
     enable_stack_dumps()
-    die_with(int(arguments[0]), arguments[1])
+    die_with(int(arguments[0]), arguments[1]).guard()
 
     from quire.launch.engine_process.engine_wire import EngineConfig
     from quire.launch.engine_process.served_engine import run

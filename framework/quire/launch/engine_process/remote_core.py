@@ -9,9 +9,10 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any, NoReturn, Self
 
-from quire.engine.results import failed_output, report_of
+from quire.engine.results import failed_output, outcome_of, report_of
 from quire.errors import EngineDeadError, InvalidRequestError, QuireError
 from quire.launch.composing import Composed
 from quire.launch.engine_process.engine_link import EngineLink
@@ -51,10 +52,14 @@ class RemoteCore:
 
     Args:
         link: Connection to the process, whose engine is ready for requests.
+
+    Attributes:
+        num_received: Number of messages that the process has sent, as far as they were taken.
     """
 
     def __init__(self, link: EngineLink) -> None:
         self._link = link
+        self.num_received = 0
         self._open: dict[str, int] = {}  # unfinished requests: number of the command that added it
         self._unsent: list[EncodedRequest] = []
         self._inbox: deque[Stepped] = deque()
@@ -172,6 +177,10 @@ class RemoteCore:
         """
         return self.result(self.call(command))
 
+    def begin_control(self, command: Control) -> Future[Any]:
+        """Execute a command; return its result or error, which are there already."""
+        return outcome_of(lambda: self.control(command))
+
     def call(self, command: Control | ReadStats) -> int:
         """Send a command, which the engine executes between two steps; return the call's id.
 
@@ -253,6 +262,7 @@ class RemoteCore:
         self._inbox.append(Stepped(EngineOutputs([output], self._stats), num_taken))
 
     def _take(self, message: Any) -> None:
+        self.num_received += 1
         match message:
             case Stepped():
                 self._inbox.append(message)

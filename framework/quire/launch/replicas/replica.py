@@ -1,9 +1,12 @@
 """One of several replicas: its process from the launch to its death, and when it starts again."""
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
 
-from quire.errors import QuireError
+from quire.errors import EngineDeadError, QuireError
 from quire.launch.engine_process.engine_start import EngineStart
 from quire.launch.engine_process.engine_wire import ReadStats
 from quire.launch.engine_process.remote_core import RemoteCore
@@ -19,9 +22,35 @@ from quire.messages import (
 )
 from quire.process.ipc import Channel
 
-STALL_LIMIT_S = 300.0  # of a step; a replica that takes longer is ended
+SILENCE_S = 5.0  # after which a replica that owes a message is sent no new requests
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLimits:
+    """Times after which a replica is ended.
+
+    Attributes:
+        step_timeout_s: Time of a step, as the user set it.
+        start_timeout_s: Time of a start, until it takes requests, as the user set it.
+        own_watch_s: Time beyond it for an engine that watches its own workers. It reports first,
+            and knows the rank that hangs, and where.
+    """
+
+    step_timeout_s: float = 300.0
+    start_timeout_s: float = 600.0
+    own_watch_s: float = 0.0
+
+    @property
+    def stall_s(self) -> float:
+        """Time for a message that is owed."""
+        return self.step_timeout_s + self.own_watch_s
+
+    @property
+    def start_s(self) -> float:
+        """Time for a start."""
+        return self.start_timeout_s + self.own_watch_s
 
 
 class Replica:
@@ -34,6 +63,7 @@ class Replica:
         index: Index of the replica.
         launch: Function that launches its process; it takes the number of KV blocks that the
             process before had, None for the first one.
+        limits: Times after which it is ended.
 
     Attributes:
         core: Engine core; None unless the replica is up.
@@ -41,23 +71,34 @@ class Replica:
         stats: Latest statistics of the engine.
         incarnation: Number of times that it came up.
         next_start_s: Time of its next launch; None unless it pauses.
-        stall_s: Time at which it is ended unless a step completes before; None while it is idle.
+        owed_since_s: Time since which it owes a message and has sent none; None if it owes none.
+            Only a message of its process changes it: after an abort a process that hangs owes
+            nothing any more, and would look idle.
+        start_by_s: Time at which it is ended unless it is up before; None unless it starts.
         last_error: Reason of its last death.
     """
 
-    def __init__(self, index: int, launch: Callable[[int | None], EngineStart]) -> None:
+    def __init__(
+        self,
+        index: int,
+        launch: Callable[[int | None], EngineStart],
+        limits: ReplicaLimits,
+    ) -> None:
         self.index = index
         self.core: RemoteCore | None = None
         self.started = Started(0)
         self.stats = EngineStats()
         self.incarnation = 0
         self.next_start_s: float | None = None
-        self.stall_s: float | None = None
+        self.owed_since_s: float | None = None
+        self.start_by_s: float | None = None
         self.last_error: BaseException | None = None
         self._launch = launch
+        self._limits = limits
         self._start: EngineStart | None = None
         self._preparing: RemoteCore | None = None
         self._calls: dict[int, AdapterRef | None] = {}  # open while preparing; None: statistics
+        self._probe: int | None = None  # call that asks for a sign of life
         self._restarts = RestartTimes()
         self._num_blocks: int | None = None
 
@@ -83,7 +124,16 @@ class Replica:
         core = self.core or self._preparing
         return None if core is None else core.channel
 
-    def launch(self) -> None:
+    @property
+    def stall_s(self) -> float | None:
+        """Time at which it is ended unless a message arrives before; None if it owes none."""
+        return None if self.owed_since_s is None else self.owed_since_s + self._limits.stall_s
+
+    def is_silent(self, now_s: float) -> bool:
+        """Whether it has owed a message for so long that it may hang."""
+        return self.owed_since_s is not None and now_s - self.owed_since_s >= SILENCE_S
+
+    def launch(self, now_s: float) -> None:
         """Launch its process.
 
         Raises:
@@ -92,25 +142,24 @@ class Replica:
         """
         self.next_start_s = None
         self._start = self._launch(self._num_blocks)
+        self.start_by_s = now_s + self._limits.start_s
 
-    def poll_start(self, adapters: Iterable[AdapterRef]) -> bool:
+    def poll_start(self, adapters: Iterable[AdapterRef], now_s: float) -> bool:
         """Advance the start; return whether it has just come up. Never waits.
 
         Args:
             adapters: Adapters to load before it takes requests.
+            now_s: Current time.
 
         Raises:
-            QuireError: The engine cannot start, or its process died.
+            QuireError: The engine cannot start, or its process died or takes too long.
         """
-        if self._start is not None:
-            if (started := self._start.poll()) is None:
-                return False
-            self.started = started
-            self._preparing, self._start = RemoteCore(self._start.link), None
-            self._calls = {self._preparing.call(ReadStats()): None}
-            for adapter in adapters:
-                self.prepare(adapter)
-        return self._finish_preparing()
+        is_up = self._advance_start(adapters)
+        if is_up:
+            self.start_by_s = None
+        elif self.start_by_s is not None and now_s >= self.start_by_s:
+            self._end_start()
+        return is_up
 
     def prepare(self, adapter: AdapterRef) -> None:
         """Load an adapter before it takes requests; does nothing unless it is preparing."""
@@ -136,8 +185,10 @@ class Replica:
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Abort requests; nothing happens unless it is up."""
-        if self.core is not None:
-            self.core.abort(request_ids)
+        if (core := self.core) is not None:
+            core.abort(request_ids)
+            with contextlib.suppress(EngineDeadError):  # noticed by the next poll
+                self._ask_for_life(core)
 
     def poll_step(self, now_s: float) -> EngineOutputs | None:
         """Return the outputs of the next step if it is complete, else None; never waits.
@@ -145,20 +196,18 @@ class Replica:
         Raises:
             EngineDeadError: It died, or its step takes too long.
         """
-        if self.core is None:
+        if (core := self.core) is None:
             return None
-        outputs = self.core.poll_step()
+        num_received = core.num_received
+        outputs = core.poll_step()
         if outputs is not None:
             self.stats = outputs.stats
-        if not (self.core.has_work() or self.core.has_open_calls()):
-            self.stall_s = None
-        elif outputs is not None:
-            self.stall_s = now_s + STALL_LIMIT_S
-        elif self.stall_s is not None and now_s >= self.stall_s:
-            self.core.end(
-                f"a step did not complete within {STALL_LIMIT_S:g} s, so the process was ended; if "
-                "steps take that long here, lower max_num_batched_tokens"
-            )
+        self._take_probe(core)
+        if core.num_received != num_received:
+            self.owed_since_s = now_s if _owes_message(core) else None
+        elif outputs is None and self.stall_s is not None and now_s >= self.stall_s:
+            self._end(core)
+        self._ask_for_life(core)
         return outputs
 
     def bury(self, error: BaseException, now_s: float, *, may_restart: bool) -> None:
@@ -166,7 +215,7 @@ class Replica:
         self.last_error = error
         self.core = self._start = self._preparing = None
         self._calls.clear()
-        self.stall_s = None
+        self.owed_since_s = self.start_by_s = self._probe = None
         self.next_start_s = self._restarts.next_after(now_s) if may_restart else None
 
     def kill(self) -> None:
@@ -194,9 +243,65 @@ class Replica:
         """Return the core, which has something to answer from now on."""
         if self.core is None:
             raise RuntimeError(f"replica {self.index} is not up and was sent a command")
-        if self.stall_s is None:
-            self.stall_s = now_s + STALL_LIMIT_S
+        if self.owed_since_s is None:
+            self.owed_since_s = now_s
         return self.core
+
+    def _ask_for_life(self, core: RemoteCore) -> None:
+        """Ask for a message if one was owed, and what was asked for is gone.
+
+        Raises:
+            EngineDeadError: It died.
+        """
+        if self.owed_since_s is not None and not _owes_message(core):
+            self._probe = core.call(ReadStats())
+
+    def _take_probe(self, core: RemoteCore) -> None:
+        """Take the reply to a sign of life that was asked for, if it has arrived."""
+        if self._probe is not None and core.has_result(self._probe):
+            probe, self._probe = self._probe, None
+            self.stats = core.result(probe)
+
+    def _end_start(self) -> NoReturn:
+        """End the process, as it does not come up.
+
+        Raises:
+            EngineDeadError: Always.
+        """
+        reason = (
+            f"its process {self.pid} was not ready for requests {self._limits.start_s:g} s after "
+            "its launch, so it was ended; if a start takes that long here, raise "
+            "worker_start_timeout_s"
+        )
+        if self._start is not None:
+            self._start.close(reason)
+        if self._preparing is not None:
+            self._preparing.end(reason)
+        raise EngineDeadError(f"replica {self.index}: {reason}")
+
+    def _end(self, core: RemoteCore) -> NoReturn:
+        """End the process, as it hangs.
+
+        Raises:
+            EngineDeadError: Always.
+        """
+        core.end(
+            f"its process {core.pid} has sent nothing for {self._limits.stall_s:g} s, although a "
+            "step or a command was due, so it was ended; if steps take that long here, raise "
+            "step_timeout_s or lower max_num_batched_tokens"
+        )
+
+    def _advance_start(self, adapters: Iterable[AdapterRef]) -> bool:
+        """Take what has arrived of the start; return whether it has just come up."""
+        if self._start is not None:
+            if (started := self._start.poll()) is None:
+                return False
+            self.started = started
+            self._preparing, self._start = RemoteCore(self._start.link), None
+            self._calls = {self._preparing.call(ReadStats()): None}
+            for adapter in adapters:
+                self.prepare(adapter)
+        return self._finish_preparing()
 
     def _finish_preparing(self) -> bool:
         """Take the replies that have arrived; return whether all have."""
@@ -227,3 +332,8 @@ class Replica:
                 adapter.name,
                 error,
             )
+
+
+def _owes_message(core: RemoteCore) -> bool:
+    """Whether a process has a request or a call to answer."""
+    return core.has_work() or core.has_open_calls()

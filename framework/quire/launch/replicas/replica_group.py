@@ -4,6 +4,7 @@ Nothing here waits for one replica alone: starts, steps, results of calls and de
 `poll` returns. Requests are the business of `ReplicatedCore`.
 """
 
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -45,16 +46,39 @@ class Died:
     error: BaseException
 
 
-ReplicaEvent = CameUp | CompletedStep | Died
+@dataclass(slots=True, eq=False)
+class GroupCall:
+    """A command in all replicas that were up: those that have not replied, results and errors."""
 
-
-@dataclass(slots=True)
-class Gathered:
-    """Results of a command by replica, its errors, and what happened meanwhile."""
-
+    open: dict[Replica, tuple[RemoteCore, int]] = field(default_factory=dict)
     results: dict[Replica, Any] = field(default_factory=dict)
     refusals: list[QuireError] = field(default_factory=list)
-    events: list[ReplicaEvent] = field(default_factory=list)
+
+    def advance(self) -> bool:
+        """Take the replies that have arrived; return whether each replica replied or died."""
+        for replica, (core, call_id) in list(self.open.items()):
+            if core is not replica.core:  # it died
+                del self.open[replica]
+            elif core.has_result(call_id):
+                del self.open[replica]
+                self._take_result(replica, core, call_id)
+        return not self.open
+
+    def _take_result(self, replica: Replica, core: RemoteCore, call_id: int) -> None:
+        try:
+            self.results[replica] = core.result(call_id)
+        except QuireError as error:
+            self.refusals.append(error)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedCall:
+    """All replicas that had a call have replied or died."""
+
+    call: GroupCall
+
+
+ReplicaEvent = CameUp | CompletedStep | Died | CompletedCall
 
 
 class ReplicaGroup:
@@ -75,6 +99,7 @@ class ReplicaGroup:
         self._clock = clock
         self._wake = WakeEvent()
         self._channels = ChannelSet([self._wake.fileno()])
+        self._calls: list[GroupCall] = []
         self._is_closing = False
 
     @property
@@ -94,47 +119,31 @@ class ReplicaGroup:
             QuireError: One of them cannot start.
         """
         for replica in self.replicas:
-            replica.launch()
+            replica.launch(self._clock())
         while starting := [replica for replica in self.replicas if replica.core is None]:
-            if not sum([replica.poll_start(()) for replica in starting]):
+            if not sum([replica.poll_start((), self._clock()) for replica in starting]):
                 self.wait()
 
     def poll(self) -> list[ReplicaEvent]:
         """Take what has arrived, and launch what is due; never waits."""
         events = [event for replica in self.replicas if (event := self._poll(replica)) is not None]
-        return [*events, *self.flush()]
+        return [*events, *self._flush(), *self._take_completed()]
 
-    def flush(self) -> list[Died]:
-        """Send the queued requests; return the replicas that turn out to be dead."""
-        deaths = []
-        for replica in self.replicas:
-            try:
-                if replica.core is not None:
-                    replica.core.flush()
-            except EngineDeadError as death:
-                deaths.append(self._bury(replica, death))
-        return deaths
+    def begin(self, command: Control | ReadStats) -> tuple[GroupCall, list[Died]]:
+        """Send a command to all replicas that are up; `poll` says when the call is complete.
 
-    def gather(self, command: Control | ReadStats) -> Gathered:
-        """Execute a command in all replicas that are up, and wait for all results.
-
-        A call of `wake` meanwhile is kept for the next `wait`.
+        Returns:
+            The call, and the replicas that turn out to be dead.
         """
-        gathered, was_woken = Gathered(), False
-        calls = self._call(command, gathered)
-        while calls:
-            gathered.events += self.poll()
-            for replica, (core, call_id) in list(calls.items()):
-                if core is not replica.core:  # it died
-                    del calls[replica]
-                elif core.has_result(call_id):
-                    del calls[replica]
-                    _take_result(gathered, replica, core, call_id)
-            if calls:
-                was_woken = self.wait() or was_woken
-        if was_woken:
-            self.wake()
-        return gathered
+        call, deaths = GroupCall(), []
+        for replica in self.replicas:
+            if (core := replica.core) is not None:
+                try:
+                    call.open[replica] = core, replica.call(command, self._clock())
+                except EngineDeadError as death:
+                    deaths.append(self._bury(replica, death))
+        self._calls.append(call)
+        return call, deaths
 
     def prepare(self, adapter: AdapterRef) -> list[Died]:
         """Load an adapter in every replica that starts, before it takes requests."""
@@ -147,11 +156,16 @@ class ReplicaGroup:
                 deaths.append(self._bury(replica, death))
         return deaths
 
-    def wait(self) -> bool:
-        """Wait until something has arrived or is due; return whether `wake` was called."""
+    def wait(self, limit_s: float = math.inf) -> bool:
+        """Wait until something has arrived or is due; return whether `wake` was called.
+
+        Args:
+            limit_s: Seconds to wait at most.
+        """
         channels = (replica.channel for replica in self.replicas)
         self._channels.replace(channel for channel in channels if channel is not None)
-        was_woken = bool(self._channels.wait(self._seconds_to_deadline()))
+        seconds = min(limit_s, self._seconds_to_deadline())
+        was_woken = bool(self._channels.wait(None if seconds == math.inf else seconds))
         if was_woken:
             self._wake.clear()
         return was_woken
@@ -216,43 +230,40 @@ class ReplicaGroup:
             return CompletedStep(replica, replica.incarnation, outputs)
         if replica.next_start_s is not None:
             if self._clock() >= replica.next_start_s:
-                replica.launch()
-        elif not replica.is_down and replica.poll_start(self.adapters.values()):
+                replica.launch(self._clock())
+            return None
+        if not replica.is_down and replica.poll_start(self.adapters.values(), self._clock()):
             return CameUp(replica)
         return None
+
+    def _flush(self) -> list[Died]:
+        """Send the queued requests; return the replicas that turn out to be dead."""
+        deaths = []
+        for replica in self.replicas:
+            try:
+                if replica.core is not None:
+                    replica.core.flush()
+            except EngineDeadError as death:
+                deaths.append(self._bury(replica, death))
+        return deaths
 
     def _bury(self, replica: Replica, error: BaseException) -> Died:
         died = Died(replica, replica.pid, replica.core is not None, error)
         replica.bury(error, self._clock(), may_restart=not self._is_closing)
         return died
 
-    def _call(
-        self, command: Control | ReadStats, gathered: Gathered
-    ) -> dict[Replica, tuple[RemoteCore, int]]:
-        """Send a command to all replicas that are up; return the open calls."""
-        calls = {}
-        for replica in self.replicas:
-            if (core := replica.core) is not None:
-                try:
-                    calls[replica] = core, replica.call(command, self._clock())
-                except EngineDeadError as death:
-                    gathered.events.append(self._bury(replica, death))
-        return calls
+    def _take_completed(self) -> list[CompletedCall]:
+        """Return the calls that are complete."""
+        completed = [call for call in self._calls if call.advance()]
+        self._calls = [call for call in self._calls if call.open]
+        return [CompletedCall(call) for call in completed]
 
-    def _seconds_to_deadline(self) -> float | None:
-        """Return the seconds until a replica is started again or ended; None: none is to be."""
+    def _seconds_to_deadline(self) -> float:
+        """Return the seconds until a replica is started again or ended; infinity: none is to be."""
         times = [
             due_s
             for replica in self.replicas
-            for due_s in (replica.next_start_s, replica.stall_s)
+            for due_s in (replica.next_start_s, replica.start_by_s, replica.stall_s)
             if due_s is not None
         ]
-        return max(0.0, min(times) - self._clock()) if times else None
-
-
-def _take_result(gathered: Gathered, replica: Replica, core: RemoteCore, call_id: int) -> None:
-    """Take the result of a call, which has arrived."""
-    try:
-        gathered.results[replica] = core.result(call_id)
-    except QuireError as error:
-        gathered.refusals.append(error)
+        return max(0.0, min(times, default=math.inf) - self._clock())

@@ -5,16 +5,19 @@ from dataclasses import replace
 from functools import partial
 
 from quire.compose.layer_specs import layer_specs
+from quire.config import DEFAULT_EXECUTOR
 from quire.engine.kv_cache.block_hash import BlockHasher
 from quire.engine.kv_cache.kv_plan import NULL_BLOCKS, fixed_plan
 from quire.launch.composing import Composed
 from quire.launch.engine_process.engine_start import EngineStart
-from quire.launch.replicas.replica import Replica
+from quire.launch.replicas.replica import Replica, ReplicaLimits
 from quire.launch.replicas.replica_devices import divide_devices
 from quire.launch.replicas.replicated_core import ReplicatedCore
 from quire.launch.replicas.router import Router
 from quire.machine.nvml import visible_devices
 from quire.messages import Started
+
+OWN_WATCH_S = 10.0  # for an engine to report which of its workers hangs, and to end them
 
 
 def start_replicas(composed: Composed) -> tuple[ReplicatedCore, Started]:
@@ -25,17 +28,33 @@ def start_replicas(composed: Composed) -> tuple[ReplicatedCore, Started]:
     """
     settings = composed.settings
     num_replicas = settings.parallel.data_parallel_size
-    environments = _environments(composed)
+    environments, limits = _environments(composed), _limits(composed)
     replicas = [
-        Replica(index, partial(_launch, composed, f"replica {index}", environment))
+        Replica(index, partial(_launch, composed, f"replica {index}", environment), limits)
         for index, environment in enumerate(environments)
     ]
     specs = layer_specs(settings, composed.composition, composed.plugins.registries)
     has_cache = settings.cache.enable_prefix_caching and bool(specs)
     hasher = BlockHasher(specs[0].block_size, b"") if has_cache else None
     num_groups = len(fixed_plan(specs, NULL_BLOCKS + 1).groups)
-    core = ReplicatedCore(replicas, Router(num_replicas, hasher), num_groups)
+    core = ReplicatedCore(
+        replicas,
+        Router(num_replicas, hasher),
+        num_groups,
+        settings.scheduler.request_timeout_s,
+        num_replicas * settings.scheduler.max_num_queued,
+    )
     return core, core.start()
+
+
+def _limits(composed: Composed) -> ReplicaLimits:
+    """Return the times after which a replica is ended."""
+    has_own_watch = composed.composition.executor.name != DEFAULT_EXECUTOR
+    return ReplicaLimits(
+        step_timeout_s=composed.settings.parallel.step_timeout_s,
+        start_timeout_s=composed.settings.parallel.worker_start_timeout_s,
+        own_watch_s=OWN_WATCH_S if has_own_watch else 0.0,
+    )
 
 
 def _environments(composed: Composed) -> list[dict[str, str]]:

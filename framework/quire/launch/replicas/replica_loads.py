@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 WARM_UP_S = 10.0
 DOWN = math.inf
+SILENT = 1e12  # tokens, more than any load: a silent replica is chosen only if all are
 
 
 class ReplicaLoads:
@@ -23,6 +24,7 @@ class ReplicaLoads:
         self._tokens = [0.0] * num_replicas
         self._counted = [DOWN] * num_replicas  # with the handicap of those that warm up
         self._warm_at: dict[int, float] = {}  # replicas that warm up, with the end of it
+        self._silent: set[int] = set()
         self._total = 0.0
         self._num_up = 0
         self._next = 0  # among equals, the replica after the last one that was chosen
@@ -35,6 +37,12 @@ class ReplicaLoads:
     def is_up(self, replica: int) -> bool:
         """Whether a replica takes requests."""
         return self._counted[replica] != DOWN
+
+    def extend(self) -> int:
+        """Make room for one more replica, which is down; return its index."""
+        self._tokens.append(0.0)
+        self._counted.append(DOWN)
+        return len(self._tokens) - 1
 
     def start(self, replica: int, now_s: float) -> None:
         """Add an idle replica; it warms up if the others have work."""
@@ -53,6 +61,18 @@ class ReplicaLoads:
         self._total -= self._tokens[replica]
         self._tokens[replica], self._counted[replica] = 0.0, DOWN
         self._warm_at.pop(replica, None)
+        self._silent.discard(replica)
+
+    def mark_silent(self, replica: int, *, is_silent: bool, now_s: float) -> None:
+        """Record whether a replica, which is up, may hang; others are preferred to it then."""
+        if is_silent == (replica in self._silent):
+            return
+        if is_silent:
+            self._silent.add(replica)
+        else:
+            self._silent.discard(replica)
+        self._counted[replica] = self._tokens[replica] + (SILENT if is_silent else 0.0)
+        self.warm_up(now_s)
 
     def add(self, replica: int, num_tokens: float) -> None:
         """Add tokens to a replica's load; a negative number removes them."""
@@ -78,7 +98,8 @@ class ReplicaLoads:
             if left <= 0:
                 del self._warm_at[replica]
             handicap = max(0.0, left) * mean
-            self._counted[replica] = self._tokens[replica] + handicap
+            silence = SILENT if replica in self._silent else 0.0
+            self._counted[replica] = self._tokens[replica] + handicap + silence
 
     def least(self) -> int:
         """Return the replica that counts as the least loaded; among equals each in turn."""
@@ -99,7 +120,11 @@ class ReplicaLoads:
         """Return the replicas that take requests, each in turn."""
         num_replicas = len(self._counted)
         turns = ((self._next + step) % num_replicas for step in range(num_replicas))
-        found = next(replica for replica in turns if self.is_up(replica))
+        found = next(
+            (replica for replica in turns if self._counted[replica] < SILENT), None
+        )  # of those that answer
+        if found is None:
+            found = self.least()
         self._next = found + 1
         return found
 

@@ -4,37 +4,54 @@ A request of a replica that died is run again on another one if none of its toke
 once; otherwise it fails. The replica is started again in the background.
 """
 
+import heapq
 import logging
+import math
+import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from quire.engine.results import failed_output, report_of
-from quire.errors import EngineDeadError, InvalidRequestError, QuireError, ReplicaDeadError
+from quire.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    OverloadedError,
+    ReplicaDeadError,
+    RequestTimeoutError,
+)
 from quire.launch.engine_process.engine_wire import ReadStats
 from quire.launch.replicas.replica import Replica
 from quire.launch.replicas.replica_group import (
     CameUp,
+    CompletedCall,
     CompletedStep,
     Died,
+    GroupCall,
     ReplicaEvent,
     ReplicaGroup,
 )
 from quire.launch.replicas.replica_stats import sum_counters, sum_stats
 from quire.launch.replicas.router import Router
 from quire.messages import (
+    AdapterRef,
     Control,
     EngineOutput,
     EngineOutputs,
     EngineRequest,
     EngineStats,
+    ErrorReport,
     LoadAdapter,
     ResetPrefixCache,
     Started,
 )
+
+ENGINE_FIRST_S = 0.5  # after a request's deadline, for its engine to report it
+HEARTBEAT_S = 5.0  # for which `step` waits while a replica answers
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +73,21 @@ class _OpenRequest:
     num_deaths: int = 0
 
 
+@dataclass(slots=True)
+class _OpenCall:
+    """A command that not all replicas have executed yet.
+
+    Attributes:
+        command: The command.
+        outcome: Its result, once all have.
+        replaced: Adapter that had the name of the one that it loads.
+    """
+
+    command: Control | ReadStats
+    outcome: Future[Any] = field(default_factory=Future)
+    replaced: AdapterRef | None = None
+
+
 class ReplicatedCore:
     """Engines in processes, with the methods of `EngineCore`.
 
@@ -66,6 +98,9 @@ class ReplicatedCore:
         replicas: Replicas, not launched yet.
         router: Router of as many replicas.
         num_groups: Number of KV groups of the model, among which a replica's blocks are divided.
+        request_timeout_s: Default and upper limit of a request's timeout, as in the engines.
+        max_num_held: Number of requests that may wait for a replica while none is up; more are
+            refused.
         clock: Function that returns the time in seconds.
     """
 
@@ -74,14 +109,21 @@ class ReplicatedCore:
         replicas: Sequence[Replica],
         router: Router,
         num_groups: int = 1,
+        request_timeout_s: float | None = None,
+        max_num_held: int = sys.maxsize,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._group = ReplicaGroup(replicas, clock)
         self._router = router
         self._num_groups = max(1, num_groups)
+        self._request_timeout_s = request_timeout_s
+        self._max_num_held = max_num_held
         self._clock = clock
+        self._deadlines: list[tuple[float, str]] = []  # a heap; some requests may have ended
         self._open: dict[str, _OpenRequest] = {}
         self._held: dict[str, _OpenRequest] = {}  # that wait for a replica, in order
+        self._queued: list[_OpenCall] = []  # that wait for a replica, in order
+        self._calls: dict[GroupCall, _OpenCall] = {}
         self._outbox: list[EngineOutput] = []
         self._num_scheduled_tokens = 0
         self._has_step = False  # a step has completed since the last `step`
@@ -121,7 +163,12 @@ class ReplicatedCore:
         self._group.check_owner()
         if request.request_id in self._open:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use")
+        if not self._router.has_replica and len(self._held) >= self._max_num_held:
+            self._outbox.append(failed_output(request.request_id, self._overload()))
+            return
         opened = _OpenRequest(request)
+        if (deadline_s := request.deadline_s(self._request_timeout_s)) < math.inf:
+            heapq.heappush(self._deadlines, (deadline_s + ENGINE_FIRST_S, request.request_id))
         self._open[request.request_id] = self._held[request.request_id] = opened
 
     def abort(self, request_ids: Sequence[str]) -> None:
@@ -139,22 +186,26 @@ class ReplicatedCore:
 
     def has_work(self) -> bool:
         """Whether a step would have outputs."""
-        return bool(self._open or self._outbox)
+        return bool(self._open or self._outbox or self._calls or self._queued)
 
     def step(self) -> EngineOutputs | None:
         """Wait for the next step of any replica, and return all outputs that have arrived.
 
         Returns:
-            The outputs, or None if `wake` was called first.
+            The outputs, or None if `wake` was called first. There are none after `HEARTBEAT_S` if
+            all work is that of replicas that hang, and another one answers, so the engine is ready.
 
         Raises:
             EngineDeadError: All replicas are dead, and none is started again.
         """
+        heartbeat_s = self._clock() + HEARTBEAT_S
         while True:
             self._advance()
-            if self._has_step or self._outbox or not self._open:
+            if self._has_step or self._outbox or not self.has_work():
                 return self._take_outputs()
-            if self._group.wait():
+            if self._clock() >= heartbeat_s and self._has_answering():
+                return self._take_outputs()
+            if self._group.wait(min(HEARTBEAT_S, self._seconds_to_expiry())):
                 return None
 
     def wake(self) -> None:
@@ -176,12 +227,22 @@ class ReplicatedCore:
             QuireError: A replica refused the command.
             EngineDeadError: All replicas are dead, and none is started again.
         """
+        return self._wait_for(self.begin_control(command))
+
+    def begin_control(self, command: Control) -> Future[Any]:
+        """Begin what `control` does; `step` completes it, while the replicas go on.
+
+        Raises:
+            EngineDeadError: All replicas are dead, and none is started again.
+        """
+        self._check_alive()
+        opened = _OpenCall(command)
         if isinstance(command, LoadAdapter):
-            return self._load_adapter(command)
-        results = list(self._call_all(command).values())
-        if isinstance(command, ResetPrefixCache):
-            self._router.reset_prefix_caches()
-        return results[0]
+            # First in those that start, so that none comes up without it meanwhile.
+            opened.replaced = self._group.adapters.get(command.adapter.name)
+            self._apply(self._group.prepare(command.adapter))
+        self._queued.append(opened)
+        return opened.outcome
 
     def stats(self) -> EngineStats:
         """Return the sum of the current statistics of all replicas.
@@ -189,8 +250,10 @@ class ReplicatedCore:
         Raises:
             EngineDeadError: All replicas are dead, and none is started again.
         """
-        for replica, stats in self._call_all(ReadStats()).items():
-            replica.stats = stats
+        self._check_alive()
+        opened = _OpenCall(ReadStats())
+        self._queued.append(opened)
+        self._wait_for(opened.outcome)
         return self._sum()
 
     def check_health(self) -> None:
@@ -216,12 +279,18 @@ class ReplicatedCore:
             EngineDeadError: All replicas are dead, and none is started again.
         """
         self._check_alive()
-        self._place_held()
+        self._expire(self._clock())
+        self._send_queued()
         self._apply(self._group.poll())
-        self._place_held()  # of replicas that died, and on those that came up
-        self._apply(self._group.flush())
+        while self._send_queued():  # of replicas that died, and to those that came up
+            self._apply(self._group.poll())
         if self._group.is_dead:
             self._die()
+
+    def _send_queued(self) -> bool:
+        """Send the queued requests and calls, if any replica is up; return whether any was sent."""
+        was_placed, was_called = self._place_held(), self._send_calls()
+        return was_placed or was_called
 
     def _check_alive(self) -> None:
         self._group.check_owner()
@@ -240,6 +309,8 @@ class ReplicatedCore:
                     )
                 case Died():
                     self._take_death(event)
+                case CompletedCall():
+                    self._take_call(event.call)
 
     def _take_up(self, replica: Replica) -> None:
         """Send requests to a replica from now on."""
@@ -282,14 +353,60 @@ class ReplicatedCore:
 
     # -- requests --------------------------------------------------------------------------------
 
-    def _place_held(self) -> None:
-        """Send the queued requests to replicas, if any is up."""
-        while self._held and self._router.has_replica:
-            request_id = next(iter(self._held))
+    def _place_held(self) -> bool:
+        """Send the queued requests to replicas, if any is up; return whether any was sent."""
+        if not (self._held and self._router.has_replica):
+            return False
+        self._mark_silent()
+        for request_id in list(self._held):
             opened = self._held.pop(request_id)
             placement = self._router.place(opened.request, self._clock())
             opened.replica = self._group.replicas[placement.replica]
             opened.replica.add(opened.request, self._clock())
+        return True
+
+    def _has_answering(self) -> bool:
+        """Whether a replica is up and owes no message for long."""
+        now_s, replicas = self._clock(), self._group.replicas
+        return any(each.core is not None and not each.is_silent(now_s) for each in replicas)
+
+    def _mark_silent(self) -> None:
+        """Tell the router which replicas may hang."""
+        now_s = self._clock()
+        for replica in self._group.replicas:
+            if self._router.loads.is_up(replica.index):
+                is_silent = replica.is_silent(now_s)
+                self._router.loads.mark_silent(replica.index, is_silent=is_silent, now_s=now_s)
+
+    def _seconds_to_expiry(self) -> float:
+        """Return the seconds until a request may have to fail; infinity without deadlines."""
+        return max(0.0, self._deadlines[0][0] - self._clock()) if self._deadlines else math.inf
+
+    def _expire(self, now_s: float) -> None:
+        """Fail the requests whose engine, if they have one, did not report their timeout."""
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            _, request_id = heapq.heappop(self._deadlines)
+            opened = self._open.get(request_id)
+            if opened is None or opened.request.deadline_s(self._request_timeout_s) > now_s:
+                continue  # it has ended; the id may be that of another one by now
+            where = "it waited for a replica to start again"
+            if opened.replica is not None:
+                where = f"replica {opened.replica.index} does not answer"
+            self.abort([request_id])
+            message = (
+                f"the request had not finished {now_s - opened.request.arrival_s:.3g} s after its "
+                f"arrival, and its time was over: {where}"
+            )
+            report = ErrorReport(RequestTimeoutError.code, message)
+            self._outbox.append(failed_output(request_id, report))
+
+    def _overload(self) -> ErrorReport:
+        """Return the error of a request that is refused while no replica is up."""
+        return ErrorReport(
+            OverloadedError.code,
+            f"{len(self._held)} requests wait for a replica to start again, and no more may "
+            "(max_num_queued of each replica); try again later",
+        )
 
     def _abort_on(self, replica: Replica, request_ids: list[str]) -> None:
         for request_id in request_ids:
@@ -335,53 +452,64 @@ class ReplicatedCore:
 
     # -- calls -----------------------------------------------------------------------------------
 
-    def _load_adapter(self, command: LoadAdapter) -> Any:
-        """Load an adapter; first in those that start, so that none comes up without it meanwhile.
+    def _send_calls(self) -> bool:
+        """Send the queued calls to the replicas, if any is up; return whether any was sent."""
+        if not (self._queued and self._router.has_replica):
+            return False
+        queued, self._queued = self._queued, []
+        for opened in queued:
+            call, deaths = self._group.begin(opened.command)
+            self._calls[call] = opened
+            self._apply(deaths)
+        return True
 
-        Raises:
-            QuireError: A replica refused the adapter; replicas that start later do not load it.
-            EngineDeadError: All replicas are dead, and none is started again.
-        """
-        self._check_alive()
-        name, before = command.adapter.name, dict(self._group.adapters)
-        self._apply(self._group.prepare(command.adapter))
-        try:
-            return next(iter(self._call_all(command).values()))
-        except QuireError:
-            self._group.adapters.pop(name)
-            self._group.adapters.update(before)
-            raise
+    def _take_call(self, call: GroupCall) -> None:
+        """Complete a call; it waits for another replica if all that had it died."""
+        opened = self._calls.pop(call)
+        if call.refusals:
+            self._forget_adapter(opened)
+            opened.outcome.set_exception(call.refusals[0])
+        elif not call.results:
+            self._queued.append(opened)
+        else:
+            self._apply_call(opened.command, call.results)
+            opened.outcome.set_result(next(iter(call.results.values())))
 
-    def _call_all(self, command: Control | ReadStats) -> dict[Replica, Any]:
-        """Execute a command in all replicas that are up; wait for one if none is.
+    def _apply_call(self, command: Control | ReadStats, results: dict[Replica, Any]) -> None:
+        """Apply what all replicas have done."""
+        match command:
+            case ResetPrefixCache():
+                self._router.reset_prefix_caches()
+            case ReadStats():
+                for replica, stats in results.items():
+                    replica.stats = stats
 
-        Raises:
-            QuireError: A replica refused the command.
-            EngineDeadError: All replicas are dead, and none is started again.
-        """
-        results: dict[Replica, Any] = {}
-        while not results:
-            self._wait_for_replica()
-            gathered = self._group.gather(command)
-            self._apply(gathered.events)
-            if gathered.refusals:
-                raise gathered.refusals[0]
-            results = gathered.results
-        return results
+    def _forget_adapter(self, opened: _OpenCall) -> None:
+        """Let replicas that start not load an adapter that one of them has refused."""
+        if not isinstance(opened.command, LoadAdapter):
+            return
+        adapter, adapters = opened.command.adapter, self._group.adapters
+        if adapters.get(adapter.name) is not adapter:
+            return  # another one has its name by now
+        if opened.replaced is None:
+            del adapters[adapter.name]
+        else:
+            adapters[adapter.name] = opened.replaced
 
-    def _wait_for_replica(self) -> None:
-        """Wait until a replica is up; a call of `wake` is kept for the next step.
+    def _wait_for(self, outcome: Future[Any]) -> Any:
+        """Wait for the outcome of a call; a call of `wake` is kept for the next step.
 
         Raises:
             EngineDeadError: All replicas are dead, and none is started again.
         """
         was_woken = False
         self._advance()
-        while not self._router.has_replica:
+        while not outcome.done():
             was_woken = self._group.wait() or was_woken
             self._advance()
         if was_woken:
             self._group.wake()
+        return outcome.result()
 
     def _sum(self) -> EngineStats:
         current = [None if each.core is None else each.stats for each in self._group.replicas]

@@ -70,6 +70,12 @@ class Router:
         self._placed: list[dict[str, _PlacedRequest]] = [{} for _ in range(num_replicas)]
         self._mean_completion = FIRST_GUESS
 
+    def extend(self) -> int:
+        """Make room for one more replica, which is down; return its index."""
+        self._incarnations.append(0)
+        self._placed.append({})
+        return self.loads.extend()
+
     def start(self, replica: int, num_blocks: int, now_s: float) -> int:
         """Add a replica with an empty cache.
 
@@ -99,8 +105,13 @@ class Router:
         """Whether any replica takes requests."""
         return self.loads.num_up > 0
 
-    def place(self, request: EngineRequest, now_s: float) -> Placement:
+    def place(self, request: EngineRequest, now_s: float, replica: int | None = None) -> Placement:
         """Choose the replica of a request, and count it there until it ends.
+
+        Args:
+            request: The request.
+            now_s: Current time.
+            replica: Replica that has the request already; None: one is chosen.
 
         Raises:
             RuntimeError: No replica is up; the caller must check `has_replica` first.
@@ -112,7 +123,8 @@ class Router:
         size = 1 if self._hasher is None else self._hasher.block_size
         prompt = RoutedPrompt(len(request.token_ids), hashes[1 : 1 + num_readable], size)
         self.loads.warm_up(now_s)
-        replica = self._policy.choose(prompt, self.loads, self.prefixes)
+        if replica is None:
+            replica = self._policy.choose(prompt, self.loads, self.prefixes)
         num_cached = size * self.prefixes.num_held(replica, prompt.hashes)
         placement = Placement(replica, self._incarnations[replica], num_cached)
         self._count(request, placement, hashes)

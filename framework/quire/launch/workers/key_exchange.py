@@ -2,11 +2,11 @@
 
 from quire.errors import EngineDeadError
 from quire.launch.workers.worker_wire import GetKey, KeyValue, SetKey
-from quire.process.hub import HubChannel
+from quire.process.hub_channel import HubChannel
 
 
 class KeyExchange:
-    """Exchange of one rank; used while the engine waits for this rank to load.
+    """Exchange of one rank; used while the engine waits for this rank to load, or to resume.
 
     Args:
         channel: Channel to the engine.

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, TypeVar
 
 from quire.errors import CollectiveError, EngineDeadError, QuireError
+from quire.launch.workers.nodes.node_agents import NodeAgents
 from quire.launch.workers.rank_link import RankLink
 from quire.launch.workers.worker_wire import (
     GetKey,
@@ -26,6 +27,7 @@ from quire.process.hub import Hub, Peer
 FLUSH_S = 0.1  # time for the last messages of a dead process to arrive
 EXIT_GRACE_S = 1.0  # time for a failed process to exit by itself
 DEATH_GRACE_S = 0.5  # time in which the death of a rank explains why others wait for it
+LINGER_S = 1.0  # time for agents to read why all ranks end
 STOP_TIMEOUT_S = 10.0  # time for all ranks to exit after `Stop`
 
 T = TypeVar("T")
@@ -39,19 +41,25 @@ class RankLinks:
     Args:
         hub: Hub to which the ranks connect.
         links: The ranks, in order.
+        agents: Agents of the machines, if the ranks are children of agents.
 
     Attributes:
         activity: What the ranks were last asked to do, for error messages.
     """
 
-    def __init__(self, hub: Hub, links: Sequence[RankLink]) -> None:
+    def __init__(
+        self, hub: Hub, links: Sequence[RankLink], agents: NodeAgents | None = None
+    ) -> None:
         self._hub = hub
+        self._agents = agents
         self.links = list(links)
         self.activity = "the start"
         self._by_peer: dict[Peer, RankLink] = {}
         self._by_fd: dict[int, RankLink] = {}
         self._keys: dict[str, bytes] = {}
         self._askers: defaultdict[str, list[Peer]] = defaultdict(list)
+        self._lost: set[Peer] = set()  # peers whose connection has ended
+        self._ended: set[int] = set()  # ranks with an agent whose end the executor has seen
         self._death: EngineDeadError | None = None
         self._owner_pid = os.getpid()
         for link in links:
@@ -71,12 +79,7 @@ class RankLinks:
             EngineDeadError: A rank is dead.
         """
         self._check_alive()
-        try:
-            self._hub.send([_peer_of(link) for link in self.links], message)
-        except EngineDeadError as error:
-            if dead := self._hub.wait(DEATH_GRACE_S):
-                self._raise_deaths(dead)
-            self.end(str(error))
+        self._send([_peer_of(link) for link in self.links], message)
 
     def gather(self, kind: type[T], timeout_s: float) -> list[T]:
         """Wait for a message of one kind from each rank, and return them by rank.
@@ -114,7 +117,7 @@ class RankLinks:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return None
-            if dead := self._hub.wait(left_s):
+            if dead := self._dead(left_s):
                 if (received := self._next(FLUSH_S)) is not None:
                     return received
                 self._raise_deaths(dead)
@@ -128,7 +131,7 @@ class RankLinks:
         self._check_alive()
         if (received := self._next()) is not None:
             self.end(f"{received[0]} sent {received[1]!r} unexpectedly")
-        if dead := self._hub.wait(0.0):
+        if dead := self._dead(0.0):
             self._raise_deaths(dead)
 
     def end_late(self, late: Sequence[RankLink], timeout_s: float) -> NoReturn:
@@ -137,8 +140,11 @@ class RankLinks:
         Raises:
             EngineDeadError: Always.
         """
-        states = "; ".join(f"{link} has not answered, {link.state()}" for link in late)
-        self.end(f"{self.activity} did not complete within {timeout_s:g} s: {states}")
+        states = [(link, link.state()) for link in late]
+        late_ones = "; ".join(f"{link} has not answered, {_brief(state)}" for link, state in states)
+        self.end(
+            f"{self.activity} did not complete within {timeout_s:g} s: {late_ones}{_stacks(states)}"
+        )
 
     def end(self, reason: str, patience_s: float = 0.0) -> NoReturn:
         """End all ranks, and raise the reason.
@@ -161,21 +167,27 @@ class RankLinks:
         self._death = death
         deadline = time.monotonic() + patience_s
         if not patience_s:
+            if self._agents is not None:
+                self._agents.announce(str(death))
             for link in self.links:
                 link.process.kill()
         for link in self.links:
             link.process.end(max(0.0, deadline - time.monotonic()))
-        self._hub.close()
+        self._hub.close(0.0 if self._agents is None else LINGER_S)
 
     def _next(self, timeout_s: float = 0.0) -> tuple[RankLink, Any] | None:
         """Return the next message that is not for this object, or None."""
         while (received := self._take(timeout_s)) is not None:
             peer, message = received
             match message:
+                case _ if self._agents is not None and self._agents.is_agent(peer):
+                    self._handle_agent(self._agents, peer, message)
                 case Joined():
                     return self._joined(peer, message), message
                 case WorkerRefused():
                     self._refused(message)
+                case _ if self._agents is not None and self._agents.take_stranger(peer, message):
+                    pass
                 case _ if peer not in self._by_peer:
                     self.end(f"a process that has not joined sent {message!r}")
                 case WorkerFailed():
@@ -216,34 +228,79 @@ class RankLinks:
     def _failed(self, link: RankLink, message: WorkerFailed) -> NoReturn:
         """End all ranks because one failed; if it waited in vain for a dead one, name that one."""
         error: QuireError = message.error.error()
-        if isinstance(error, CollectiveError) and (dead := self._hub.wait(DEATH_GRACE_S)):
+        if isinstance(error, CollectiveError) and (dead := self._dead(DEATH_GRACE_S)):
             self._raise_deaths(dead)
         others = [other for other in self.links if other is not link]
-        states = ""
+        states = []
         if isinstance(error, CollectiveError):
-            states = "".join(f"; {other}: {other.state()}" for other in others)
-        death = EngineDeadError(f"{link} failed: {error}{states}")
+            states = [(other, other.state()) for other in others]
+        briefs = "".join(f"; {other}: {_brief(state)}" for other, state in states)
+        death = EngineDeadError(f"{link} failed: {error}{briefs}{_stacks(states)}")
         death.__cause__ = error.__cause__
         self.close(death, 0.0 if states else EXIT_GRACE_S)
         raise death
 
+    def _send(self, peers: Sequence[Peer], message: ToWorker) -> None:
+        try:
+            self._hub.send(peers, message)
+        except EngineDeadError as error:
+            if dead := self._dead(DEATH_GRACE_S):
+                self._raise_deaths(dead)
+            self.end(str(error))
+
     def _set_key(self, message: SetKey) -> None:
         self._keys[message.key] = message.value
         if askers := self._askers.pop(message.key, []):
-            self._hub.send(askers, KeyValue(message.key, message.value))
+            self._send(askers, KeyValue(message.key, message.value))
 
     def _get_key(self, peer: Peer, message: GetKey) -> None:
         if message.key in self._keys:
-            self._hub.send([peer], KeyValue(message.key, self._keys[message.key]))
+            self._send([peer], KeyValue(message.key, self._keys[message.key]))
         else:
             self._askers[message.key].append(peer)
 
-    def _raise_deaths(self, fds: Sequence[int]) -> NoReturn:
+    def _handle_agent(self, agents: NodeAgents, peer: Peer, message: Any) -> None:
+        try:
+            agents.handle(peer, message)
+        except EngineDeadError as error:
+            self.end(str(error))
+
+    def _dead(self, timeout_s: float) -> list[RankLink]:
+        """Return the ranks that have ended; if there are none, wait for a message or an end."""
+        if self._agents is None:
+            return [self._by_fd[fd] for fd in self._hub.wait(timeout_s)]
+        if not (dead := self._dead_by_agents(self._agents)):
+            self._ended.update(self._by_fd[fd].rank for fd in self._hub.wait(timeout_s))
+            dead = self._dead_by_agents(self._agents)
+        return dead
+
+    def _dead_by_agents(self, agents: NodeAgents) -> list[RankLink]:
+        """Return the ranks whose end is reported, or whose connection or agent is lost."""
+        self._lost.update(self._hub.lost())
+        ranks = set(agents.ended) | self._ended
+        for peer in self._lost:
+            ranks.update(agents.ranks_of(peer))
+            if peer in self._by_peer:
+                ranks.add(self._by_peer[peer].rank)
+        return [self.links[rank] for rank in sorted(ranks)]
+
+    def _raise_deaths(self, dead: Sequence[RankLink]) -> NoReturn:
         """End all ranks because some have died; what they sent last is the reason, if they did."""
         while self._next(FLUSH_S) is not None:
             pass  # results that came before the end; a `WorkerFailed` or `WorkerRefused` is raised
-        ends = [f"{self._by_fd[fd]} {self._by_fd[fd].process.end(EXIT_GRACE_S)}" for fd in fds]
-        self.end(f"{'; '.join(ends)}, during or after {self.activity}")
+        ends = [(link, self._end_of(link)) for link in dead]
+        what = "; ".join(f"{link} {_brief(end)}" for link, end in ends)
+        self.end(f"{what}, during or after {self.activity}{_stacks(ends)}")
+
+    def _end_of(self, link: RankLink) -> str:
+        """Describe the end of a rank; one whose connection is silent may still run."""
+        if self._agents is None:
+            return link.process.end(EXIT_GRACE_S)
+        self._agents.record_lost(self._lost)
+        how = self._agents.wait_end(link.rank, EXIT_GRACE_S)
+        if how is None and link.rank not in self._ended:
+            return f"has lost its connection to the engine; {link.state()}"
+        return link.process.end(0.0)
 
     def _check_alive(self) -> None:
         if os.getpid() != self._owner_pid:
@@ -253,6 +310,17 @@ class RankLinks:
             )
         if self._death is not None:
             raise EngineDeadError(str(self._death)) from self._death
+
+
+def _brief(state: str) -> str:
+    """Return the state of a process, where it ends with a stack without that: "its stack is"."""
+    first_line, has_stack, _ = state.partition("\n")
+    return f"{first_line} in the log" if has_stack else first_line
+
+
+def _stacks(states: Sequence[tuple[RankLink, str]]) -> str:
+    """Return the states that have a stack, on lines of their own."""
+    return "".join(f"\n{link}: {state}" for link, state in states if "\n" in state)
 
 
 def _peer_of(link: RankLink) -> Peer:

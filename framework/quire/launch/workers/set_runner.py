@@ -15,6 +15,7 @@ from quire.launch.workers.worker_wire import (
     Halt,
     Halted,
     Resume,
+    Resumed,
     Returned,
     Run,
     Sample,
@@ -64,7 +65,8 @@ class SetRunner(StepRunner):
             EngineDeadError: A rank died, failed or was too late, or the ranks sampled different
                 tokens.
             StepFailedError: A step in flight failed. All ranks have dropped all steps in flight,
-                and are ready for others.
+                and are ready for others. They have received the transfers of every plan, and report
+                them with later steps.
         """
         deadline = time.monotonic() + self._step_timeout_s
         while late := self._results.missing(plan_id):
@@ -136,8 +138,10 @@ class SetRunner(StepRunner):
                     failures[link.rank] = message
                 case Halted():
                     halted[link.rank] = message
-                case Completed() | Returned():
-                    pass  # of a step that is dropped
+                case Completed():
+                    self._results.add(link.rank, message.result)  # its transfers have ended
+                case Returned():
+                    pass  # of a command that is run again
                 case _:
                     self._links.end(f"{link} sent {message!r} unexpectedly")
         self._results.drop()
@@ -147,7 +151,7 @@ class SetRunner(StepRunner):
         """Make the halted ranks ready for other steps, and return the error of the failed one.
 
         Raises:
-            EngineDeadError: No rank knows the reason, or the ranks cannot go on.
+            EngineDeadError: No rank knows the reason, or the ranks cannot go on, or do not.
         """
         texts = {
             rank: f"{self._links.links[rank]}: {f.message}" for rank, f in sorted(failures.items())
@@ -160,6 +164,7 @@ class SetRunner(StepRunner):
             )
         self._epoch += 1
         self._links.send(Resume(self._epoch))
+        self._links.gather(Resumed, self._step_timeout_s)
         rank, failure = min(own.items(), key=lambda item: (item[1].plan_id, item[0]))
         slots = {slot: report for each in own.values() for slot, report in each.slots.items()}
         report = failure.report or next(iter(slots.values()))

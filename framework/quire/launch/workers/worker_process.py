@@ -15,14 +15,15 @@ def main(arguments: list[str]) -> int:
     """Run a worker until the engine stops it or dies; return the exit status.
 
     Args:
-        arguments: Process id of the engine, and the folder of its socket, which is removed if the
-            engine dies before it has removed it.
+        arguments: Process id of the parent, which is the engine or an agent; and the folder of
+            the engine's socket, if there is one, which is removed if the engine dies before it has
+            removed it.
     """
     # The engine handles these signals and stops its workers; the watchdog sees its death.
     leave_to_parent(signal.SIGINT, signal.SIGTERM)
     enable_stack_dumps()
     stack_fd = offer_stack()
-    die_with(int(arguments[0]), arguments[1])
+    die_with(int(arguments[0]), *arguments[1:]).guard()
 
     from quire.launch.workers.worker_server import run
     from quire.launch.workers.worker_wire import WorkerConfig

@@ -7,7 +7,10 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import CollectiveError, EngineDeadError, QuireError, StepFailedError
@@ -28,6 +31,7 @@ from quire.launch.workers.worker_wire import (
     Loaded,
     LoadWeights,
     Resume,
+    Resumed,
     Returned,
     Run,
     Sample,
@@ -38,15 +42,17 @@ from quire.launch.workers.worker_wire import (
     WorkerFailed,
     WorkerRefused,
 )
-from quire.messages import WorkerControl
+from quire.messages import RankPlace, StepPlan, WorkerControl
 from quire.plugins.loading import load_plugins
 from quire.process.error_message import ErrorMessage
-from quire.process.hub import HubChannel
+from quire.process.hub_channel import HubChannel
+from quire.process.launch_key import LaunchKey
 
 if TYPE_CHECKING:  # it loads torch
     from quire.worker.rank_worker import RankWorker
 
 LINGER_S = 2.0  # time for the engine to read the last message
+READY_POLL_S = 50e-6  # interval at which a device is asked for the end of a step
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +64,14 @@ def run(config: WorkerConfig, stack_fd: int) -> int:
         stream=sys.stderr,
         format=f"%(asctime)s %(levelname)s worker {config.rank} %(name)s: %(message)s",
     )
-    channel = HubChannel(ToWorker, config.address)
+    key = None if config.key is None else LaunchKey.from_text(config.key)
+    channel = HubChannel(ToWorker, config.address, key)
+    try:
+        channel.connect(config.settings.parallel.worker_start_timeout_s)
+    except QuireError as error:
+        logger.critical("this worker cannot join the engine: %s", error)
+        channel.close()
+        return 1
     try:
         composed = compose_engine(config.settings, load_plugins(config.settings.plugins))
     except BaseException as error:  # noqa: BLE001 - the edge of the process: sent to the engine
@@ -71,7 +84,7 @@ def run(config: WorkerConfig, stack_fd: int) -> int:
             rank=config.rank,
             node=socket.gethostname(),
             pid=os.getpid(),
-            choices=own_choices(composed.composition),
+            choices=own_choices(composed.composition, is_local=key is None),
             stack_fd=stack_fd,
         )
     )
@@ -113,6 +126,7 @@ class WorkerServer:
         self._worker: RankWorker | None = None
         self._is_halted = False
         self._runner: StepRunner | None = None
+        self._sampled: deque[int] = deque()  # steps whose results are not sent yet
 
     def serve(self) -> None:
         """Serve until the engine sends `Stop`; errors of a step are raised as they are.
@@ -120,7 +134,7 @@ class WorkerServer:
         Raises:
             EngineDeadError: The engine sent an invalid message.
         """
-        while not isinstance(message := self._channel.receive(), Stop):
+        while not isinstance(message := self._next(), Stop):
             self._handle(message)
 
     def shutdown(self) -> None:
@@ -140,35 +154,55 @@ class WorkerServer:
             return WorkerRefused(self._rank, ErrorMessage.of(failure))
         return WorkerFailed(ErrorMessage.of(failure))
 
+    def _next(self) -> Any:
+        """Return the next message; meanwhile send each result once the device has computed it.
+
+        So the next step is launched while the device computes one, and no device is idle between
+        two steps.
+        """
+        while self._sampled:
+            plan_id = self._sampled[0]
+            if self._running.is_ready(plan_id):
+                self._sampled.popleft()
+                self._compute(plan_id, partial(self._collect, plan_id))
+            elif (message := self._channel.receive(0.0)) is not None:
+                return message
+            else:
+                time.sleep(READY_POLL_S)
+        return self._channel.receive()
+
     def _handle(self, message: Any) -> None:
         match message:
             case LoadWeights():
-                self._load()
+                self._load(message.places)
             case Allocate():
                 self._allocate(message.kv_bytes)
+            case Execute() if self._is_halted:
+                self._start_transfers(message.plan)
             case Execute():
                 self._compute(message.plan.plan_id, lambda: self._running.execute(message.plan))
             case Sample():
                 self._compute(message.plan_id, lambda: self._sample(message))
             case Halt():
-                self._is_halted = True
+                self._halt()
                 self._channel.send(Halted(self._loaded.can_resume))
             case Resume():
                 self._is_halted = False
                 self._loaded.resume(message.epoch)
+                self._channel.send(Resumed())
             case Run():
                 self._channel.send(self._returned(message.command))
             case _:
                 raise EngineDeadError(f"the engine sent {message!r} unexpectedly")
 
-    def _load(self) -> None:
+    def _load(self, places: Sequence[RankPlace]) -> None:
         from quire.worker.parts import WorkerParts  # loads torch, after what must be set before it
         from quire.worker.rank_worker import make_worker
 
         settings, composition = self._composed.settings, self._composed.composition
         parts = WorkerParts.load(settings, composition, self._composed.plugins.registries)
         exchange = KeyExchange(self._channel)
-        self._worker = make_worker(settings, parts, self._rank, exchange)
+        self._worker = make_worker(settings, parts, self._rank, exchange, places)
         self._channel.send(Loaded(self._worker.worker.load()))
 
     def _allocate(self, kv_bytes: list[int]) -> None:
@@ -189,13 +223,35 @@ class WorkerServer:
         try:
             phase()
         except (StepFailedError, CollectiveError) as error:
-            self._is_halted = True
+            self._halt()
             self._loaded.abort()
             self._channel.send(_report(plan_id, error))
 
+    def _start_transfers(self, plan: StepPlan) -> None:
+        """Start the transfers of a plan and compute nothing, so that all ranks move the blocks."""
+        if plan.kv_transfers or plan.kv_loads or plan.kv_saves or plan.stop_kv_store:
+            self._running.execute(
+                StepPlan(
+                    plan_id=plan.plan_id,
+                    requests=[],
+                    kv_transfers=plan.kv_transfers,
+                    kv_loads=plan.kv_loads,
+                    kv_saves=plan.kv_saves,
+                    stop_kv_store=plan.stop_kv_store,
+                )
+            )
+
     def _sample(self, message: Sample) -> None:
         self._running.sample(message.plan_id, message.masks)
-        self._channel.send(Completed(self._running.collect(message.plan_id)))
+        self._sampled.append(message.plan_id)
+
+    def _collect(self, plan_id: int) -> None:
+        self._channel.send(Completed(self._running.collect(plan_id)))
+
+    def _halt(self) -> None:
+        """Compute nothing until `Resume`, and drop the steps in flight."""
+        self._is_halted = True
+        self._sampled.clear()
 
     def _returned(self, command: WorkerControl) -> Returned:
         """Run a command; a `QuireError` becomes its result."""

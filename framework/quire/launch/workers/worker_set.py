@@ -12,7 +12,7 @@ from quire.launch.agreement import difference
 from quire.launch.workers.rank_links import STOP_TIMEOUT_S, RankLinks
 from quire.launch.workers.set_runner import SetRunner
 from quire.launch.workers.worker_wire import Allocate, Allocated, Joined, Loaded, LoadWeights, Stop
-from quire.messages import WorkerInfo
+from quire.messages import RankPlace, WorkerInfo
 
 T = TypeVar("T")
 
@@ -26,6 +26,7 @@ class WorkerSet(Worker):
         links: Connections to the ranks, which may not have joined yet.
         grid: Grid of the ranks.
         choices: What this process chose, a line for each; every rank must have chosen the same.
+        places: Place of each rank, in order.
         start_timeout_s: Time for all ranks to join, and for each phase of the start-up.
         step_timeout_s: Time for one step.
     """
@@ -35,6 +36,7 @@ class WorkerSet(Worker):
         links: RankLinks,
         grid: WorkerGrid,
         choices: Sequence[str],
+        places: Sequence[RankPlace],
         *,
         start_timeout_s: float,
         step_timeout_s: float,
@@ -42,6 +44,7 @@ class WorkerSet(Worker):
         self._links = links
         self._grid = grid
         self._choices = choices
+        self._places = list(places)
         self._start_timeout_s = start_timeout_s
         self._step_timeout_s = step_timeout_s
         self._kv_bytes: list[int] = []
@@ -71,7 +74,7 @@ class WorkerSet(Worker):
 
     def load(self) -> WorkerInfo:
         """Load the weights on all ranks."""
-        loaded = self._run(LoadWeights(), Loaded, "loading the weights")
+        loaded = self._run(LoadWeights(self._places), Loaded, "loading the weights")
         self._kv_bytes = [num_bytes for each in loaded for num_bytes in each.info.kv_bytes]
         return WorkerInfo(kv_bytes=self._kv_bytes, is_asynchronous=True)
 

@@ -3,8 +3,8 @@
 engine -> worker   WorkerConfig on its standard input; then LoadWeights, Allocate, Execute, Sample,
                    Run, KeyValue and Stop; Halt and Resume after a failed step
 worker -> engine   Joined or WorkerRefused; Loaded; Allocated; one Completed or StepFailed per step;
-                   Halted; Returned; WorkerFailed; SetKey and GetKey, with which ranks find each
-                   other
+                   Halted; Resumed; Returned; WorkerFailed; SetKey and GetKey, with which ranks find
+                   each other
 """
 
 from typing import Any
@@ -12,7 +12,15 @@ from typing import Any
 import msgspec
 
 from quire.config import Settings
-from quire.messages import ErrorReport, RowBitmask, StepPlan, StepResult, WorkerControl, WorkerInfo
+from quire.messages import (
+    ErrorReport,
+    RankPlace,
+    RowBitmask,
+    StepPlan,
+    StepResult,
+    WorkerControl,
+    WorkerInfo,
+)
 from quire.process.error_message import ErrorMessage
 
 
@@ -24,12 +32,18 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
         address: Socket address on which the engine listens.
         rank: Rank of the worker.
         log_level: Log level of the engine.
+        key: Secret with which to connect; None on a socket that only this user may access.
     """
 
     settings: Settings
     address: str
     rank: int
     log_level: int
+    key: str | None = None
+
+    def __repr__(self) -> str:
+        """Return a description without the key."""
+        return f"WorkerConfig(rank={self.rank}, address={self.address!r})"
 
 
 class Joined(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -58,7 +72,13 @@ class WorkerRefused(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class LoadWeights(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Join the other ranks, and load the weights."""
+    """Join the other ranks, and load the weights.
+
+    Attributes:
+        places: Place of each rank, in order.
+    """
+
+    places: list[RankPlace]
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -105,7 +125,7 @@ class Completed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class StepFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A step failed on one rank, which computes nothing until `Resume`.
+    """A step failed on one rank, which computes nothing until `Resume`; its transfers go on.
 
     Attributes:
         plan_id: Id of the step.
@@ -121,7 +141,7 @@ class StepFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Halt(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Compute nothing until `Resume`, and answer `Halted`."""
+    """Compute nothing until `Resume`, and answer `Halted`; transfers of a KV store go on."""
 
 
 class Halted(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -135,13 +155,17 @@ class Halted(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Resume(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Reset the groups of ranks, and compute the steps that follow.
+    """Reset the groups of ranks, answer `Resumed`, and compute the steps that follow.
 
     Attributes:
         epoch: Number of the reset, greater than that of each earlier one.
     """
 
     epoch: int
+
+
+class Resumed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The groups of the rank are reset."""
 
 
 class Run(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -196,6 +220,7 @@ FromWorker = (
     | Completed
     | StepFailed
     | Halted
+    | Resumed
     | Returned
     | SetKey
     | GetKey

@@ -142,7 +142,9 @@ def error_json(error: Exception, request_id: str = "") -> bytes:
 
 def log_failure(error: Exception, request_id: str) -> None:
     """Log a failure of the server, with details that the client does not get."""
-    if isinstance(error, EngineDeadError | RequestFailedError | ReplicaDeadError):
+    if isinstance(error, EngineDeadError):
+        logger.error("request %s failed: %s", request_id, error.headline)
+    elif isinstance(error, RequestFailedError | ReplicaDeadError):
         logger.error("request %s failed: %r", request_id, str(error))  # one line, always
     elif not isinstance(error, QuireError):
         logger.error("request %s failed", request_id, exc_info=error)

@@ -39,6 +39,11 @@ class LaunchedStep:
     sampler_name: str
     has_digest: bool = False
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the tokens have reached the host."""
+        return all(sampled.is_on_host for _, sampled in self.sampled)
+
     def read(self) -> StepResult:
         """Wait for the tokens, and return the result of the step."""
         results = [SlotResult(slot, [], None, error) for slot, error in self.errors.items()]

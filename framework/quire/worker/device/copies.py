@@ -40,6 +40,11 @@ class HostCopy:
     tensors: tuple[Tensor, ...]
     event: torch.cuda.Event | None
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the tensors are in host memory."""
+        return self.event is None or bool(self.event.query())  # type: ignore[no-untyped-call]
+
     def wait(self) -> tuple[Tensor, ...]:
         """Wait for the copies, and return the tensors in host memory."""
         if self.event is not None:

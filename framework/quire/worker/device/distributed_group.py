@@ -14,6 +14,7 @@ from torch import Tensor
 from quire.layers.parallel import TensorParallelGroup
 from quire.worker.device.group_place import Exchange, GroupPlace
 from quire.worker.device.process_group import ProcessGroup
+from quire.worker.device.rendezvous import Rendezvous
 
 REDUCED = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -30,6 +31,7 @@ class DistributedGroup(TensorParallelGroup):
     def __init__(self, connections: ProcessGroup, place: GroupPlace, device: torch.device) -> None:
         self.rank = place.rank
         self.size = place.size
+        self.can_reset = connections.can_reset
         self._connections = connections
         self._is_cuda = device.type == "cuda"
 
@@ -49,16 +51,20 @@ class DistributedGroup(TensorParallelGroup):
             key: Name of the group, unique in the launch.
             place: Place of this rank.
             device: Device of the tensors.
-            interface_address: IP address of the interface that Gloo listens on.
+            interface_address: IP address of the interface that this rank listens on.
 
         Raises:
             CollectiveError: The ranks do not come in time, or cannot be reached.
             SettingsError: The address is not one of this machine's interfaces.
         """
-        connections = ProcessGroup.connect(
-            exchange, key, place, device, interface_address, "collective"
+        rendezvous = Rendezvous(
+            exchange=exchange,
+            key=key,
+            place=place,
+            device=device,
+            interface_address=interface_address,
         )
-        return cls(connections, place, device)
+        return cls(ProcessGroup(rendezvous, "collective"), place, device)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Add up `x` over all ranks, in place if it is contiguous.
@@ -90,8 +96,18 @@ class DistributedGroup(TensorParallelGroup):
         self._connections.set_timeout(seconds)
 
     def abort(self) -> None:
-        """Make later calls of this rank fail; may be called from any thread."""
+        """Make later calls of this rank fail, and with Gloo those of the others."""
         self._connections.abort()
+
+    def reset(self, epoch: int) -> None:
+        """Make the group usable again, once no rank is in a call; all ranks call it.
+
+        Raises:
+            QuireError: The group cannot be reset, or the others do not come in time.
+        """
+        if not self.can_reset:
+            super().reset(epoch)
+        self._connections.reset(epoch)
 
     def close(self) -> None:
         """Close the connections; the calls of the other ranks fail."""

@@ -13,6 +13,7 @@ from quire.interfaces.model import StageTensors
 from quire.layers.parallel import StageLink
 from quire.worker.device.group_place import Exchange, GroupPlace, StageShape
 from quire.worker.device.process_group import ProcessGroup
+from quire.worker.device.rendezvous import Rendezvous
 
 SENDER, RECEIVER = 0, 1  # ranks of a link
 NUM_PARTS, TENSORS = 0, 1  # tags
@@ -30,6 +31,7 @@ class DistributedLink(StageLink):
     """
 
     def __init__(self, connections: ProcessGroup, shape: StageShape, device: torch.device) -> None:
+        self.can_reset = connections.can_reset
         self._connections = connections
         self._shape = shape
         self._device = device
@@ -56,16 +58,20 @@ class DistributedLink(StageLink):
             place: Place of this rank.
             shape: Size of the messages.
             device: Device of the tensors.
-            interface_address: IP address of the interface that Gloo listens on.
+            interface_address: IP address of the interface that this rank listens on.
 
         Raises:
             CollectiveError: The other rank does not come in time, or cannot be reached.
             SettingsError: The address is not one of this machine's interfaces.
         """
-        connections = ProcessGroup.connect(
-            exchange, key, place, device, interface_address, "message"
+        rendezvous = Rendezvous(
+            exchange=exchange,
+            key=key,
+            place=place,
+            device=device,
+            interface_address=interface_address,
         )
-        return cls(connections, shape, device)
+        return cls(ProcessGroup(rendezvous, "message"), shape, device)
 
     def send(self, tensors: StageTensors) -> None:
         """Begin to send a step's tensors; waits while the receiver has too many to receive.
@@ -105,11 +111,28 @@ class DistributedLink(StageLink):
         self._connections.set_timeout(seconds)
 
     def abort(self) -> None:
-        """Make later calls of this rank fail; may be called from any thread."""
+        """Make later calls of this rank fail, and with Gloo those of the other."""
+        self._drop_messages()
         self._connections.abort()
+
+    def reset(self, epoch: int) -> None:
+        """Make the link usable again, and empty, once neither rank is in a call; both call it.
+
+        Raises:
+            QuireError: The link cannot be reset, or the other rank does not come in time.
+        """
+        if not self.can_reset:
+            super().reset(epoch)
+        self._drop_messages()
+        self._connections.reset(epoch)
+        self._num_parts = 0
 
     def close(self) -> None:
         """Close the connection; the calls of the other rank fail."""
+        self._drop_messages()
+        self._connections.close()
+
+    def _drop_messages(self) -> None:
+        """Forget what is being sent, which keeps the connection."""
         self._sent.clear()
         self._announcement = None
-        self._connections.close()

@@ -20,7 +20,7 @@ class GroupPlace:
     Attributes:
         rank: Rank in the group, from 0.
         ranks: Ranks of the members among all workers, in the order of the group; errors name them.
-        ranks_on_node: Number of workers on this machine, of all groups.
+        ranks_on_node: Number of workers on this machine, of all groups and replicas.
         timeout_s: Time limit of joining, and of each call until another one is set.
     """
 

@@ -85,6 +85,11 @@ class SampledTokens:
         if self.logprobs is not None:
             self.logprobs.start_copy(copier)
 
+    @property
+    def is_on_host(self) -> bool:
+        """Whether `read` would return without waiting for the tokens."""
+        return self.copy is None or self.copy.is_done
+
     def read(self) -> HostTokens:
         """Wait for the copy, and return the tokens on the host."""
         (packed,) = (self.packed,) if self.copy is None else self.copy.wait()

@@ -190,6 +190,18 @@ def test_the_processes_of_a_fork_server_end_with_it(make_host, has_watchdog):
     assert mask(host, "a") == {ord("x")}, "and come back with the next one"
 
 
+def test_a_watchdog_of_a_fork_server_that_is_killed_is_replaced(make_host):
+    host = make_host()
+    ready(host, "a", "x")
+    server = fork_server_of(host).pid
+    [child] = processes_of(host)
+    [watchdog] = descendants(server).keys() - {child}
+    os.kill(watchdog, signal.SIGKILL)
+    eventually(lambda: descendants(server).keys() - {child, watchdog})
+    eventually(lambda: processes_of(host) == [child])  # the other one has its name
+    assert mask(host, "a") == {ord("x")}
+
+
 def test_a_fork_server_whose_start_was_interrupted_is_replaced(make_host, monkeypatch):
     def interrupted(*arguments, **options):
         started.append(start(*arguments, **options))

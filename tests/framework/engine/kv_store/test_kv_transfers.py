@@ -329,6 +329,26 @@ def test_an_interrupt_costs_a_busy_store_and_no_block(verb, async_scheduling, ca
     assert (trial.transfers.num_open, trial.kv.pool.num_used) == (0, 0)
 
 
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_step_that_fails_as_a_whole_costs_no_store(async_scheduling):
+    """Its transfers end, also those whose reports came with steps that are dropped."""
+    trial = stored_trial(async_scheduling=async_scheduling)
+    trial.set_mood("latency", 2)
+    others = [TrialRequest(family=family, length=9, max_tokens=3) for family in (1, 2)]
+    for request in (LONGER, *others):
+        trial.add(request)
+    trial.fail_step()
+    trial.step()
+    trial.step()
+    assert trial.executor.num_failed_steps == 1
+    assert trial.transfers.num_open > 0
+    finish(trial)
+    assert trial.counts["ends"] == 4
+    assert not trial.transfers.store.is_off
+    assert trial.transfers.num_hits == 24
+    assert (trial.transfers.num_open, trial.kv.pool.num_used) == (0, 0)
+
+
 def test_an_interrupt_costs_no_store_that_is_idle():
     trial = stored_trial()
     trial.add(TrialRequest(family=1, length=9, max_tokens=9))

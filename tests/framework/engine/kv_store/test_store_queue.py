@@ -364,6 +364,16 @@ def test_after_an_interrupt_a_store_with_open_transfers_is_switched_off(queue, c
     assert queue.pop_ready(0.0) == [request]
 
 
+def test_steps_that_failed_do_not_count_as_silence_of_a_store(queue, clock):
+    loading(queue)
+    for _ in range(5):
+        queue.transfers.plan_step()
+    clock[0] += 11.0
+    queue.transfers.forgive_silence()
+    queue.pop_ready(clock[0])
+    assert not queue.transfers.store.is_off
+
+
 def test_a_late_load_calls_its_request_at_its_deadline(queue, clock):
     request = loading(queue)
     assert queue.pop_ready(clock[0] + 9.99) == []

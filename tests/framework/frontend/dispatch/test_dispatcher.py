@@ -5,6 +5,7 @@ import time
 
 import msgspec
 import pytest
+from processes import WAIT_S
 from scripted_core import Reply, ScriptedCore, echo
 
 from quire.errors import EngineDeadError, RequestFailedError, RequestTimeoutError
@@ -57,7 +58,7 @@ async def read(stream):
 
 
 async def eventually(condition):
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.002)

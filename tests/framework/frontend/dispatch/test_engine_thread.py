@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+from processes import WAIT_S
 from scripted_core import ScriptedCore, echo
 
 from quire.errors import EngineDeadError
@@ -73,7 +74,7 @@ def start(wait_for):
 
 @pytest.fixture
 def wait_for():
-    def wait(condition, timeout_s=5.0):
+    def wait(condition, timeout_s=WAIT_S):
         deadline = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > deadline:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 from engine_parts import make_core, make_message
-from processes import is_running
+from processes import WAIT_S, is_running
 from scripted_core import Reply, ScriptedCore, counting
 from served_core import serve_core
 
@@ -55,8 +55,8 @@ def finish(core, max_steps=1000):
     raise AssertionError("still busy")
 
 
-def keep_checking(core, timeout_s=5.0):
-    deadline = time.monotonic() + timeout_s
+def keep_checking(core):
+    deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         core.check_health()
         time.sleep(0.01)
@@ -296,7 +296,7 @@ def test_garbage_from_the_engine_ends_it_and_every_verb_says_so(tmp_path_factory
         with pytest.raises(EngineDeadError, match=f"{len(garbage)} bytes .* not a valid message"):
             finish(core)
     core.shutdown()
-    scripted.is_dead = True  # a process would have been killed
+    thread.die()
     thread.join()
 
 

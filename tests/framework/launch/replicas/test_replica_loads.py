@@ -33,6 +33,31 @@ def test_among_equals_each_is_chosen_in_turn():
     assert [loads.least() for _ in range(6)] == [0, 1, 2, 0, 1, 2]
 
 
+def test_a_silent_replica_is_chosen_only_if_all_are():
+    loads = loads_of(1, 500, 7)
+    loads.mark_silent(0, is_silent=True, now_s=0.0)
+    loads.add(0, 3)
+    assert [loads.least(), loads.least_of([0, 1])] == [2, 1]
+    assert {loads.next_up() for _ in range(6)} == {1, 2}
+    for replica in (1, 2):
+        loads.mark_silent(replica, is_silent=True, now_s=0.0)
+    assert (loads.least(), loads.next_up(), loads.is_up(0)) == (0, 0, True)
+    loads.mark_silent(0, is_silent=False, now_s=0.0)
+    assert loads.counted(0) == loads.tokens(0) == 4
+    loads.stop(1)
+    loads.start(1, 0.0)
+    assert loads.counted(1) < 500
+
+
+def test_a_silent_replica_that_warms_up_is_not_chosen_either():
+    loads = loads_of(100, 300, 0)
+    loads.stop(2)
+    loads.start(2, 50.0)
+    loads.mark_silent(2, is_silent=True, now_s=50.0)
+    loads.warm_up(51.0)
+    assert loads.least() == 0
+
+
 def test_a_replica_that_starts_among_idle_ones_does_not_warm_up():
     loads = loads_of(0, 0)
     assert loads.counted(1) == 0

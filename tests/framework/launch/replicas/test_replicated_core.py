@@ -1,6 +1,7 @@
 """Several replicas as one core: nothing is lost, a death costs its own requests alone."""
 
 import contextlib
+import math
 import os
 import random
 import threading
@@ -12,11 +13,21 @@ from processes import eventually
 from scripted_core import Reply
 from served_replicas import MortalCore, ReplicaTrial
 
-from quire.errors import AdapterError, EngineDeadError, InvalidRequestError, ReplicaDeadError
-from quire.launch.replicas import replica
-from quire.launch.replicas.replica import STALL_LIMIT_S
+from quire.errors import (
+    AdapterError,
+    EngineDeadError,
+    InvalidRequestError,
+    OverloadedError,
+    ReplicaDeadError,
+    RequestTimeoutError,
+)
+from quire.launch.replicas import replica, replicated_core
+from quire.launch.replicas.replica import SILENCE_S, ReplicaLimits
+from quire.launch.replicas.replicated_core import ENGINE_FIRST_S
 from quire.launch.replicas.restarts import FIRST_PAUSE_S, MAX_STARTS
 from quire.messages import AdapterRef, LoadAdapter, ResetPrefixCache, Started
+
+LIMIT_S = ReplicaLimits().stall_s
 
 
 @pytest.fixture
@@ -253,7 +264,7 @@ def test_a_replica_whose_step_takes_too_long_is_ended_and_no_other_is(begin):
     while "length" not in seen.values():
         for output in trial.core.step().outputs:
             seen[output.request_id] = output.finish_reason
-    trial.clock.now_s += STALL_LIMIT_S - 1
+    trial.clock.now_s += LIMIT_S - 1
     trial.core.check_health()
     assert trial.router.loads.is_up(0)
     trial.clock.now_s += 1
@@ -271,8 +282,98 @@ def test_steps_that_complete_in_time_are_no_stall_however_many(begin):
     add(trial.core, "a", max_tokens=10)
     while trial.core.has_work():
         trial.core.step()
-        trial.clock.now_s += STALL_LIMIT_S - 1
+        trial.clock.now_s += LIMIT_S - 1
     assert trial.router.loads.is_up(0)
+
+
+def hang(trial, index, *names):
+    """Let a replica take requests, and then hang; return the names of those that it has."""
+    add(trial.core, *names, max_tokens=1000)
+    eventually(lambda: trial.core.check_health() or trial.engine(index).requests)
+    trial.engine(index).go.clear()
+    core = trial.core._group.replicas[index].core
+    time.sleep(0.01)  # for a step that has just begun
+    eventually(
+        lambda: core.poll_step() is None and trial.engine(index).num_steps == core.num_received - 1
+    )
+    return [request.request_id for request in trial.engine(index).requests]
+
+
+def test_an_abort_of_all_its_requests_does_not_excuse_a_replica_that_hangs(begin):
+    trial = begin(2, step_s=0.001)
+    trial.core.abort(hang(trial, 0, "a", "b"))
+    for number in range(4):
+        trial.clock.now_s += LIMIT_S / 4 - 0.01
+        add(trial.core, f"c{number}", max_tokens=1000)
+        trial.core.check_health()
+        trial.core.abort([f"c{number}"])
+    assert trial.router.loads.is_up(0)
+    trial.clock.now_s += 1
+    trial.core.check_health()
+    assert (trial.router.loads.is_up(0), trial.router.loads.is_up(1)) == (False, True)
+
+
+def test_a_replica_that_hangs_gets_no_new_requests_while_another_one_answers(begin):
+    trial = begin(2, step_s=0.001)
+    hang(trial, 0, *"abcdef")
+    trial.core.abort([*"abcdef"])
+    eventually(lambda: trial.core.check_health() or trial.core._group.replicas[1].stall_s is None)
+    trial.clock.now_s += SILENCE_S
+    for number in range(4):
+        name = f"c{number}"
+        add(trial.core, name, max_tokens=4)
+        assert len(tokens_of(finish(trial.core)[name])) == 4
+    trial.engine(0).go.set()
+    eventually(lambda: trial.core.check_health() or trial.core._group.replicas[0].stall_s is None)
+    num_before = len(trial.engine(0).requests)
+    add(trial.core, *[f"d{number}" for number in range(4)])
+    finish(trial.core)
+    assert len(trial.engine(0).requests) == num_before + 2
+
+
+def test_requests_are_shared_while_no_replica_answers(begin):
+    trial = begin(2, step_s=0.001)
+    for index in (0, 1):
+        trial.engine(index).go.clear()
+    add(trial.core, "a", "b")
+    trial.core.check_health()
+    trial.clock.now_s += SILENCE_S
+    add(trial.core, "c", "d")
+    trial.core.check_health()
+    assert [len(trial.router._placed[index]) for index in (0, 1)] == [2, 2]
+    for index in (0, 1):
+        trial.engine(index).go.set()
+    assert sorted(finish(trial.core)) == ["a", "b", "c", "d"]
+
+
+def test_a_replica_that_answers_after_an_abort_is_not_ended_however_long_it_idles(begin):
+    trial = begin(2, step_s=0.001)
+    add(trial.core, "a", "b", max_tokens=1000)
+    eventually(lambda: trial.core.check_health() or trial.engine(0).requests)
+    trial.core.abort(["a", "b"])
+    add(trial.core, "bad", "worse", prompt=[2**70])  # refused here: nothing is owed for them
+    assert len(finish(trial.core)) == 2
+    eventually(
+        lambda: trial.core.check_health() or not any(r.stall_s for r in trial.core._group.replicas)
+    )
+    trial.clock.now_s += LIMIT_S + 1
+    trial.core.check_health()
+    assert [trial.router.loads.is_up(index) for index in (0, 1)] == [True, True]
+
+
+def test_a_request_that_cannot_be_sent_fails_although_it_waited_for_a_replica(begin):
+    trial = begin(1, clock=time.monotonic)
+    trial.current(0).kill()
+    eventually(lambda: trial.core.check_health() or not trial.router.loads.is_up(0))
+    add(trial.core, "bad", prompt=[2**70])
+    wake = threading.Timer(10, trial.core.wake)
+    wake.start()
+    assert trial.core.step().outputs[0].error.code == InvalidRequestError.code
+    wake.cancel()
+
+
+def test_the_limit_of_a_step_is_that_of_the_user_and_more_if_the_engine_watches_its_workers():
+    assert (ReplicaLimits(7.0).stall_s, ReplicaLimits(7.0, own_watch_s=10.0).stall_s) == (7.0, 17.0)
 
 
 def test_an_error_of_a_step_is_a_death_with_its_reason(begin):
@@ -371,9 +472,105 @@ def test_a_death_during_a_control_is_no_error_of_the_control(begin):
     assert trial.engine(1).controls == [ResetPrefixCache()]
 
 
-def test_a_control_goes_on_without_a_replica_that_hangs_and_loses_no_step(begin, monkeypatch):
-    monkeypatch.setattr(replica, "STALL_LIMIT_S", 1.0)
-    trial = begin(2, step_s=0.001, clock=time.monotonic)
+def test_while_a_control_waits_for_a_replica_that_hangs_the_others_go_on(begin):
+    trial = begin(2, step_s=0.001)
+    hung = HungControl()
+    trial.engine(0).control = hung.control
+    add(trial.core, "a", "b", max_tokens=50)
+    outcome = trial.core.begin_control(ResetPrefixCache())
+    seen = []
+    while not any(output.finish_reason for output in seen):
+        seen += trial.core.step().outputs
+    add(trial.core, "c", "d", max_tokens=4)  # one of them goes to each
+    while len([output for output in seen if output.finish_reason]) < 2:
+        seen += trial.core.step().outputs
+    assert (outcome.done(), trial.engine(1).controls) == (False, [ResetPrefixCache()])
+    trial.clock.now_s += LIMIT_S
+    finish(trial.core)
+    assert outcome.result(0) is None
+    assert not trial.router.loads.is_up(0)
+    hung.is_over.set()
+
+
+def test_steps_return_while_a_replica_hangs_if_another_one_answers_and_only_then(
+    begin, monkeypatch
+):
+    monkeypatch.setattr(replicated_core, "HEARTBEAT_S", 0.05)
+    trial = begin(2, step_s=0.001)
+    trial.clock = trial.core._clock = trial.core._group._clock = time.monotonic
+    hang(trial, 0, "a", "b")
+    trial.core.abort(["b"])
+    eventually(lambda: trial.core.check_health() or trial.core._group.replicas[1].stall_s is None)
+    outputs = [trial.core.step() for _ in range(5)][-1]
+    assert (outputs.outputs, trial.core.has_work()) == ([], True)
+    trial.engine(1).go.clear()
+    monkeypatch.setattr(replica, "SILENCE_S", 0.0)
+    add(trial.core, "c")
+    threading.Timer(0.5, trial.core.wake).start()
+    num_returned = 0  # steps before the hang; one in each 0.05 s if a hang were no reason to wait
+    while trial.core.step() is not None:
+        num_returned += 1
+    assert num_returned < 5
+
+
+def test_a_timeout_is_kept_for_requests_that_are_held_or_on_a_replica_that_hangs(begin):
+    trial = begin(1, request_timeout_s=3.0)
+    trial.engine(0).go.clear()
+    add(trial.core, "hung")
+    trial.core.check_health()
+    trial.clock.now_s += 3.0
+    trial.core.check_health()
+    assert trial.core._open, "its engine may report it first"
+    trial.clock.now_s += ENGINE_FIRST_S
+    error = finish(trial.core)["hung"][-1].error
+    assert error.code == RequestTimeoutError.code
+    assert "replica 0 does not answer" in error.message
+    trial.current(0).kill()
+    eventually(lambda: trial.core.check_health() or not trial.router.loads.is_up(0))
+    trial.core._group.replicas[0].next_start_s += 100
+    trial.core._request_timeout_s = trial.clock.now_s + 3.0  # messages arrive at 0
+    add(trial.core, "held")
+    trial.core.check_health()
+    trial.clock.now_s += 4.0
+    error = finish(trial.core)["held"][-1].error
+    assert error.code == RequestTimeoutError.code
+    assert "it waited for a replica" in error.message
+
+
+def test_while_no_replica_is_up_only_so_many_requests_wait(begin):
+    trial = begin(1, max_num_held=2)
+    add(trial.core, "a", "b", "c")  # a replica is up, which has a limit of its own
+    assert len(finish(trial.core)) == 3
+    trial.current(0).kill()
+    eventually(lambda: trial.core.check_health() or not trial.router.loads.is_up(0))
+    add(trial.core, "a", "b", "c")
+    (refused,) = trial.core.step().outputs
+    assert (refused.request_id, refused.error.code) == ("c", OverloadedError.code)
+    trial.clock.now_s += FIRST_PAUSE_S
+    assert sorted(finish(trial.core)) == ["a", "b"]
+
+
+def test_a_control_alone_is_work_and_steps_complete_it(begin):
+    trial = begin(2)
+    outcome = trial.core.begin_control(LoadAdapter(AdapterRef("x", "nowhere")))
+    assert trial.core.has_work()
+    assert finish(trial.core) == {}
+    with pytest.raises(AdapterError):
+        outcome.result(0)
+    assert trial.core._group.adapters == {}
+
+
+def test_a_refused_adapter_leaves_the_one_that_was_loaded_after_it(begin):
+    trial = begin(1)
+    outcome = trial.core.begin_control(LoadAdapter(AdapterRef("x", "nowhere")))
+    loaded = AdapterRef("x", "x")
+    trial.core.control(LoadAdapter(loaded))
+    assert isinstance(outcome.exception(0), AdapterError)
+    assert trial.core._group.adapters == {"x": loaded}
+
+
+def test_a_control_goes_on_without_a_replica_that_hangs_and_loses_no_step(begin):
+    trial = begin(2, step_s=0.001, clock=time.monotonic, limits=ReplicaLimits(1.0))
     hung = HungControl()
     trial.engine(0).control = hung.control
     add(trial.core, "a", "b", max_tokens=50)
@@ -433,6 +630,36 @@ def test_a_start_at_which_one_fails_raises_its_reason_and_ends_the_others():
         trial.core.start()
     assert all(thread.num_ends for (thread,) in trial.threads)
     trial.close()
+
+
+def test_a_first_start_that_hangs_is_an_error_after_its_timeout():
+    limits = ReplicaLimits(start_timeout_s=0.3)
+    trial = ReplicaTrial(2, clock=time.monotonic, limits=limits, hanging={1})
+    with pytest.raises(EngineDeadError, match=r"replica 1: .* 0.3 s .*worker_start_timeout_s"):
+        trial.core.start()
+    assert all(thread.num_ends for (thread,) in trial.threads)
+    trial.close()
+
+
+def test_a_restart_that_hangs_is_ended_and_tried_again(begin):
+    trial = begin(2)
+    trial.hanging = {0}
+    trial.current(0).kill()
+    eventually(lambda: trial.core.check_health() or not trial.router.loads.is_up(0))
+    trial.clock.now_s += FIRST_PAUSE_S
+    trial.core.check_health()
+    trial.clock.now_s += ReplicaLimits().start_s - 1
+    trial.core.check_health()
+    assert (trial.current(0).num_ends, trial.core.pids[0]) == (0, trial.current(0).pid)
+    trial.clock.now_s += 1
+    trial.core.check_health()
+    assert (trial.current(0).num_ends, trial.core.pids[0]) == (1, None)
+    trial.hanging = set()
+    wait_until_up(trial, 0, 3)
+    trial.clock.now_s += 1000
+    trial.core.check_health()
+    assert trial.router.loads.is_up(0)
+    assert trial.core._group._seconds_to_deadline() == math.inf
 
 
 def test_a_wake_ends_a_step_that_waits(begin):

@@ -13,6 +13,8 @@ from watched_launch import WatchedLaunch, watched
 
 from quire import LLM, LoRARequest, SamplingParams
 from quire.errors import AdapterSourceError, EngineDeadError, PluginError, RequestFailedError
+from quire.launch.workers import worker_start
+from quire.messages import RankPlace
 from quire.testing.checkpoints import write_checkpoint
 
 CURSED = 299  # token id
@@ -124,10 +126,13 @@ SWAPPING = """
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPTS = [[3, 4, 5], [6, 7, 8, 9, 10], [11] * 20]
 CURSED_PROMPT = [12, CURSED, 13]
-GRIDS = [
-    pytest.param((2, 1), id="tp2"),
-    pytest.param((1, 2), id="pp2", marks=pytest.mark.slow),
-    pytest.param((2, 2), id="tp2-pp2", marks=pytest.mark.slow),
+GRIDS = [  # with the node of each rank: ranks of several nodes are connected by Gloo
+    pytest.param((2, 1), "aa", id="tp2"),
+    pytest.param((1, 2), "aa", id="pp2", marks=pytest.mark.slow),
+    pytest.param((2, 2), "aaaa", id="tp2-pp2", marks=pytest.mark.slow),
+    pytest.param((2, 1), "ab", id="tp2-over-nodes", marks=pytest.mark.slow),
+    pytest.param((2, 2), "aabb", id="stages-on-nodes", marks=pytest.mark.slow),
+    pytest.param((2, 2), "abab", id="stages-over-nodes", marks=pytest.mark.slow),
 ]
 
 
@@ -214,14 +219,21 @@ class Fickle:
         ]
 
 
-@pytest.fixture(scope="module", params=GRIDS)
-def fickle(place, request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def fickle(place, grid, nodes, tmp_path_factory):
     patch = pytest.MonkeyPatch()
     launch = WatchedLaunch(tmp_path_factory.mktemp("r"), patch)
-    with LLM(**options(place, request.param)) as llm:
+    places = [RankPlace(f"node {node}", node, "127.0.0.1", 0) for node in nodes]
+    patch.setattr(worker_start, "_places_here", lambda grid: places)
+    with LLM(**options(place, grid)) as llm:
         yield Fickle(llm, launch.pids, place)
     launch.close()
     patch.undo()
+
+
+def pytest_generate_tests(metafunc):
+    if "fickle" in metafunc.fixturenames:
+        metafunc.parametrize(("grid", "nodes"), GRIDS, scope="module")
 
 
 @pytest.fixture(autouse=True)

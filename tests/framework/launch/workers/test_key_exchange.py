@@ -12,7 +12,8 @@ from quire.launch.workers.worker_wire import (
     SetKey,
     ToWorker,
 )
-from quire.process.hub import Hub, HubChannel
+from quire.process.hub import Hub
+from quire.process.hub_channel import HubChannel
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def test_a_key_that_no_rank_publishes_is_named(ends):
         exchange.get("a", 0.05)
 
 
-@pytest.mark.parametrize("message", [KeyValue("b", b"value"), LoadWeights()])
+@pytest.mark.parametrize("message", [KeyValue("b", b"value"), LoadWeights([])])
 def test_an_answer_to_another_question_is_an_error(ends, message):
     _, exchange, answer = ends
     answer(message)

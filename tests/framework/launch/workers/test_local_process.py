@@ -24,6 +24,7 @@ def process(capfd):
 
 def test_a_rank_on_this_machine_is_a_child_of_the_engine(process):
     assert process.node == socket.gethostname()
+    assert process.pid in descendants(os.getpid())
     assert "worker_process" in "".join(descendants(os.getpid()).values())
 
 

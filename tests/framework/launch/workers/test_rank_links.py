@@ -4,13 +4,19 @@ import os
 import time
 
 import pytest
-from scripted_rank import ScriptedRanks
+from scripted_agents import ScriptedAgent, joined
+from scripted_rank import ScriptedRanks, ThreadProcess
 
 from quire.errors import CapacityError, CollectiveError, EngineDeadError
 from quire.interfaces.executor import WorkerGrid
+from quire.launch.workers.nodes.agent_wire import FromAgent
+from quire.launch.workers.nodes.node_agents import NodeAgents
+from quire.launch.workers.rank_link import RankLink
+from quire.launch.workers.rank_links import RankLinks
 from quire.launch.workers.worker_wire import (
     Allocate,
     Completed,
+    FromWorker,
     GetKey,
     Joined,
     KeyValue,
@@ -23,7 +29,9 @@ from quire.launch.workers.worker_wire import (
 )
 from quire.messages import StepResult, WorkerInfo
 from quire.process.error_message import ErrorMessage
-from quire.process.hub import HubChannel
+from quire.process.hub import Hub
+from quire.process.hub_channel import HubChannel
+from quire.process.launch_key import LaunchKey
 
 LOADED = Loaded(WorkerInfo(kv_bytes=[1]))
 
@@ -49,9 +57,9 @@ def start(ranks, *scripts):
 
 def test_answers_are_returned_by_rank(ranks):
     start(ranks, loads)
-    ranks.links.send(LoadWeights())
+    ranks.links.send(LoadWeights([]))
     assert ranks.links.gather(Loaded, 5) == [LOADED, LOADED]
-    assert ranks.received == [[LoadWeights()], [LoadWeights()]]
+    assert ranks.received == [[LoadWeights([])], [LoadWeights([])]]
 
 
 def test_the_answer_of_a_later_rank_may_come_first(ranks):
@@ -60,7 +68,7 @@ def test_the_answer_of_a_later_rank_may_come_first(ranks):
         channel.send(Loaded(WorkerInfo(kv_bytes=[2])))
 
     start(ranks, loads_late, loads)
-    ranks.links.send(LoadWeights())
+    ranks.links.send(LoadWeights([]))
     assert [each.info.kv_bytes for each in ranks.links.gather(Loaded, 5)] == [[2], [1]]
 
 
@@ -70,7 +78,7 @@ def test_a_rank_that_answers_twice_does_not_answer_for_another(ranks):
         channel.send(LOADED)
 
     start(ranks, loads_twice, silent)
-    ranks.links.send(LoadWeights())
+    ranks.links.send(LoadWeights([]))
     with pytest.raises(EngineDeadError, match=r"worker 0 of 2 .* sent .* unexpectedly"):
         ranks.links.gather(Loaded, 1)
 
@@ -105,15 +113,30 @@ def test_keys_travel_in_either_order(ranks):
             channel.send(LOADED)
 
     start(ranks, asks_first, publishes_late)
-    ranks.links.send(LoadWeights())
+    ranks.links.send(LoadWeights([]))
     assert ranks.links.gather(Loaded, 5) == [LOADED, LOADED]
     assert got == {"asked": b"rank 1", "answered": b"rank 0"}
+
+
+def test_stacks_come_after_the_first_line_of_an_error(ranks):
+    start(ranks, loads, lambda channel, message: None)
+    for process in ranks.processes:
+        process.state = lambda stack_fd: "its stack is\nFile a\nFile b"
+    ranks.links.activity = "loading"
+    with pytest.raises(EngineDeadError) as caught:
+        ranks.links.end_late(ranks.links.links, 2.0)
+    first_line, *stacks = str(caught.value).split("\n")
+    assert caught.value.headline == first_line
+    assert first_line.startswith("loading did not complete within 2 s: worker 0 of 2 ")
+    assert first_line.count("has not answered, its stack is in the log") == 2
+    assert [line for line in stacks if line.startswith("File")] == ["File a", "File b"] * 2
+    assert stacks[0].startswith("worker 0 of 2 ")
 
 
 def test_a_late_rank_ends_all_and_is_named_with_what_it_should_do(ranks):
     start(ranks, loads, silent)
     ranks.links.activity = "loading the weights"
-    ranks.links.send(LoadWeights())
+    ranks.links.send(LoadWeights([]))
     text = r"loading the weights did not complete within 0.2 s: worker 1 of 2 .*a machine"
     with pytest.raises(EngineDeadError, match=text) as caught:
         ranks.links.gather(Loaded, 0.2)
@@ -128,7 +151,7 @@ def test_a_death_is_named_with_what_was_done_and_is_raised_again(ranks):
     text = r"^worker 1 of 2 \(tensor-parallel rank 1, process 1001, on a machine\) was killed by "
     with pytest.raises(EngineDeadError, match=text + "SIGKILL, during or after step 7$") as first:
         ranks.links.receive(time.monotonic() + 5)
-    for call in (ranks.links.check, lambda: ranks.links.send(LoadWeights())):
+    for call in (ranks.links.check, lambda: ranks.links.send(LoadWeights([]))):
         with pytest.raises(EngineDeadError) as again:
             call()
         assert str(again.value) == str(first.value)
@@ -141,7 +164,7 @@ def test_the_last_words_of_a_dead_rank_are_the_reason(ranks):
         ranks.processes[1].die("ended with exit code 1")
 
     start(ranks, silent, fails)
-    ranks.links.send(LoadWeights())
+    ranks.links.send(LoadWeights([]))
     with pytest.raises(EngineDeadError, match=r"worker 1 of 2 .* failed: no memory for this"):
         ranks.links.gather(Loaded, 5)
 
@@ -153,7 +176,7 @@ def test_a_rank_that_waited_for_a_dead_one_is_not_blamed(ranks):
         ranks.processes[1].die()
 
     start(ranks, waits, silent)
-    ranks.links.send(LoadWeights())
+    ranks.links.send(LoadWeights([]))
     with pytest.raises(EngineDeadError, match=r"^worker 1 of 2 .* was killed by SIGKILL"):
         ranks.links.gather(Loaded, 5)
 
@@ -163,7 +186,7 @@ def test_a_rank_that_waits_in_vain_says_for_whom_and_what_that_one_does(ranks):
         channel.send(WorkerFailed(ErrorMessage.of(CollectiveError("rank 1 is behind"))))
 
     start(ranks, waits, silent)
-    ranks.links.send(LoadWeights())
+    ranks.links.send(LoadWeights([]))
     text = "worker 0 of 2 .* failed: rank 1 is behind; worker 1 of 2 .* its state cannot be read"
     with pytest.raises(EngineDeadError, match=text):
         ranks.links.gather(Loaded, 5)
@@ -221,7 +244,7 @@ def test_an_idle_check_notices_a_death_and_nothing_else(ranks):
 
 def test_an_unreadable_message_ends_all(ranks):
     start(ranks, lambda channel, message: channel._socket.send(b"\xff"))
-    ranks.links.send(LoadWeights())
+    ranks.links.send(LoadWeights([]))
     with pytest.raises(EngineDeadError, match="not a valid message"):
         ranks.links.gather(Loaded, 5)
     assert all(process.patience_s for process in ranks.processes)
@@ -250,3 +273,25 @@ def test_a_fork_can_neither_use_nor_end_the_ranks(ranks):
     assert os.waitpid(pid, 0)[1] == 0
     ranks.links.check()
     assert not any(process.patience_s for process in ranks.processes)
+
+
+def test_an_end_that_the_executor_sees_counts_although_the_agents_report_none():
+    key, grid = LaunchKey.new(), WorkerGrid(tp_size=2)
+    hub = Hub(FromWorker | FromAgent, "tcp://127.0.0.1:0", key)
+    agents = NodeAgents(hub)
+    address = hub.address.removeprefix("tcp://")
+    joining = [ScriptedAgent(address, key.text, joined(rank)) for rank in range(grid.size)]
+    for _ in joining:
+        agents.add(*hub.take(10))
+    processes = [ThreadProcess() for _ in range(grid.size)]
+    ranks = [RankLink(rank, grid, process) for rank, process in enumerate(processes)]
+    links = RankLinks(hub, ranks, agents)
+    try:
+        links.check()
+        processes[1].die("was ended by the scheduler")
+        with pytest.raises(EngineDeadError, match=r"^worker 1 of 2 .* was ended by the scheduler"):
+            links.check()
+    finally:
+        for agent in joining:
+            agent.stop()
+        links.close(EngineDeadError("the test is over"))

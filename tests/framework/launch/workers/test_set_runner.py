@@ -1,7 +1,7 @@
 """Steps of several ranks: every rank gets every call, and all must answer in time and alike."""
 
 import pytest
-from processes import eventually
+from processes import WAIT_S
 from scripted_rank import ScriptedRanks
 
 from quire.errors import AdapterError, EngineDeadError, StepFailedError
@@ -14,6 +14,7 @@ from quire.launch.workers.worker_wire import (
     Halted,
     Joined,
     Resume,
+    Resumed,
     Returned,
     Run,
     Sample,
@@ -28,6 +29,7 @@ from quire.messages import (
     SlotResult,
     StepPlan,
     StepResult,
+    TransferReport,
 )
 from quire.process.error_message import ErrorMessage
 
@@ -56,9 +58,9 @@ def differs(channel, message):
         channel.send(Completed(step))
 
 
-def runner_of(ranks, *scripts, timeout_s=5.0):
+def runner_of(ranks, *scripts, timeout_s=WAIT_S):
     ranks.run(*scripts)
-    ranks.links.gather(Joined, 5)
+    ranks.links.gather(Joined, WAIT_S)
     return SetRunner(ranks.links, ranks.grid, timeout_s)
 
 
@@ -158,6 +160,7 @@ class Failing:
             self.is_halted = False
             self.report, self.slots, self.plan_id = None, {}, -1
             self.epochs.append(message.epoch)
+            channel.send(Resumed())
         elif isinstance(message, Sample) and not self.is_halted:
             if self.plan_id in (None, message.plan_id):
                 self.is_halted = True
@@ -195,10 +198,24 @@ def test_every_failure_has_a_later_epoch(ranks):
     scripts = Failing(REPORT), Failing()
     runner = runner_of(ranks, *scripts)
     fail_step(runner, 1)
-    eventually(lambda: [script.epochs for script in scripts] == [[2], [2]])
+    assert [script.epochs for script in scripts] == [[2], [2]]
     scripts[0].report, scripts[0].plan_id, scripts[1].plan_id = REPORT, None, None
     fail_step(runner, 2)
-    eventually(lambda: [script.epochs for script in scripts] == [[2, 3], [2, 3]])
+    assert [script.epochs for script in scripts] == [[2, 3], [2, 3]]
+
+
+def test_a_rank_that_does_not_resume_ends_the_engine_and_is_named(ranks):
+    """Its groups are reset while the others wait for it."""
+
+    def stays(channel, message):
+        if isinstance(message, Halt):
+            channel.send(Halted(True))
+
+    runner = runner_of(ranks, Failing(REPORT), stays, timeout_s=0.5)
+    runner.execute(plan_of(1))
+    runner.sample(1, [])
+    with pytest.raises(EngineDeadError, match=r"within 0.5 s: worker 1 of 2 .* has not answered"):
+        runner.collect(1)
 
 
 def test_a_step_launched_after_the_failed_one_is_dropped(ranks):
@@ -217,6 +234,37 @@ def test_a_rank_that_has_completed_the_failed_step_goes_on_with_the_others(ranks
     runner.execute(plan_of(2))
     runner.sample(2, [])
     assert runner.collect(2).plan_id == 2
+
+
+def test_transfers_that_a_dropped_step_reports_are_not_lost(ranks):
+    """One rank reports a transfer with a step that the other ends, and that one in the next."""
+
+    def reports(channel, message):
+        if isinstance(message, Halt):
+            channel.send(Completed(stored_result(1)))
+            channel.send(Halted(True))
+        elif isinstance(message, Resume):
+            channel.send(Resumed())
+        elif isinstance(message, Sample) and message.plan_id == 2:
+            completes(channel, message)
+
+    class FailsOnce(Failing):
+        def __call__(self, channel, message):
+            if isinstance(message, Sample) and message.plan_id == 2:
+                channel.send(Completed(stored_result(2)))
+            else:
+                super().__call__(channel, message)
+
+    runner = runner_of(ranks, FailsOnce(REPORT), reports)
+    fail_step(runner, 1)
+    runner.execute(plan_of(2))
+    runner.sample(2, [])
+    assert runner.collect(2).transfers == TransferReport(done=[7])
+
+
+def stored_result(plan_id):
+    transfers = TransferReport(done=[7])
+    return StepResult(plan_id=plan_id, results=[SlotResult(0, [plan_id])], transfers=transfers)
 
 
 def test_ranks_that_all_wait_in_vain_end_the_engine(ranks):

@@ -1,8 +1,10 @@
 """Main loop of a rank's process: messages in order, and no step after a failed one."""
 
+import json
 import threading
 
 import pytest
+from processes import WAIT_S, eventually
 
 from quire.errors import AdapterError, CollectiveError, StepFailedError
 from quire.launch.workers.worker_server import WorkerServer, serve
@@ -13,6 +15,7 @@ from quire.launch.workers.worker_wire import (
     Halt,
     Halted,
     Resume,
+    Resumed,
     Returned,
     Run,
     Sample,
@@ -31,8 +34,10 @@ from quire.messages import (
     ScheduledRequest,
     SlotResult,
     StepPlan,
+    TokenPatch,
 )
-from quire.process.hub import Hub, HubChannel
+from quire.process.hub import Hub
+from quire.process.hub_channel import HubChannel
 from quire.testing.executor import NotingWorker
 from quire.worker.rank_worker import RankWorker
 
@@ -64,9 +69,11 @@ class BrokenWorker(NotingWorker):
     def __init__(self, notes):
         super().__init__(notes)
         self.errors = {}
+        self.plans = []
 
     def execute(self, plan):
         self._raise("execute")
+        self.plans.append(plan)
         super().execute(plan)
 
     def sample(self, plan_id, masks):
@@ -89,13 +96,13 @@ class BrokenWorker(NotingWorker):
 class Served:
     """A rank that has allocated its cache, served in a thread; the test is its engine."""
 
-    def __init__(self, folder, *, has_runner=True):
+    def __init__(self, folder, *, has_runner=True, kind=BrokenWorker):
         address = f"ipc://{folder}/hub"
         self.calls = folder / "calls"
         self.hub, self._channel = Hub(FromWorker, address), HubChannel(ToWorker, address)
         self._channel.send(SetKey("first", b""))
         self._peer, _ = self.hub.take(5)
-        self.worker, self.group = BrokenWorker(self.calls), NotingGroup()
+        self.worker, self.group = kind(self.calls), NotingGroup()
         server = WorkerServer(None, 0, self._channel)
         if has_runner:
             server._worker = RankWorker(self.worker, [self.group])
@@ -114,14 +121,25 @@ class Served:
     def step(self, plan_id):
         self.send(Execute(plan_of(plan_id)), Sample(plan_id, []))
 
-    def answer(self, timeout_s=5):
+    def answer(self, timeout_s=WAIT_S):
         return self.hub.take(timeout_s)[1]
 
     def stop(self):
         self.send(Stop())
-        self._thread.join(5)
+        self._thread.join(WAIT_S)
         self._channel.close()
         self.hub.close()
+
+
+class DeviceWorker(BrokenWorker):
+    """A worker whose device computes until the test says that a step is ready."""
+
+    def __init__(self, notes):
+        super().__init__(notes)
+        self.ready = set()
+
+    def is_ready(self, plan_id):
+        return plan_id in self.ready
 
 
 def plan_of(plan_id):
@@ -144,6 +162,56 @@ def test_each_step_has_one_answer_in_order(served):
     assert answers[0].result.results == [SlotResult(0, [1])]
     assert answers[1].result.results == [SlotResult(0, [1002])]
     assert answers[2] == Returned("loaded a")
+
+
+@pytest.fixture
+def on_device(tmp_path):
+    made = Served(tmp_path, kind=DeviceWorker)
+    yield made
+    made.stop()
+
+
+def verbs(served):
+    return [tuple(json.loads(line)[:2]) for line in served.calls.read_text().splitlines()]
+
+
+def test_the_next_step_is_launched_while_the_device_computes_one(on_device):
+    on_device.step(1)
+    on_device.step(2)
+    eventually(lambda: ("sample", 2) in verbs(on_device))
+    assert on_device.hub.take(0.2) is None
+    on_device.worker.ready = {1}
+    assert on_device.answer().result.plan_id == 1
+    assert on_device.hub.take(0.2) is None
+    on_device.worker.ready = {1, 2}
+    assert on_device.answer().result.plan_id == 2
+
+
+def test_a_result_that_is_ready_is_sent_before_the_next_step_is_launched(served):
+    for plan_id in range(20):
+        served.step(plan_id)
+    assert [served.answer().result.plan_id for _ in range(20)] == list(range(20))
+    calls = verbs(served)
+    for plan_id in range(19):
+        assert calls.index(("collect", plan_id)) < calls.index(("execute", plan_id + 1))
+
+
+def test_steps_that_a_device_computes_are_dropped_when_the_rank_is_halted(on_device):
+    on_device.step(1)
+    on_device.send(Halt())
+    assert on_device.answer() == Halted(can_resume=True)
+    on_device.worker.ready = {1, 2}
+    on_device.send(Resume(2))
+    assert isinstance(on_device.answer(), Resumed)
+    on_device.step(2)
+    assert on_device.answer().result.plan_id == 2
+
+
+def test_a_rank_is_stopped_while_its_device_computes(on_device):
+    on_device.step(1)
+    on_device.send(Stop())
+    on_device._thread.join(5)
+    assert on_device.was_stopped is True
 
 
 def test_a_command_that_cannot_be_run_is_answered_with_its_error(served):
@@ -182,6 +250,7 @@ def test_no_step_is_computed_between_a_failed_one_and_the_next_epoch(served):
     served.send(Halt())
     assert served.answer() == Halted(can_resume=True)
     served.send(Resume(2))
+    assert served.answer() == Resumed()
     served.step(3)
     assert served.answer().result.plan_id == 3
     assert served.group.calls == ["abort", ("reset", 2)]
@@ -194,8 +263,36 @@ def test_a_halted_rank_computes_nothing_although_its_steps_did_not_fail(served):
     assert served.answer() == Halted(can_resume=True)
     assert served.hub.take(0.2) is None
     served.send(Resume(2))
+    assert served.answer() == Resumed()
     served.step(2)
     assert served.answer().result.plan_id == 2
+
+
+def test_a_halted_rank_starts_the_transfers_of_a_kv_store_and_computes_nothing(served):
+    """All ranks move their parts of a block, although one of them had failed before."""
+    served.worker.errors = {"collect": StepFailedError("it burns", report=REPORT)}
+    served.step(1)
+    assert isinstance(served.answer(), StepFailed)
+    stored = StepPlan(
+        plan_id=2,
+        requests=[ScheduledRequest(0, 1, 1)],
+        token_patches=[TokenPatch(0, 0, [5])],
+        kv_transfers=b"save",
+        kv_loads=[4],
+        kv_saves=[5],
+        stop_kv_store=True,
+    )
+    served.send(Execute(stored), Sample(2, []), Halt())
+    assert served.answer() == Halted(can_resume=True)
+    assert served.worker.plans[-1] == StepPlan(
+        plan_id=2,
+        requests=[],
+        kv_transfers=b"save",
+        kv_loads=[4],
+        kv_saves=[5],
+        stop_kv_store=True,
+    )
+    assert ("sample", 2) not in verbs(served)
 
 
 def test_an_unexpected_error_is_sent_and_ends_the_rank(served):

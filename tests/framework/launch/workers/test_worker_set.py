@@ -1,6 +1,7 @@
 """All ranks as one worker: they agree, load and plan alike, and none is left behind."""
 
 import pytest
+from processes import WAIT_S
 from scripted_rank import CHOICES, ScriptedRanks
 
 from quire.errors import EngineDeadError, PluginError
@@ -16,8 +17,16 @@ from quire.launch.workers.worker_wire import (
     LoadWeights,
     Sample,
 )
-from quire.messages import ScheduledRequest, SlotResult, StepPlan, StepResult, WorkerInfo
+from quire.messages import (
+    RankPlace,
+    ScheduledRequest,
+    SlotResult,
+    StepPlan,
+    StepResult,
+    WorkerInfo,
+)
 
+PLACES = [RankPlace("a machine", "1", f"10.0.0.{rank}", rank) for rank in range(2)]
 PLANS = [KVPlan(num_blocks=9, groups=(), max_model_len=64)]
 
 
@@ -46,9 +55,14 @@ def ranks(tmp_path):
     made.stop()
 
 
-def workers_of(ranks, start_timeout_s=5.0):
+def workers_of(ranks, start_timeout_s=WAIT_S):
     return WorkerSet(
-        ranks.links, ranks.grid, CHOICES, start_timeout_s=start_timeout_s, step_timeout_s=5.0
+        ranks.links,
+        ranks.grid,
+        CHOICES,
+        PLACES,
+        start_timeout_s=start_timeout_s,
+        step_timeout_s=WAIT_S,
     )
 
 
@@ -59,12 +73,12 @@ def joined(ranks, *scripts):
     return workers
 
 
-def test_the_memory_of_every_rank_is_known_in_order_and_sent_to_all(ranks):
+def test_places_and_memory_of_every_rank_are_sent_to_all_in_order(ranks):
     workers = joined(ranks, Rank(100), Rank(70))
     info = workers.load()
     assert info.kv_bytes == [100, 70]
     workers.allocate(PLANS)
-    assert ranks.received == [[LoadWeights(), Allocate([100, 70])]] * 2
+    assert ranks.received == [[LoadWeights(PLACES), Allocate([100, 70])]] * 2
 
 
 def test_workers_compute_while_the_host_plans(ranks):

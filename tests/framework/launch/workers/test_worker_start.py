@@ -14,6 +14,7 @@ from quire.launch.composing import compose_engine
 from quire.launch.workers import worker_start
 from quire.launch.workers.worker_start import start_workers
 from quire.launch.workers.worker_wire import WorkerConfig
+from quire.machine.node_identity import node_id
 from quire.plugins.loading import load_plugins
 from quire.plugins.registry import Entry, Source
 from quire.process.ipc import decode
@@ -64,6 +65,12 @@ def test_one_worker_in_this_process_needs_no_connection(composed):
 def test_ranks_join_load_and_end_with_the_engine(composed):
     workers = start_workers(composed("processes", tensor_parallel_size=2))
     assert len(worker_processes()) >= 2
+    places = workers._places
+    assert {place.node_id for place in places} == {node_id()}, "they share memory"
+    assert [(place.address, place.device) for place in places] == [
+        ("127.0.0.1", 0),
+        ("127.0.0.1", 1),
+    ]
     assert len(workers.load().kv_bytes) == 2
     workers.check_health()
     workers.shutdown()

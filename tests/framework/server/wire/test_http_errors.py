@@ -19,7 +19,13 @@ from quire.errors import (
     UnknownModelError,
 )
 from quire.messages import ErrorReport
-from quire.server.wire.http_errors import detail_of, error_response, scrubbed, status_of
+from quire.server.wire.http_errors import (
+    detail_of,
+    error_response,
+    log_failure,
+    scrubbed,
+    status_of,
+)
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -238,3 +244,10 @@ def test_a_dead_engine_is_503_everywhere_but_livez_until_the_server_exits(serve)
     served.thread.join(2)
     assert not served.thread.is_alive()
     assert "a kernel at 0xdeadbeef0000 failed" in str(served.server.engine_death)
+
+
+def test_stacks_are_neither_for_clients_nor_repeated_for_each_request(caplog):
+    error = EngineDeadError("step 4 did not complete\nworker 1: its stack is\nFile a")
+    assert "File" not in detail_of(error).message
+    log_failure(error, "r1")
+    assert caplog.messages == ["request r1 failed: step 4 did not complete"]

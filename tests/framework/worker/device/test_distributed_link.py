@@ -2,7 +2,7 @@
 
 import signal
 
-from link_checks import LinkChecks
+from link_checks import LinkChecks, received
 
 
 class TestDistributedLink(LinkChecks):
@@ -18,6 +18,19 @@ class TestDistributedLink(LinkChecks):
         answer = link.answer(1, begun)
         assert "closed by peer" in answer.error or "reset by peer" in answer.error
         assert answer.seconds < 30
+
+    def test_a_link_that_was_aborted_is_empty_after_a_reset(self, link):
+        """The messages that were on their way, and the number of tensors, are forgotten."""
+        assert link.answer(0, link.begin(0, "send", [(3, 2, 0), (4, 2, 1)])).error == ""
+        assert link.answer(1, link.begin(1, "receive", [3])).error == ""
+        assert link.answer(0, link.begin(0, "abort")).error == ""
+        answer = link.answer(1, link.begin(1, "receive", [4, 5]))
+        assert answer.code == "collective_failed"
+        assert answer.seconds < 30
+        link.values("reset", 2)
+        messages = [(5, 1, 7), (6, 1, 8)]
+        assert link.answer(0, link.begin(0, "send", messages)).error == ""
+        assert link.answer(1, link.begin(1, "receive", [5, 6])).value == received(messages)
 
     def test_ranks_listen_on_one_address(self, link):
         assert link.values("listeners") == [["0100007F"]] * 2

@@ -56,7 +56,7 @@ def resources_of(file):
 
 
 @needs_nvcc
-@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
 @pytest.mark.parametrize("variant", EXAMPLES, ids=str)
 def test_variants_of_each_kind_fit(variant, capability, tmp_path):
     check(variant, capability, tmp_path)
