@@ -68,7 +68,7 @@ class Forwarding:
         if scope["type"] == "lifespan":
             await _live(receive, send)
             return
-        with suppress(ClientDisconnect, TaskCancelledError):  # Serve cancels what nobody reads
+        with suppress(ClientDisconnect, TaskCancelledError):  # Serve cancels what has no reader
             call = HTTPCall.of(scope, await _body(receive))
             forward = self._reset if (call.method, call.path) == RESET else self._forward
             await run_while_connected(forward(call, send), receive)

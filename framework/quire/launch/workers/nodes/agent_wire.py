@@ -9,6 +9,7 @@ agent -> engine    AgentJoined first; Probed; RankStarted; then RankEnded once f
 import msgspec
 
 from quire.config import Settings
+from quire.launch.workers.nodes.own_ranks import ranks_text
 from quire.launch.workers.nodes.reachability import ProbeTarget
 from quire.process.error_message import ErrorMessage
 
@@ -46,7 +47,7 @@ class AgentJoined(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     def __str__(self) -> str:
         """Return the agent's name for people."""
-        ranks = f"rank {self.first_rank}" if self.num_ranks == 1 else _range_text(self.ranks)
+        ranks = ranks_text(self.ranks)
         return f"{ranks} on {self.node} ({self.target.host}, agent process {self.pid})"
 
 
@@ -134,10 +135,6 @@ class AgentFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The agent ends, and its ranks with it."""
 
     error: ErrorMessage
-
-
-def _range_text(ranks: range) -> str:
-    return f"ranks {ranks[0]} to {ranks[-1]}"
 
 
 ToAgent = Probe | StartRanks | DescribeRank | KillRank | EngineEnded | AgentRefused

@@ -36,6 +36,7 @@ from quire.launch.workers.nodes.agent_wire import (
     StartRanks,
     ToAgent,
 )
+from quire.launch.workers.nodes.own_ranks import ranks_text
 from quire.launch.workers.nodes.reachability import PROBE_TIMEOUT_S, ProbeListener, probe
 from quire.launch.workers.worker_wire import WorkerConfig
 from quire.machine.node_identity import node_id
@@ -81,7 +82,7 @@ def run_agent(place: AgentPlace) -> int:
     """
     channel = HubChannel(ToAgent, place.engine, place.key)
     signal.signal(signal.SIGTERM, _interrupt)
-    logger.info("joining the engine at %s with %s", place.engine, _ranks_text(place.ranks))
+    logger.info("joining the engine at %s with %s", place.engine, ranks_text(place.ranks))
     try:
         own_ip = channel.connect(place.timeout_s)
         with _reported(channel), ProbeListener(place.host_ip or str(own_ip)) as listener:
@@ -214,10 +215,6 @@ def _joined(place: AgentPlace, listener: ProbeListener) -> AgentJoined:
         target=listener.target,
         devices=visible_device_ids(),
     )
-
-
-def _ranks_text(ranks: range) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Ranks of an agent, as given, or by the variables of the launcher that started it."""
+"""Ranks of an agent: as given, or by the variables of its launcher; and their name for people."""
 
 from collections.abc import Mapping
 
@@ -34,6 +34,11 @@ def own_ranks(first: int | None, count: int, environment: Mapping[str, str]) -> 
     if first < 0:
         raise SettingsError(f"--rank must be at least 0, got {first}")
     return range(first, first + count)
+
+
+def ranks_text(ranks: range) -> str:
+    """Return consecutive ranks for people."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
 
 
 def _launcher_index(environment: Mapping[str, str]) -> int:
