@@ -3,8 +3,8 @@
     python benchmarks/workers.py            # prints the tables
     python benchmarks/workers.py --write    # and writes benchmarks/results/workers.md
 
-All engines of a model are started at once and take turns, so that each round compares them under
-the same load of the machine. Ratios are medians over the rounds, with their quartiles.
+Each engine takes turns with one in a single process, and they change places in every round, so that
+both meet the same load of the machine. Ratios are medians over the rounds, with their quartiles.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -25,16 +25,14 @@ import torch
 from collectives import processor
 
 from quire import LLM, SamplingParams
-from quire.launch.workers.worker_wire import Completed, Execute
+from quire.launch.workers.worker_wire import Completed, Launch
 from quire.machine.cores import usable_cores
 from quire.messages import ScheduledRequest, SlotResult, StepPlan, StepResult
 from quire.process.ipc import encode
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "workers.md"
-IN_PROCESS = "in_process"
 ENGINES: dict[str, dict[str, Any]] = {
-    IN_PROCESS: {},
     "processes, tp 1": {"executor": "processes"},
     "processes, tp 2": {"tensor_parallel_size": 2},
     "processes, pp 2": {"pipeline_parallel_size": 2},
@@ -61,11 +59,19 @@ class Load:
     rounds: int
 
 
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Output tokens per second of both engines of a pair, in each round."""
+
+    base: Sequence[float]
+    other: Sequence[float]
+
+
 LOADS = (
-    Load("demo", None, 16, 256, 11),
-    Load("5M", "5m", 16, 128, 11),
+    Load("demo", None, 16, 256, 61),
+    Load("5M", "5m", 16, 128, 31),
     Load("Qwen3-0.6B shape", "qwen3-0.6b", 8, 48, 3),
-    Load("Qwen3-0.6B shape", "qwen3-0.6b", 1, 48, 5),
+    Load("Qwen3-0.6B shape", "qwen3-0.6b", 1, 48, 3),
 )
 
 
@@ -88,19 +94,30 @@ def main() -> None:
 
 
 def compare(load: Load, folder: Path) -> list[str]:
-    """Return a table row for each engine."""
-    engines = {name: LLM(**options(load, folder), **extra) for name, extra in ENGINES.items()}
+    """Return a table row for one process, and one for each kind of worker processes."""
+    base = LLM(**options(load, folder))
     try:
-        for engine in engines.values():
-            rate(engine, load)  # the first requests of an engine are slower
-        rates: dict[str, list[float]] = {name: [] for name in engines}
-        for _ in range(load.rounds):
-            for name, engine in engines.items():
-                rates[name].append(rate(engine, load))
+        found = {name: alternate(load, folder, base, extra) for name, extra in ENGINES.items()}
     finally:
-        for engine in engines.values():
-            engine.close()
-    return [_row(load, name, rates) for name in engines]
+        base.close()
+    return [_base_row(load, found.values()), *(_row(load, *item) for item in found.items())]
+
+
+def alternate(load: Load, folder: Path, base: LLM, extra: Mapping[str, Any]) -> Rates:
+    """Measure an engine in turns with the one in a single process."""
+    other = LLM(**options(load, folder), **extra)
+    rates: tuple[list[float], list[float]] = ([], [])
+    pair = list(zip((base, other), rates, strict=True))
+    try:
+        for engine, _ in pair:
+            rate(engine, load)  # the first requests of an engine are slower
+        for _ in range(load.rounds):
+            for engine, found in pair:
+                found.append(rate(engine, load))
+            pair.reverse()
+    finally:
+        other.close()
+    return Rates(*rates)
 
 
 def options(load: Load, folder: Path) -> dict[str, Any]:
@@ -156,7 +173,7 @@ def _cost_row(num_requests: int) -> str:
         digest=2**63,
     )
     cells = [str(num_requests)]
-    for message in (Execute(plan), Completed(result)):
+    for message in (Launch(plan, []), Completed(result)):
         data = encode(message)
         decoder = msgspec.msgpack.Decoder(type(message))
         cells += [
@@ -185,9 +202,9 @@ def report(rows: Sequence[str], costs: Sequence[str], load_average: float) -> st
         f"`python benchmarks/workers.py --write`, {date.today()}: {processor()}, "
         f"{usable_cores()[0]} cores, torch {torch.__version__}; load average before the run "
         f"{load_average:.1f}. Output tokens per second, prompts included ({NUM_PROMPT_TOKENS} "
-        "tokens each, 16 for the demo). The engines of a model take turns; `in_process` has one "
+        "tokens each, 16 for the demo). Each engine takes turns with `in_process`, which has one "
         "worker with all cores in the engine's process. The ratio is the median over the rounds "
-        "of each engine's rate to that of `in_process` in the same round, with quartiles.",
+        "of its rate to that of `in_process` in the same round, with quartiles.",
         "",
         "| model | requests | tokens | rounds | workers | tokens/s | ratio | quartiles |",
         "|---|---|---|---|---|---|---|---|",
@@ -203,20 +220,21 @@ def report(rows: Sequence[str], costs: Sequence[str], load_average: float) -> st
     return "\n".join(lines) + "\n"
 
 
-def _row(load: Load, name: str, rates: Mapping[str, Sequence[float]]) -> str:
-    ratios = [own / base for own, base in zip(rates[name], rates[IN_PROCESS], strict=True)]
+def _base_row(load: Load, found: Iterable[Rates]) -> str:
+    rates = [rate for each in found for rate in each.base]
+    return _cells(load, "in_process", statistics.median(rates), "1", "")
+
+
+def _row(load: Load, name: str, rates: Rates) -> str:
+    ratios = [other / base for base, other in zip(rates.base, rates.other, strict=True)]
     low, median, high = statistics.quantiles(ratios, n=4)
-    cells = (
-        load.model,
-        load.num_requests,
-        load.num_tokens,
-        load.rounds,
-        name,
-        f"{statistics.median(rates[name]):,.0f}",
-        f"{median:.3f}",
-        f"{low:.3f} to {high:.3f}",
-    )
-    return f"| {' | '.join(map(str, cells))} |"
+    rate = statistics.median(rates.other)
+    return _cells(load, name, rate, f"{median:.3f}", f"{low:.3f} to {high:.3f}")
+
+
+def _cells(load: Load, name: str, rate: float, ratio: str, quartiles: str) -> str:
+    cells = (load.model, load.num_requests, load.num_tokens, load.rounds, name)
+    return f"| {' | '.join(map(str, (*cells, f'{rate:,.0f}', ratio, quartiles)))} |"
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from quire.async_engine import AsyncEngine
+    from quire.cached_blocks import CachedBlocks
     from quire.hookspecs import hookimpl
     from quire.llm import LLM
     from quire.outputs import LoRARequest, RequestOutput
@@ -22,6 +23,7 @@ __version__ = version("quire")
 __all__ = [
     "LLM",
     "AsyncEngine",
+    "CachedBlocks",
     "LoRARequest",
     "Registrar",
     "RequestOutput",
@@ -34,6 +36,7 @@ __all__ = [
 _MODULES = {
     "LLM": "quire.llm",
     "AsyncEngine": "quire.async_engine",
+    "CachedBlocks": "quire.cached_blocks",
     "LoRARequest": "quire.outputs",
     "Registrar": "quire.plugins.registry",
     "RequestOutput": "quire.outputs",

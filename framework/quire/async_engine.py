@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from quire.config import DEFAULT_MODEL, Settings
 from quire.launch import Engine, start_engine
-from quire.messages import EngineStats, ResetPrefixCache
+from quire.messages import EngineStats, KVEventBatch, ResetPrefixCache
 from quire.outputs import Delta, Messages, Prompt, RequestOutput
 from quire.sampling_params import SamplingParams
 
@@ -105,6 +105,18 @@ class AsyncEngine:
             EngineDeadError: The engine stopped.
         """
         await self.frontend.controls.call(ResetPrefixCache())
+
+    def kv_events(self) -> AsyncIterator[KVEventBatch]:
+        """Changes of the prefix cache, a batch for each step that changed it.
+
+        The first batches are a snapshot of each replica. A reader that falls far behind gets
+        snapshots again. `CachedBlocks` keeps the blocks that result.
+
+        Raises:
+            RefusedError: The engine was started without `kv_events`.
+            EngineDeadError: The engine stopped.
+        """
+        return self.frontend.dispatch.kv_events.read()
 
     async def shutdown(self, timeout_s: float = 0.0) -> None:
         """Wait up to `timeout_s` for running requests, abort the rest and stop the engine."""

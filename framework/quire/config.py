@@ -94,6 +94,9 @@ class ModelSettings:
     )
     served_model_name: str | None = option(None, "Name of the model in the API.")
     revision: str | None = option(None, "Branch, tag or commit on the hub.")
+    use_modelscope: bool = option(
+        False, "Download models from ModelScope instead of the Hugging Face hub."
+    )
     dtype: str = option("auto", "Compute dtype: auto, float32, bfloat16 or float16.")
     load_format: str = option(
         "auto", "Format of the weights: auto, safetensors, or dummy (random weights)."
@@ -122,6 +125,17 @@ class ModelSettings:
         "auto",
         "Quantization method of linear layers, or none (weights in the compute dtype); auto: the "
         "checkpoint's method, else one that is lossless for its weights.",
+    )
+    model_impl: str = option(
+        "auto",
+        "Implementation of the model: quire (that of the plugin which registers its architecture), "
+        "transformers, or another fallback of a plugin; auto: quire's, else a fallback that can "
+        "run it.",
+    )
+    trust_remote_code: bool = option(
+        False,
+        "Run the Python code that a checkpoint brings with it, with the rights of this process; "
+        "only a fallback such as transformers does.",
     )
     enforce_eager: bool = option(
         False, "Run every step eagerly, without CUDA graphs and without CPU graphs."
@@ -169,6 +183,11 @@ class CacheSettings:
     enable_prefix_caching: bool = option(
         True, "Cache the KV blocks of finished requests while there is room, and reuse prefixes."
     )
+    kv_events: bool = option(
+        False,
+        "Report which KV blocks the prefix cache stores and removes: the feed that "
+        "AsyncEngine.kv_events returns, and that quire.ray routes by.",
+    )
     kv_store: str = option(
         "none", "Name of an external KV store, which keeps KV blocks outside the pool."
     )
@@ -189,6 +208,10 @@ class CacheSettings:
                 f"{self.gpu_memory_utilization:g}"
             )
         _check_at_least("num_kv_blocks", self.num_kv_blocks, 2)
+        if self.kv_events and not self.enable_prefix_caching:
+            raise SettingsError(
+                "kv_events needs enable_prefix_caching: they are the changes of the prefix cache"
+            )
         if self.kv_store != "none" and not self.enable_prefix_caching:
             raise SettingsError(
                 f"kv_store {self.kv_store!r} needs enable_prefix_caching: a store finds blocks by "
@@ -294,6 +317,11 @@ class ParallelSettings:
     """Workers, devices and processes."""
 
     tensor_parallel_size: int = option(1, "Number of devices that each layer is sharded over.")
+    enable_expert_parallel: bool = option(
+        False,
+        "Divide the experts of a mixture over the tensor-parallel devices, instead of each "
+        "expert's width.",
+    )
     pipeline_parallel_size: int = option(
         1, "Number of pipeline stages that the layers are divided into."
     )
@@ -324,6 +352,11 @@ class ParallelSettings:
         "",
         "File of the secret with which workers on other machines join; if it does not exist, it "
         "is written for this start, and removed once all have joined.",
+    )
+    symmetric_memory: bool = option(
+        True,
+        "Let GPUs of one machine that share a layer add up small tensors in memory that all of "
+        "them can read, instead of by NCCL.",
     )
     worker_start_timeout_s: float = option(
         600.0, "Time for all workers to start, to load the weights and to allocate, in seconds."

@@ -239,7 +239,11 @@ class LLM:
         return self._running.tokenizer
 
     def stats(self) -> EngineStats:
-        """Return the current statistics of the engine."""
+        """Return the current statistics of the engine.
+
+        While another thread generates, they are those after its last step. A replica that hangs is
+        not waited for; it is marked as silent.
+        """
         return self._batch.core.stats()
 
     def reset_prefix_cache(self) -> None:

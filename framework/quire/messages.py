@@ -160,11 +160,20 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class ReplicaStats(msgspec.Struct, frozen=True, array_like=True):
-    """Gauges of one of several replicas; `is_up` is False while it does not take requests."""
+    """Gauges of one of several replicas.
+
+    Attributes:
+        is_up: Whether it takes requests.
+        num_running: Number of running requests.
+        num_waiting: Number of waiting requests.
+        is_silent: Whether it has owed an answer for so long that it may hang. Its other values, and
+            its part in the sums, are those of its last message.
+    """
 
     is_up: bool
     num_running: int = 0
     num_waiting: int = 0
+    is_silent: bool = False
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,11 +194,77 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     replicas: list[ReplicaStats] = []  # if the engine has several
 
 
-class EngineOutputs(msgspec.Struct, frozen=True):
-    """The results of one step for all requests, and the engine's statistics."""
+class BlocksStored(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The prefix cache holds blocks from now on: consecutive ones of one sequence of tokens.
+
+    Attributes:
+        group: Index of the KV group; a prefix is found if each group has what it needs of it.
+        hashes: Hash of each block, which covers all tokens until its end, adapter and cache salt.
+        parent: Hash of the block before; for the first block of a sequence the hash of adapter and
+            cache salt.
+        position: Position of the first token in the sequence.
+        token_ids: Tokens of the blocks.
+        block_size: Number of tokens per block.
+        adapter: Name of the LoRA adapter; None: the base model.
+        cache_salt: Salt of the prefix cache, if the requests had one.
+    """
+
+    group: int
+    hashes: list[bytes]
+    parent: bytes
+    position: int
+    token_ids: list[int]
+    block_size: int
+    adapter: str | None = None
+    cache_salt: str | None = None
+
+
+class BlocksRemoved(msgspec.Struct, frozen=True, tag=True):
+    """The prefix cache holds blocks of a KV group no longer."""
+
+    group: int
+    hashes: list[bytes]
+
+
+class CacheCleared(msgspec.Struct, frozen=True, tag=True):
+    """The prefix cache holds nothing."""
+
+
+KVEvent = BlocksStored | BlocksRemoved | CacheCleared
+
+
+class KVEventBatch(msgspec.Struct, frozen=True):
+    """The changes of one engine's prefix cache in a step, or all that it holds.
+
+    Attributes:
+        replica: Index of the engine among several replicas; 0 if there is one.
+        incarnation: Random name of the engine, another one after each start; its cache is empty at
+            first.
+        number: Number of the batch, from 1 on, without gaps. A snapshot has that of the last batch
+            before it.
+        events: Changes in order; of a snapshot, blocks to be stored in an empty set.
+        is_snapshot: Whether it replaces all that was known of this replica.
+    """
+
+    replica: int
+    incarnation: str
+    number: int
+    events: list[KVEvent]
+    is_snapshot: bool = False
+
+
+class EngineOutputs(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The results of one step for all requests, and the engine's statistics.
+
+    Attributes:
+        outputs: Outputs of requests.
+        stats: Statistics after the step.
+        kv_events: Changes of the prefix cache, if they are reported.
+    """
 
     outputs: list[EngineOutput]
     stats: EngineStats
+    kv_events: list[KVEventBatch] = []
 
 
 class SlotAssignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,19 +310,43 @@ class ScheduledRequest(msgspec.Struct, frozen=True, array_like=True):
     draft_token_ids: list[int] = []
 
 
+class PlannedTransfers(msgspec.Struct, frozen=True, array_like=True):
+    """The part of a plan that is for the KV store."""
+
+    plan_id: int
+    message: bytes = b""  # from the scheduler side of the store to its worker side
+    loads: list[int] = []  # ids of those that start with this step
+    saves: list[int] = []
+
+
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The input of a worker for one step. Rows are in the order of `requests`."""
+    """The input of a worker for one step. Rows are in the order of `requests`.
+
+    Attributes:
+        kv_transfers: Message from the scheduler side of a KV store to its worker side.
+        kv_loads: Ids of the loads that start with this step.
+        kv_saves: Ids of the saves that start with it.
+        kv_resent: The same parts of earlier plans, whose steps were interrupted. A worker starts
+            those that it has not received, and repeats its reports since `kv_applied`.
+        kv_applied: Id of the last plan whose result has reached the engine.
+        stop_kv_store: Whether to stop the store for good: it releases every block, and open
+            transfers fail.
+        is_dummy: Whether the step computes nothing, and keeps data- and expert-parallel ranks in
+            step.
+    """
 
     plan_id: int
     requests: list[ScheduledRequest]
     assignments: list[SlotAssignment] = []
     new_blocks: list[NewBlocks] = []
     token_patches: list[TokenPatch] = []
-    kv_transfers: bytes = b""  # from the scheduler side of a KV store to its worker side
-    kv_loads: list[int] = []  # ids of the transfers that start with this step
+    kv_transfers: bytes = b""
+    kv_loads: list[int] = []
     kv_saves: list[int] = []
-    stop_kv_store: bool = False  # permanent: it releases every block, and open transfers fail
-    is_dummy: bool = False  # keeps data- and expert-parallel ranks in step
+    kv_resent: list[PlannedTransfers] = []
+    kv_applied: int = 0
+    stop_kv_store: bool = False
+    is_dummy: bool = False
 
 
 class RowBitmask(msgspec.Struct, frozen=True, array_like=True):
@@ -333,6 +432,13 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
     """
 
 
+class ReadKVSnapshot(msgspec.Struct, frozen=True, tag=True):
+    """Return the contents of the prefix cache: a `KVEventBatch` of each replica.
+
+    The list is empty if changes are not reported.
+    """
+
+
 class RankPlace(msgspec.Struct, frozen=True, array_like=True):
     """Place of a rank: its machine, and the address on which other machines reach it.
 
@@ -349,5 +455,5 @@ class RankPlace(msgspec.Struct, frozen=True, array_like=True):
     device: int
 
 
-Control = LoadAdapter | ResetPrefixCache
+Control = LoadAdapter | ResetPrefixCache | ReadKVSnapshot
 WorkerControl = LoadAdapter  # the commands that are forwarded to the workers

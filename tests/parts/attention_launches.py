@@ -25,7 +25,12 @@ DTYPES = {
 HEAD_DIMS: tuple[tuple[int, ...], ...] = ((32, 64), (80, 96), (112, 160), (128,), (192, 256))
 GROUPS = (1, 2, 4, 7, 8)
 NUM_KV_HEADS, NUM_BLOCKS = 2, 8
-EVERYTHING: dict[str, Any] = {"sliding_window": 40, "logit_soft_cap": 30.0, "sinks": True}
+EVERYTHING: dict[str, Any] = {
+    "sliding_window": 40,
+    "logit_soft_cap": 30.0,
+    "sinks": True,
+    "alibi": True,
+}
 TYPES: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "float16": {"dtype": "float16"},
@@ -45,6 +50,7 @@ def run_case(
     block_size: int = 16,
     batch_invariant: bool = False,
     sinks: bool = False,
+    alibi: bool = False,
     **layer: Any,
 ) -> None:
     """Run both kinds of step of one shape and layer."""
@@ -62,7 +68,8 @@ def run_case(
         batch_invariant=batch_invariant,
     )
     weights = torch.zeros(shape.num_heads) if sinks else None
-    params = AttentionLayerParams(0.1, sinks=weights, **layer)
+    slopes = torch.zeros(shape.num_heads) if alibi else None
+    params = AttentionLayerParams(0.1, sinks=weights, alibi_slopes=slopes, **layer)
     backend = TritonBackend(shape)
     key_values = KVLayer("compiled", "full_attention", NUM_KV_HEADS, head_dim)
     spec = FullAttentionSpec(key_values, block_size, shape.kv_dtype)
@@ -100,6 +107,7 @@ def some() -> None:
     run_case()
     run_case(dtype="float16", head_dim=64, **EVERYTHING)
     run_case(kv_dtype="float8_e4m3fn", block_size=64)
+    run_case(alibi=True)
     run_case(kv_dtype="int8", **EVERYTHING)
     run_case(kv_dtype="int8", head_dim=256)
     run_case(head_dim=80, group=7)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fickle_store import FickleStoreWorker
+from fickle_store import FickleHost
 from kv_contents import KVContents
 from kv_memory import KVMemory
 
@@ -104,7 +104,7 @@ class CheckingExecutor(Worker, StepRunner):
         self,
         memory: KVMemory,
         pool: BlockPool,
-        store: FickleStoreWorker | None = None,
+        store: FickleHost | None = None,
         num_stages: int = 1,
     ) -> None:
         self.memory = memory
@@ -310,7 +310,7 @@ class CheckingExecutor(Worker, StepRunner):
         """Sample, and write the result."""
         rows = [self._result(part, flight) for part in flight.parts]
         if self.store is not None:
-            self._keep_transfers(self.store.report())
+            self._keep_transfers(self.store.report(flight.plan.plan_id))
         report, self._dropped = self._dropped, TransferReport()
         results = [row for row in rows if row is not None]
         flight.result = StepResult(plan_id=flight.plan.plan_id, results=results, transfers=report)

@@ -15,7 +15,8 @@ import pytest
 from checking_executor import CheckingExecutor
 from counting_grammars import CountingGrammars
 from engine_invariants import check_all, check_as_new, check_budgets, check_late, check_stats
-from fickle_store import NEVER, FickleStore, FickleStoreWorker
+from event_account import EventAccount
+from fickle_store import NEVER, FickleHost, FickleStore
 from kv_contents import KVContents
 from kv_memory import KVMemory
 from plan_invariants import check_plan
@@ -61,12 +62,16 @@ class EngineTrial:
         specs = [make_spec(kind, index, scene) for index, kind in enumerate(MIXES[scene.mix])]
         plan = fixed_plan(specs, scene.num_blocks)
         kv = KVCacheManager(
-            plan, enable_prefix_caching=scene.has_cache, max_step_tokens=scene.budget
+            plan,
+            enable_prefix_caching=scene.has_cache,
+            max_step_tokens=scene.budget,
+            reports_events=True,
         )
+        self.events = EventAccount(kv)
         self.contents = KVContents(kv.block_size)
         memory = KVMemory(kv.specs, scene.num_blocks, self.contents)
         self.store = FickleStore({}, plan) if scene.has_store and scene.has_cache else None
-        worker = FickleStoreWorker(self.store, memory) if self.store else None
+        worker = FickleHost(self.store, memory) if self.store else None
         transfers = KVTransfers(self.store, kv, scene.store_timeout_s, "fickle") if worker else None
         if transfers is not None and scene.num_blocks in (12, 20):  # else hardly a load would fit
             transfers._open.max_blocks = kv.pool.num_usable
@@ -137,12 +142,14 @@ class EngineTrial:
             return
         for output in said.outputs:
             self._take(output)
+        self.events.take(said.kv_events)
         plan = self.executor.last_plan
         if plan is not None:
             check_budgets(self, plan)
         check_stats(self, said.stats, plan)
         check_late(self, began_s)
-        has_moved = bool(said.outputs or (plan is not None and plan.requests))
+        is_planned = plan is not None and plan.requests
+        has_moved = bool(said.outputs or said.kv_events or is_planned)
         self._watch(has_moved or is_stuck or not had_work)
 
     def interrupt(self, verb: str) -> None:
@@ -252,6 +259,7 @@ class EngineTrial:
     def check(self) -> None:
         """See that every invariant holds."""
         check_all(self)
+        self.events.check(self.core)
         if self.transfers is not None:
             held = [block for t in self.transfers._open.values() for block in t.block_ids]
             assert len(held) <= self.transfers._open.max_blocks, "transfers hold too much"

@@ -2,13 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 from kv_memory import KVMemory
 
 from quire.interfaces.kv_cache import KVPlan
-from quire.interfaces.kv_transfer import CrossGroupBlock, KVLookup, KVStoreScheduler
+from quire.interfaces.kv_transfer import (
+    CrossGroupBlock,
+    KVLookup,
+    KVStoreScheduler,
+    KVStoreWorker,
+)
 from quire.messages import StepPlan, TransferReport
+from quire.worker.kv_store_host import KVStoreHost
 
 Content = tuple[list[tuple[int, list[int]]], list[int]]  # of each group: the cells, the epoch
 
@@ -107,8 +114,8 @@ class _Open:
     steps_left: int
 
 
-class FickleStoreWorker:
-    """The worker side, with the host around it: every transfer ends.
+class FickleStoreWorker(KVStoreWorker):
+    """The worker side.
 
     Args:
         store: The scheduler side; what is stored is kept there.
@@ -119,34 +126,37 @@ class FickleStoreWorker:
         self.store = store
         self.memory = memory
         self.open: dict[int, _Open] = {}
+        self.seen: set[int] = set()
         self.is_stopped = False
 
-    def begin_step(self, plan: StepPlan) -> None:
-        orders = msgspec.msgpack.decode(plan.kv_transfers or b"\x90")
-        started = {order[0] for order in orders}
-        if not started <= {*plan.kv_loads, *plan.kv_saves}:
-            raise AssertionError("the worker side receives a transfer that the engine has ended")
-        for transfer_id, is_load, cross_blocks in orders:
+    def attach(self, tensors: Sequence[Any]) -> None:
+        raise NotImplementedError
+
+    def begin_step(self, message: bytes) -> None:
+        for transfer_id, is_load, cross_blocks in orders_of(message):
+            if transfer_id in self.seen:
+                raise AssertionError("the worker side receives a transfer twice")
+            self.seen.add(transfer_id)
             pairs = [(name, tuple(blocks)) for name, blocks in cross_blocks]
             contents = [self.store.stored.get(name) for name, _ in pairs] if is_load else []
             self.open[transfer_id] = _Open(is_load, pairs, contents, self.store.moods.latency)
-        self.is_stopped |= plan.stop_kv_store
-        for transfer_id in {*plan.kv_loads, *plan.kv_saves} - started:  # orders that were lost
-            self.open[transfer_id] = _Open(transfer_id in plan.kv_loads, [], [None], 0)
 
-    def report(self) -> TransferReport | None:
+    def report(self) -> TransferReport:
         done, failed = [], []
         for transfer_id, transfer in list(self.open.items()):
-            if transfer.steps_left and not self._is_over:
+            if transfer.steps_left and not self.store.moods.is_dead:
                 transfer.steps_left -= 1
                 continue
             del self.open[transfer_id]
             (done if self._move(transfer_id, transfer) else failed).append(transfer_id)
-        return TransferReport(done, failed) if done or failed else None
+        return TransferReport(done, failed)
 
-    @property
-    def _is_over(self) -> bool:
-        return self.is_stopped or self.store.moods.is_dead
+    def shutdown(self) -> None:
+        self.is_stopped = True
+        for transfer in self.open.values():
+            for _, blocks in transfer.cross_blocks if transfer.is_load else ():
+                self.memory.spoil(blocks)
+        self.open.clear()
 
     def _move(self, transfer_id: int, transfer: _Open) -> bool:
         if transfer.is_load:
@@ -155,7 +165,7 @@ class FickleStoreWorker:
 
     def _load(self, transfer: _Open) -> bool:
         moods, contents = self.store.moods, transfer.contents
-        has_failed = moods.fails or self._is_over or None in contents
+        has_failed = moods.fails or moods.is_dead or None in contents
         for (_, blocks), content in zip(transfer.cross_blocks, contents, strict=False):
             if has_failed or content is None:
                 self.memory.spoil(blocks)
@@ -167,7 +177,7 @@ class FickleStoreWorker:
         return not has_failed
 
     def _save(self, transfer_id: int, transfer: _Open) -> bool:
-        if self.store.moods.fails or self._is_over:
+        if self.store.moods.fails or self.store.moods.is_dead:
             return False
         for name, blocks in transfer.cross_blocks:
             for group, block in enumerate(blocks):
@@ -177,3 +187,26 @@ class FickleStoreWorker:
                 cells = [(g, list(c)) for g, c in (self.memory.cells[block] for block in blocks)]
                 self.store.stored[name] = (cells, [self.memory.epochs[b] for b in blocks])
         return True
+
+
+class FickleHost(KVStoreHost):
+    """The host of the worker side, which looks at each plan."""
+
+    def __init__(self, store: FickleStore, memory: KVMemory) -> None:
+        self.worker_side = FickleStoreWorker(store, memory)
+        super().__init__(self.worker_side, [], "fickle")
+
+    def begin_step(self, plan: StepPlan) -> None:
+        if not {order[0] for order in orders_of(plan.kv_transfers)} <= {
+            *plan.kv_loads,
+            *plan.kv_saves,
+        }:
+            raise AssertionError("the worker side receives a transfer that the engine has ended")
+        super().begin_step(plan)
+
+
+def orders_of(message: bytes) -> list[tuple[int, bool, list[tuple[bytes, tuple[int, ...]]]]]:
+    """Return the orders in a message: a transfer each."""
+    orders: list[tuple[int, bool, list[tuple[bytes, tuple[int, ...]]]]]
+    orders = msgspec.msgpack.decode(message or b"\x90")
+    return orders

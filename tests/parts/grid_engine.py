@@ -14,7 +14,7 @@ from engine_parts import InOrder, ScriptedGrammars
 from grid_parts import placing_any_grid
 from threaded_ranks import RankThreads, results_of
 
-from quire.compose.layer_specs import stage_specs
+from quire.compose.sizes.layer_specs import stage_specs
 from quire.config import Settings
 from quire.engine.core import EngineCore
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
@@ -26,6 +26,7 @@ from quire.interfaces.executor import StepRunner
 from quire.interfaces.kv_cache import KVPlan
 from quire.launch.composing import Composed, compose_engine
 from quire.launch.kv_store_setup import load_store
+from quire.layers import TensorParallelGroup
 from quire.messages import (
     EngineOutput,
     EngineRequest,
@@ -219,12 +220,20 @@ class GridEngine:
 
 
 @contextmanager
-def grid_engine(folder: Path, grid: Grid, *, num_blocks: int = 200, **options: Any):
+def grid_engine(
+    folder: Path,
+    grid: Grid,
+    *,
+    num_blocks: int = 200,
+    wrap_group: Callable[[TensorParallelGroup], TensorParallelGroup] = lambda group: group,
+    **options: Any,
+):
     """Start an engine on a grid of ranks."""
     composed = compose_grid(folder, grid, options)
     settings, composition = composed.settings, composed.composition
     parts = WorkerParts.load(settings, composition, composed.plugins.registries)
     threads = RankThreads(grid.tp_size, grid.pp_size)
+    threads.groups = [wrap_group(group) for group in threads.groups]
     ranks = range(composition.grid.size)
     workers = [make_worker(composed, parts, threads, rank) for rank in ranks]
     try:
@@ -244,8 +253,10 @@ def grid_engine(folder: Path, grid: Grid, *, num_blocks: int = 200, **options: A
 
 
 def compose_grid(folder: Path, grid: Grid, options: Mapping[str, Any]) -> Composed:
-    num_layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
-    stages = [len(grid.layers(stage, num_layers)) for stage in range(grid.pp_size)]
+    stages = []  # of one stage, which has all layers
+    if grid.pp_size > 1:
+        num_layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+        stages = [len(grid.layers(stage, num_layers)) for stage in range(grid.pp_size)]
     sizes = {
         "tensor_parallel_size": grid.tp_size,
         "pipeline_parallel_size": grid.pp_size,

@@ -1,11 +1,12 @@
-"""Hubs over TCP and their peers, in this process."""
+"""Hubs and their peers, in this process."""
 
 import time
 
 import msgspec
 
-from quire.process.hub_channel import HubChannel
 from quire.process.launch_key import LaunchKey
+from quire.process.local.local_channel import LocalChannel
+from quire.process.network.network_channel import NetworkChannel
 
 KEY = LaunchKey.new()
 TCP = "tcp://127.0.0.1:0"
@@ -24,9 +25,11 @@ def joined(hub, address=None):
         hub: The hub.
         address: Address to connect to, if not the hub's own.
     """
-    is_remote = hub.address.startswith("tcp")
-    channel = HubChannel(Word, address or hub.address, KEY if is_remote else None)
-    assert channel.connect(5) == ("127.0.0.1" if is_remote else None)
+    if hub.address.startswith("tcp"):
+        channel = NetworkChannel(Word, address or hub.address, KEY)
+        assert channel.connect(5) == "127.0.0.1"
+    else:
+        channel = LocalChannel(Word, hub.address)
     channel.send(Word("hello"))
     peer, message = hub.take(5)
     assert message == Word("hello")

@@ -18,18 +18,21 @@ class JoiningAgents:
     """Agents of one engine.
 
     Args:
-        folder: Folder for the key.
+        folder: Folder for the key and the logs.
         host: Address of the engine.
+        has_key: Whether there is a key; else the engine writes one.
     """
 
     folder: Path
     host: str = "127.0.0.1"
-    started: list[subprocess.Popen[str]] = field(default_factory=list)
+    has_key: bool = True
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.address = f"{self.host}:{free_port()}"
         self.key_file = self.folder / "launch.key"
-        LaunchKey.new().write(self.key_file)
+        if self.has_key:
+            LaunchKey.new().write(self.key_file)
 
     def options(self) -> dict[str, str]:
         """Return the options of the engine."""
@@ -46,27 +49,33 @@ class JoiningAgents:
         *more: str,
         key_file: Path | None = None,
         machine: Machine | None = None,
-    ) -> subprocess.Popen[str]:
+    ) -> subprocess.Popen[bytes]:
         """Start the agent of some ranks, on this machine or on another one."""
         words = ["worker", "--join", self.address, "--key-file", str(key_file or self.key_file)]
         words += ["--rank", str(first_rank), "--count", str(count), *more]
         command = [sys.executable, "-m", "quire.cli", *words]
         if machine is not None:
             command = machine.command(*command)
-        agent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        self.started.append(agent)
-        return agent
+        with open(self._log_file(len(self.started)), "w") as log:
+            self.started.append(subprocess.Popen(command, stderr=log))
+        return self.started[-1]
 
-    def end(self, agent: subprocess.Popen[str], timeout_s: float = WAIT_S) -> tuple[int, str]:
+    def log(self, agent: subprocess.Popen[bytes]) -> str:
+        """Return what an agent has logged."""
+        return self._log_file(self.started.index(agent)).read_text()
+
+    def end(self, agent: subprocess.Popen[bytes], timeout_s: float = WAIT_S) -> tuple[int, str]:
         """Wait until an agent has ended; return its exit status and its log."""
-        _, log = agent.communicate(timeout=timeout_s)
-        return agent.returncode, log
+        return agent.wait(timeout_s), self.log(agent)
 
     def close(self) -> None:
         """Kill the agents that are left."""
         for agent in self.started:
             agent.kill()
-            agent.communicate()
+            agent.wait()
+
+    def _log_file(self, index: int) -> Path:
+        return self.folder / f"agent-{index}.log"
 
 
 def free_port() -> int:

@@ -63,6 +63,10 @@ class LinkChecks:
         assert answer.value == received(messages)
         assert processes.answer(0, sent).error == ""
 
+    def test_tensors_that_are_too_large_are_not_sent(self, link):
+        answer = link.answer(0, link.begin(0, "send", [(MAX_TOKENS + 1, 2, 0)]))
+        assert f"up to {MAX_TOKENS} tokens of 6 torch.bfloat16, not [13, 6]" in answer.error
+
     def test_a_sender_does_not_wait_longer_than_its_limit(self, link):
         link.values("set_timeout", 0.4)
         answer = link.answer(0, link.begin(0, "send", [(2, 2, 0)] * (NUM_MESSAGES + 1)))

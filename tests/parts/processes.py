@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
-from quire.process.watchdog import NAME
+from quire.process.children.watchdog import NAME
 
 
 def is_running(pid: int) -> bool:
@@ -24,7 +24,7 @@ def descendants(pid: int) -> dict[int, str]:
     found, todo = {}, [pid]
     while todo:
         for child in children[todo.pop()]:
-            found[child] = _command(child)
+            found[child] = command_of(child)
             todo.append(child)
     return found
 
@@ -69,7 +69,7 @@ def _name(pid: int) -> str:
         return ""
 
 
-def _command(pid: int) -> str:
+def command_of(pid: int) -> str:
     try:
         with open(f"/proc/{pid}/cmdline") as file:
             return file.read().replace("\0", " ")

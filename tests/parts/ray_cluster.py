@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from processes import descendants, eventually, is_running
+from processes import command_of, descendants, eventually, is_running
 
-from quire.process.watchdog import NAME
+from quire.process.children.watchdog import NAME
 
 # Ray's own processes end with the process that started them, so a process of its own starts them.
 START = """
@@ -30,10 +30,12 @@ cluster.shutdown()
 ROLES = {  # by command line
     "driver": r"helper_process .*quire_executors\.ray\.ray_driver",
     "actor": r"^ray::AgentActor",
-    "agent": r"quire\.cli worker --join",
+    "relay": r"quire_executors\.ray\.ray_relay",
+    "agent": r"^(?!.*ray_relay).*quire\.cli worker --join",
     "worker": r"quire\.launch\.workers\.worker_process",
 }
 WAIT_S = 30.0
+seen: dict[int, int] = {}  # starts of processes of the family, whose parents may have died since
 
 
 @contextlib.contextmanager
@@ -57,8 +59,18 @@ def running_cluster(*num_cpus: int) -> Iterator[str]:
 
 
 def family() -> dict[int, str]:
-    """Return the processes that this one, its cluster and its engines have started."""
-    return descendants(os.getpid())
+    """Return the processes that this one, its cluster and its engines have started.
+
+    Those whose parent has died count if they were seen before. They are not adopted, as Ray's
+    workers look whether their parent is process 1 to notice that their raylet has died.
+    """
+    found = descendants(os.getpid())
+    for pid in [pid for pid, start in seen.items() if pid not in found and _is(pid, start)]:
+        found |= {pid: command_of(pid)} | descendants(pid)
+    for pid in found:
+        with contextlib.suppress(OSError):
+            seen[pid] = _start_of(pid)
+    return found
 
 
 def processes_of(role: str) -> list[int]:
@@ -69,13 +81,31 @@ def processes_of(role: str) -> list[int]:
 
 def engine_processes() -> set[int]:
     """Return the processes that belong to engines."""
-    return {pid for role in ("driver", "actor", "agent", "worker") for pid in processes_of(role)}
+    return {pid for role in ROLES for pid in processes_of(role)}
 
 
 def raylets_of(address: str) -> list[int]:
     """Return the raylets of the cluster at an address."""
     commands = family().items()
     return [pid for pid, text in commands if "/raylet/raylet " in text and address in text]
+
+
+def last_head() -> int:
+    """Return the head's process of the cluster that was started last."""
+    heads = [pid for pid, text in family().items() if "/gcs/gcs_server" in text]
+    return max(heads, key=_start_of)
+
+
+def _is(pid: int, start: int) -> bool:
+    """Whether a process still is the one that started then."""
+    with contextlib.suppress(OSError):
+        return is_running(pid) and _start_of(pid) == start
+    return False
+
+
+def _start_of(pid: int) -> int:
+    """Return when a process started, in ticks of the machine."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 def _is_watchdog(pid: int) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from recorded_runs import RecordedRuns
 
 from quire import LLM
+from quire.layers import SingleDevice
 from quire.worker.graphs.decode_graphs import DecodeGraphs
 from quire.worker.graphs.graph_capture import StepCapture
 from quire.worker.model_runner import ModelRunner
@@ -41,11 +42,12 @@ def record(llm: LLM, sizes: list[int]) -> RecordedRuns:
 
 def capture(llm: LLM, sizes: list[int], capturer: StepCapture) -> None:
     runner = runner_of(llm)
-    graphs = DecodeGraphs(runner.device_inputs, runner.pipeline, sizes)
-    graphs.capture(
+    graphs = DecodeGraphs(runner.device_inputs, runner.pipeline, sizes, SingleDevice())
+    refusal = graphs.capture(
         capturer,
-        runner.hidden_states_of,
+        runner.compute,
         runner.model.compute_logits,
         with_adapters=runner.adapters is not None,
     )
+    assert refusal is None
     runner.graphs = graphs

@@ -4,8 +4,13 @@ Every torch operator and every launch of an interpreted kernel is recorded with 
 replay runs no Python of the run: a host-side value in an argument stays as it was, and so does a
 tensor that was made from such values. Reading a tensor's value on the host is an error, as in the
 capture of a graph.
+
+Ranks that are threads may record at the same time. The interpreter has state of its own, so one of
+them launches at a time; between launches they may wait for each other in a collective, which is
+recorded as one call.
 """
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 from triton.runtime.interpreter import InterpretedFunction
 
+from quire.layers import TensorParallelGroup
 from quire.worker.graphs.graph_capture import StepCapture
 
 WAITING_OPERATORS = (
@@ -90,19 +96,57 @@ class RecordedRuns(StepCapture):
 
 
 def _record(run: Callable[[], Any], steps: list[Callable[[], None]]) -> Any:
-    launch = InterpretedFunction.run
-
-    def recorded_launch(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        def again() -> None:
-            launch(self, *args, grid=grid, warmup=warmup, **kwargs)
-
-        with _disable_current_modes():  # what the interpreter itself does is no part of the run
-            again()
-        steps.append(again)
-
-    InterpretedFunction.run = recorded_launch
+    _recorder.steps = steps
     try:
         with torch.inference_mode(), _Recording(steps):
             return run()
     finally:
-        InterpretedFunction.run = launch
+        _recorder.steps = None
+
+
+class RecordedGroup(TensorParallelGroup):
+    """Group whose collectives are recorded, as those of NCCL are captured."""
+
+    def __init__(self, group: TensorParallelGroup) -> None:
+        self.rank, self.size = group.rank, group.size
+        self._group = group
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return _recorded(lambda: self._group.all_reduce(x))
+
+    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
+        return _recorded(lambda: self._group.all_gather(x, dim))
+
+
+def _recorded(call: Callable[[], Tensor]) -> Tensor:
+    if _recorder.steps is None:
+        return call()
+    with _disable_current_modes():
+        result = call()
+    _recorder.steps.append(lambda: result.copy_(call()))  # type: ignore[arg-type, return-value]
+    return result
+
+
+class _Recorder(threading.local):
+    steps: list[Callable[[], None]] | None = None
+
+
+_recorder = _Recorder()
+_launching = threading.Lock()
+_launch = InterpretedFunction.run
+
+
+def _recorded_launch(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+    def again() -> None:
+        with _launching:
+            _launch(self, *args, grid=grid, warmup=warmup, **kwargs)
+
+    if _recorder.steps is None:
+        return again()
+    with _disable_current_modes():  # what the interpreter itself does is no part of the run
+        again()
+    _recorder.steps.append(again)
+    return None
+
+
+InterpretedFunction.run = _recorded_launch

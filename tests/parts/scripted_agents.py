@@ -17,8 +17,9 @@ from quire.launch.workers.nodes.agent_wire import (
     ToAgent,
 )
 from quire.launch.workers.nodes.reachability import ProbeTarget
-from quire.process.hub_channel import HubChannel
+from quire.process.hub import HubChannel
 from quire.process.launch_key import LaunchKey
+from quire.process.network.network_channel import NetworkChannel
 
 Answer = Callable[[HubChannel, Any], None]
 
@@ -64,7 +65,7 @@ class ScriptedAgent:
 
     def _serve(self) -> None:
         key = LaunchKey.from_text(self.key)
-        channel = HubChannel(ToAgent, f"tcp://{self.address}", key)
+        channel = NetworkChannel(ToAgent, f"tcp://{self.address}", key)
         channel.connect(10)
         channel.send(self.what)
         with suppress(EngineDeadError):  # the engine is gone

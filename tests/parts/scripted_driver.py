@@ -26,12 +26,17 @@ class ScriptedDriver(HelperProcess):
         self._ours, self.channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.received = []
         self.was_killed = False
-        self._answers = list(answers or [Reserved("10.0.0.1", NODES)])
+        self._head = socket.create_server(("127.0.0.1", 0))
+        self.head = f"127.0.0.1:{self._head.getsockname()[1]}"
+        self._answers = list(answers or [Reserved("10.0.0.1", NODES, self.head)])
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def say(self, message):
         self.channel.send(encode(message))
+
+    def lose_head(self):
+        self._head.close()
 
     def die(self):
         self.channel.shutdown(socket.SHUT_RDWR)
@@ -69,6 +74,18 @@ class ScriptedDriver(HelperProcess):
         self.end(0.0)
         self._ours.close()
         self.channel.close()
+        self._head.close()
+
+
+class DescribedProcess(SleepingProcess):
+    """A process of which an agent tells what it knows."""
+
+    def __init__(self):
+        super().__init__()
+        self.pid = self.process.pid
+
+    def state(self, stack_fd):
+        return f"it writes its stack to {stack_fd}"
 
 
 class WaitingPoint(JoinPoint):
@@ -83,7 +100,7 @@ class WaitingPoint(JoinPoint):
     key = "5e" * 32
 
     def __init__(self, num_ranks, wait_for=lambda check: check()):
-        self.processes = [SleepingProcess() for _ in range(num_ranks)]
+        self.processes = [DescribedProcess() for _ in range(num_ranks)]
         self._wait_for = wait_for
 
     def wait(self, check):

@@ -4,15 +4,17 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from quire.errors import EngineDeadError
 from quire.interfaces.executor import WorkerGrid, WorkerProcess
-from quire.launch.workers.rank_link import RankLink
-from quire.launch.workers.rank_links import RankLinks
+from quire.launch.workers.ranks.rank_link import RankLink
+from quire.launch.workers.ranks.rank_links import RankLinks
 from quire.launch.workers.worker_wire import FromWorker, Joined, Stop, ToWorker
-from quire.process.hub import Hub
-from quire.process.hub_channel import HubChannel
+from quire.process.hub import HubChannel
+from quire.process.local.local_channel import LocalChannel
+from quire.process.local.local_hub import LocalHub
 
 CHOICES = ["quire 1", "torch 2"]
 
@@ -66,7 +68,7 @@ class ScriptedRanks:
         self.received: list[list[Any]] = [[] for _ in range(grid.size)]
         self._threads: list[threading.Thread] = []
         self._is_stopping = False
-        self.hub = Hub(FromWorker, address)
+        self.hub = LocalHub(FromWorker, address)
         ranks = [RankLink(rank, grid, process) for rank, process in enumerate(self.processes)]
         self.links = RankLinks(self.hub, ranks)
 
@@ -80,8 +82,13 @@ class ScriptedRanks:
             self._threads.append(thread)
 
     def _serve(self, rank: int, script: Script, choices: list[str]) -> None:
-        channel = HubChannel(ToWorker, self.address)
+        channel = LocalChannel(ToWorker, self.address)
         channel.send(Joined(rank, "a machine", 1000 + rank, choices, 0))
+        with suppress(EngineDeadError):  # the links are closed before a rank has answered
+            self._follow(rank, channel, script)
+        channel.close(0.1)
+
+    def _follow(self, rank: int, channel: HubChannel, script: Script) -> None:
         while not self._is_stopping:
             message = channel.receive(0.02)
             if isinstance(message, Stop):
@@ -89,7 +96,6 @@ class ScriptedRanks:
             if message is not None:
                 self.received[rank].append(message)
                 script(channel, message)
-        channel.close(0.1)
 
     def stop(self) -> None:
         """End the threads and the links."""

@@ -2,14 +2,16 @@
 
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from quire.errors import EngineDeadError
 from quire.launch.engine_process.engine_link import EngineLink
 from quire.launch.engine_process.engine_wire import Connected, FromEngine, ToEngine
 from quire.launch.engine_process.remote_core import RemoteCore
 from quire.launch.engine_process.served_engine import serve
-from quire.process.ipc import Channel
+from quire.process.local.channel import Channel
 
 
 class ServingThread:
@@ -53,7 +55,8 @@ class ServingThread:
             os.close(fd)
 
     def _run(self) -> None:
-        self.channel.send(Connected())
+        with suppress(EngineDeadError):  # the parent has left
+            self.channel.send(Connected())
         serve(self.core, self.channel)
         self.channel.close(0.0 if self._is_killed else 1.0)
         os.eventfd_write(self._death_fd, 1)
@@ -61,7 +64,7 @@ class ServingThread:
 
 def serve_core(core: Any, folder: Path) -> tuple[RemoteCore, ServingThread]:
     """Return the parent's side of a core that is served from a thread, and the thread."""
-    address = f"ipc://{folder}/engine"
+    address = f"unix://{folder}/engine"
     channel = Channel(FromEngine, address, is_listening=True)
     thread = ServingThread(core, address)
     link = EngineLink(channel, thread)

@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,10 +24,10 @@ from quire.launch.engine_process.engine_wire import (
 from quire.launch.engine_process.served_engine import serve
 from quire.launch.replicas.replica import Replica, ReplicaLimits
 from quire.launch.replicas.replicated_core import ReplicatedCore
-from quire.launch.replicas.router import Router
+from quire.launch.replicas.routing.router import Router
 from quire.messages import AdapterRef, Control, EngineOutputs, EngineStats, LoadAdapter, Started
-from quire.process.child_process import SocketFolder
-from quire.process.ipc import Channel
+from quire.process.children.child_process import SocketFolder
+from quire.process.local.channel import Channel
 
 BLOCK_SIZE = 4
 LIMIT_S = 20.0
@@ -109,6 +110,11 @@ class ReplicaThread:
             os.close(fd)
 
     def _run(self) -> None:
+        with suppress(EngineDeadError):  # the parent has left
+            self._talk()
+        self._channel.close(0.0 if self.num_kills else 1.0)  # no one reads after a death
+
+    def _talk(self) -> None:
         self._channel.send(Connected())
         if self._hangs:
             self._channel.wait(LIMIT_S)
@@ -117,7 +123,6 @@ class ReplicaThread:
         else:
             self._channel.send(Ready(Started(512)))
             serve(self.core, self._channel)
-        self._channel.close(0.0 if self.num_kills else 1.0)  # no one reads after a death
 
 
 @dataclass
@@ -142,7 +147,7 @@ class ReplicaTrial:
     step_s: float = 0.0
     clock: Callable[[], float] = field(default_factory=Clock)
     request_timeout_s: float | None = None
-    max_num_held: int = 1000
+    max_num_open: int = 1000
     limits: ReplicaLimits = field(default_factory=ReplicaLimits)
     make_engine: Callable[[], Any] | None = None
     threads: list[list[ReplicaThread]] = field(default_factory=list)
@@ -157,7 +162,7 @@ class ReplicaTrial:
         ]
         self.router = Router(self.num_replicas, BlockHasher(BLOCK_SIZE, b""))
         self.core = ReplicatedCore(
-            replicas, self.router, 1, self.request_timeout_s, self.max_num_held, self.clock
+            replicas, self.router, 1, self.request_timeout_s, self.max_num_open, self.clock
         )
 
     def current(self, index: int) -> ReplicaThread:

@@ -15,7 +15,7 @@ from processes import eventually
 
 MARK = "TEST_LAUNCH_MARK"
 MODULE = "quire.launch.workers.worker_process"
-JOINED = logging.getLogger("quire.launch.workers.worker_set")
+JOINED = logging.getLogger("quire.launch.workers.ranks.worker_set")
 SHARED_MEMORY = Path("/dev/shm")
 LISTEN = "0A"  # state in /proc/net/tcp
 

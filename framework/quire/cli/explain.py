@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from quire.cli.options import add_model_options, read_settings
+from quire.compose.choices.grid_choice import cores_warning
+from quire.compose.choices.lora_choice import load_sources
 from quire.compose.composition import Choice, Composition
-from quire.compose.grid_choice import cores_warning
-from quire.compose.lora_choice import load_sources
 from quire.config import SchedulerSettings
 from quire.interfaces.kv_cache import KVPlan
 from quire.launch.composing import Composed, compose_engine
@@ -62,6 +62,7 @@ def describe(composition: Composition, memory: MemoryEstimate, num_replicas: int
         "kv_cache_dtype": composition.kv_dtype,
         "replicas": num_replicas if num_replicas > 1 else None,
         "workers": composition.workers if composition.grid.size > 1 else None,
+        "all_reduce": composition.all_reduce if composition.grid.tp_size > 1 else None,
         "kernels": str(composition.kernels),
         "cuda_graphs": composition.cuda_graphs.reason,
         "decode_steps": composition.decode_steps,

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import NoReturn
 
 from quire.errors import AdapterError, QuireError
-from quire.process.stack_dump import enable_stack_dumps
+from quire.process.children.stack_dump import enable_stack_dumps
 from quire.process.traceback_text import with_cause
 
 COMMANDS = {

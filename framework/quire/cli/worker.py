@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     return run_agent(
         AgentPlace(
             engine=engine,
-            key=LaunchKey.read(arguments.key_file, timeout_s),
+            key_file=arguments.key_file,
             ranks=ranks,
             host_ip=arguments.host_ip,
             timeout_s=timeout_s,

@@ -1,13 +1,14 @@
 """Checkpoint lookup: find the folder of a model and read its config.json, without the weights."""
 
 import json
-import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quire.compose.hubs.hub_download import download
+from quire.compose.mistral_params import PARAMS, config_from_params
 from quire.config import ModelSettings
 from quire.errors import CheckpointCorruptError, CheckpointNotFoundError
 from quire.interfaces.checkpoint import CheckpointSource, ShippedCheckpoint
@@ -15,10 +16,7 @@ from quire.plugins.registry import Entry, Registry
 
 CONFIG = "config.json"
 MAX_CONFIG_BYTES = 4 * 2**20
-DESCRIPTION_FILES = ("*.json", "*.jinja", "tokenizer.model", "*.txt", "*.tiktoken")
 WEIGHT_FILES = ("*.safetensors",)
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +82,35 @@ def find_checkpoint(
         raise CheckpointNotFoundError(f"no such model folder: {name}")
     else:
         known = ", ".join(shipped) or "none"
-        found = ShippedCheckpoint(_from_hub(name, settings.revision, with_weights, known))
+        found = ShippedCheckpoint(_from_hub(settings, with_weights, known))
     return Checkpoint(name, found.folder, read_config(found.folder), found.adapters, entry)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read `config.json` of a folder.
+    """Read the config of a folder: `config.json`, or what Mistral's `params.json` stands for.
 
     Raises:
         CheckpointCorruptError: The file is missing, too large, or not a JSON object.
+        UnsupportedModelError: `params.json` has a parameter that cannot be read.
     """
-    path = folder / CONFIG
-    if not path.is_file():
-        raise CheckpointCorruptError(f"{folder} has no {CONFIG}; is the folder complete?")
+    path = config_file(folder)
+    config = _read_object(path)
+    return config_from_params(config) if path.name == PARAMS else config
+
+
+def config_file(folder: Path) -> Path:
+    """Return the path of a checkpoint's config.
+
+    Raises:
+        CheckpointCorruptError: There is none.
+    """
+    for name in (CONFIG, PARAMS):
+        if (folder / name).is_file():
+            return folder / name
+    raise CheckpointCorruptError(f"{folder} has no {CONFIG}; is the folder complete?")
+
+
+def _read_object(path: Path) -> dict[str, Any]:
     if path.stat().st_size > MAX_CONFIG_BYTES:
         raise CheckpointCorruptError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes")
     try:
@@ -112,21 +126,16 @@ def _looks_like_path(name: str) -> bool:
     return name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
 
 
-def _from_hub(name: str, revision: str | None, with_weights: bool, known: str) -> Path:
-    from huggingface_hub import snapshot_download  # a second to import, and rarely needed
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    logger.info("looking for model %s on the Hugging Face hub", name)
+def _from_hub(settings: ModelSettings, with_weights: bool, known: str) -> Path:
     try:
-        folder = snapshot_download(
-            name,
-            revision=revision,
-            allow_patterns=[*DESCRIPTION_FILES, *(WEIGHT_FILES if with_weights else ())],
+        return download(
+            settings.model,
+            settings.revision,
+            with_weights=with_weights,
+            from_modelscope=settings.use_modelscope,
         )
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except CheckpointNotFoundError as error:
         raise CheckpointNotFoundError(
-            f"{name!r} is neither a folder nor a shipped checkpoint (known: {known}), and its "
-            "download from the hub failed: "
-            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            f"{settings.model!r} is neither a folder nor a shipped checkpoint (known: {known}), "
+            f"and {error}"
         ) from error
-    return Path(folder)

@@ -6,19 +6,20 @@ reason, and the reasons against the alternatives. `quire explain` prints it, the
 reports it, and processes of one engine compare it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
-from quire.compose.attention_choice import (
+from quire.compose.checkpoint import Checkpoint
+from quire.compose.choices.all_reduce_choice import choose_symmetric_memory
+from quire.compose.choices.attention_choice import (
     ChosenBackends,
     attention_queries,
     choose_attention_backends,
     common_block_size,
 )
-from quire.compose.checkpoint import Checkpoint
-from quire.compose.choosing import (
+from quire.compose.choices.choosing import (
     AUTO,
     NONE,
     check_present,
@@ -26,46 +27,45 @@ from quire.compose.choosing import (
     choose_optional,
     choose_parser,
 )
-from quire.compose.composition import Choice, Composition, Decision, Rejection
-from quire.compose.grid_choice import (
+from quire.compose.choices.grid_choice import (
     check_devices,
     check_model,
     check_shards,
     check_worker_options,
     choose_executor,
+    divided_sizes,
 )
-from quire.compose.kernel_choice import (
+from quire.compose.choices.kernel_choice import (
     NATIVE_DTYPE,
     check_batch_invariant,
     choose_cpu_graphs,
     choose_cuda_graphs,
     choose_kernels,
 )
-from quire.compose.layer_specs import build_spec, layer_specs
-from quire.compose.lora_choice import choose_lora, choose_shipped_lora
-from quire.compose.probes import Probe, cause_of
-from quire.compose.quantization_choice import QuantizationQuery, choose_quantization
-from quire.compose.sampler_choice import choose_samplers
-from quire.compose.stage_layers import stage_layers
+from quire.compose.choices.lora_choice import choose_lora, choose_shipped_lora
+from quire.compose.choices.model_choice import choose_model
+from quire.compose.choices.probes import Probe, cause_of
+from quire.compose.choices.quantization_choice import (
+    QuantizationQuery,
+    after_loading,
+    choose_quantization,
+)
+from quire.compose.choices.sampler_choice import choose_samplers
+from quire.compose.composition import Choice, Composition, Decision, Rejection
+from quire.compose.sizes.layer_specs import build_spec, layer_specs
+from quire.compose.sizes.stage_layers import stage_layers
 from quire.config import (
     DEFAULT_SCHEDULING_POLICY,
     DEFAULT_STRUCTURED_OUTPUT,
     Settings,
 )
-from quire.errors import (
-    PluginLoadError,
-    QuireError,
-    RefusedError,
-    SettingsError,
-    UnknownNameError,
-    UnsupportedModelError,
-)
+from quire.errors import RefusedError, SettingsError
 from quire.interfaces.executor import WorkerGrid
 from quire.interfaces.model import ModelDescription
 from quire.machine.machine import Machine
 from quire.native.availability import native_unavailable_reason
 from quire.plugins.loading import Plugins, Registries
-from quire.plugins.registry import Entry, check_api, import_reference
+from quire.plugins.registry import check_api
 
 KERNELS_OFF = "--kernels torch"
 LAYERS_PROBE = "quire.native.layer_kernels.libraries:LAYERS.unavailable_reason"
@@ -183,7 +183,8 @@ def _compose(
         unavailable: Reasons why parts cannot run on this machine, by their probes.
     """
     registries = plugins.registries
-    model, description = _choose_model(registries, checkpoint)
+    model, description = choose_model(registries.models, settings.model, checkpoint)
+    description = after_loading(registries, description)
     machine = _usable_machine(machine, settings, registries, unavailable)
     device = machine.device(settings.model.device)
     settings = settings.for_device(device)
@@ -252,51 +253,13 @@ def _divided(composition: Composition, settings: Settings, registries: Registrie
         for layer in kinds.values():
             build_spec(registries, composition, layer, tp_size)
 
-    check_shards(description, composition.quantization.value, grid.tp_size, check_specs)
+    divided = divided_sizes(description, settings.parallel.enable_expert_parallel)
+    check_shards(divided, composition.quantization.value, grid.tp_size, check_specs)
     executor = composition.executor.entry.capabilities
     specs = layer_specs(settings, composition, registries)
     layers = stage_layers(settings, composition, specs)
     check_devices(grid, composition.machine, composition.device, executor)
     return replace(composition, stage_layers=layers)
-
-
-def _choose_model(
-    registries: Registries, checkpoint: Checkpoint
-) -> tuple[Choice, ModelDescription]:
-    architecture = checkpoint.architecture
-    try:
-        entry = registries.models.entry(architecture)
-    except UnknownNameError as error:
-        raise UnsupportedModelError(
-            f"{error}. A plugin adds an architecture with the hook register_models: "
-            "see docs/plugins/models.md"
-        ) from None
-    check_api(entry)
-    description = _describe(entry, checkpoint.config)
-    return Choice("model", entry, "named by the checkpoint"), description
-
-
-def _describe(entry: Entry, config: Mapping[str, Any]) -> ModelDescription:
-    """Describe a model by its torch-free function.
-
-    A `QuireError` of that function is raised as it is, any other error as a `PluginLoadError`.
-    """
-    what = f"the description of model {entry.name!r} of {entry.source}"
-    describe: Callable[[Mapping[str, Any]], ModelDescription]
-    describe = import_reference(entry.capabilities.describe, what)  # type: ignore[assignment]
-    try:
-        description = describe(config)
-    except QuireError:
-        raise
-    except Exception as error:
-        raise PluginLoadError(
-            f"{what} failed on this config.json: {type(error).__name__}: {error}"
-        ) from error
-    if not isinstance(description, ModelDescription):
-        raise PluginLoadError(
-            f"{what} returned a {type(description).__name__}, not a ModelDescription"
-        )
-    return description
 
 
 def _choose_specs(registries: Registries, description: ModelDescription) -> tuple[Choice, ...]:
@@ -351,6 +314,7 @@ def _computing_parts(inputs: _Inputs) -> dict[str, Any]:
             attention.backends,
             packs=quantization.value is not None,
         ),
+        "symmetric_memory": choose_symmetric_memory(settings, device, inputs.machine),
         "samplers": choose_samplers(
             registries, settings.parts.samplers, kernels.value, unavailable
         ),

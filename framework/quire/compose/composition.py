@@ -106,6 +106,7 @@ class Composition:
         layer_backends: Index in `attention_backends` for each of `description.kv_layers`.
         cuda_graphs: Number of requests of the largest CUDA graph; 0: no graphs.
         cpu_graphs: Whether decode steps on a CPU are traced and replayed.
+        symmetric_memory: Whether ranks that share a layer try to use symmetric memory.
         grid: Number of workers, and how the model is sharded over them.
         stage_layers: Decoder layers of each pipeline stage, in order.
         unavailable: Parts that would have been chosen but cannot run on this machine, with the
@@ -130,6 +131,7 @@ class Composition:
     layer_backends: tuple[int, ...]
     cuda_graphs: Decision[int]
     cpu_graphs: Decision[bool]
+    symmetric_memory: Decision[bool]
     kv_cache_specs: tuple[Choice, ...]
     samplers: tuple[Choice, ...]
     structured_output: Choice | None
@@ -169,6 +171,15 @@ class Composition:
         if self.cpu_graphs.value:
             return "replayed from CPU graphs"
         return f"without CPU graphs ({self.cpu_graphs.reason})"
+
+    @property
+    def all_reduce(self) -> str:
+        """Addition of partial sums over tensor-parallel ranks, for people."""
+        if self.device != "cuda":
+            return "shared memory on one machine, Gloo between machines"
+        if not self.symmetric_memory.value:
+            return f"NCCL ({self.symmetric_memory.reason})"
+        return f"symmetric memory {self.symmetric_memory.reason}"
 
     @property
     def workers(self) -> str:

@@ -27,10 +27,12 @@ from quire.messages import (
     EngineRequest,
     EngineStats,
     ErrorReport,
+    ReadKVSnapshot,
     ResetPrefixCache,
     RowBitmask,
     StepPlan,
 )
+from quire.process.interrupts import Interrupts
 
 GRAMMAR_WAIT_S = 0.1
 STORE_POLL_S = 0.001
@@ -74,8 +76,10 @@ class EngineCore:
         )
         self._in_flight: deque[StepPlan] = deque()  # launched, results not collected yet
         self._outbox: list[EngineOutput] = []
+        self._journal = scheduler.kv.journal  # changes of the prefix cache, if they are reported
         self._preparing: set[str] = set()  # requests whose grammar is being compiled
         self._num_grammars = 0  # requests with a grammar
+        self._interrupts = Interrupts()
 
     def add(self, message: EngineRequest) -> None:
         """Add a request. If it can never run, the next step returns an error output for it.
@@ -108,38 +112,49 @@ class EngineCore:
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """End requests at any time; unknown ids are ignored, as they may have just finished."""
-        for request_id in request_ids:
-            self._remove(request_id)
-        self._outbox = [output for output in self._outbox if output.request_id not in request_ids]
+        with self._interrupts:
+            for request_id in request_ids:
+                self._remove(request_id)
+            self._outbox = [each for each in self._outbox if each.request_id not in request_ids]
 
     def has_work(self) -> bool:
         """Whether `step` has something to compute, to poll or to return."""
-        return bool(self.scheduler.requests or self._outbox) or not self.scheduler.is_quiescent
+        if self.scheduler.requests or self._outbox or self._journal:
+            return True
+        return not self.scheduler.is_quiescent
 
     def step(self) -> EngineOutputs:
-        """Launch a step, and return the outputs of the oldest one that is complete."""
+        """Launch a step, and return the outputs of the oldest one that is complete.
+
+        Ctrl-C interrupts the workers, and the wait for them. What the engine does itself is short,
+        and is completed before.
+        """
         self._collect_grammars()
-        for request, report in self.scheduler.pop_expired():
-            self._fail(request.request_id, report)
-        plan = self.scheduler.schedule()
-        outputs, self._outbox = self._outbox, []
+        outputs: list[EngineOutput] = []
+        num_tokens = 0
         try:
-            self._advance(plan, outputs)
+            with self._interrupts:
+                plan = self._plan(outputs)
+                num_tokens = sum([scheduled.num_tokens for scheduled in plan.requests])
+                self._advance(plan, outputs)
         except StepFailedError as error:
             self._isolate(error)
         except BaseException:  # Ctrl-C too: later steps must not build on an interrupted one
-            self._in_flight.clear()
-            self.scheduler.discard_steps()
-            self._outbox = outputs + self._outbox  # returned by the next step
+            with self._interrupts:
+                self._in_flight.clear()
+                self.scheduler.discard_steps()
+                self._outbox = outputs + self._outbox  # returned by the next step
             raise
-        num_tokens = sum([scheduled.num_tokens for scheduled in plan.requests])
-        return EngineOutputs(outputs, self.scheduler.stats(num_tokens))
+        kv_events = [] if self._journal is None else self._journal.take()
+        return EngineOutputs(outputs, self.scheduler.stats(num_tokens), kv_events)
 
     def control(self, message: Control) -> Any:
         """Execute a control message between two steps; those for the workers are forwarded."""
         if isinstance(message, ResetPrefixCache):
             self.scheduler.reset_prefix_cache()
             return None
+        if isinstance(message, ReadKVSnapshot):
+            return [] if self._journal is None else [self._journal.snapshot()]
         try:
             return self.runner.control(message)
         except StepFailedError as error:  # a step in flight failed before the command was run
@@ -183,6 +198,15 @@ class EngineCore:
             return False
         return not any(launched.requests for launched in self._in_flight)
 
+    def _plan(self, outputs: list[EngineOutput]) -> StepPlan:
+        """Plan the next step, and move the outputs that are there already to `outputs`."""
+        for request, report in self.scheduler.pop_expired():
+            self._fail(request.request_id, report)
+        plan = self.scheduler.schedule()
+        outputs += self._outbox
+        self._outbox = []
+        return plan
+
     def _advance(self, plan: StepPlan, outputs: list[EngineOutput]) -> None:
         """Launch a plan and complete the steps that are due; without work, complete the oldest.
 
@@ -208,25 +232,37 @@ class EngineCore:
         if that token is in flight, the steps in flight are completed while this one computes. In a
         pipeline it never is, so a mask waits for no step.
         """
-        masks: Sequence[RowBitmask] = ()
         if not self._num_grammars:
-            self.runner.execute(plan)
-        elif not self._has_undecided_grammar(plan):
-            has_masks = self._request_masks(plan)
-            self.runner.execute(plan)
-            masks = self._collect_masks() if has_masks else ()
-        else:
-            self.runner.execute(plan)
+            self._start(plan)
+        elif self._has_undecided_grammar(plan):
+            self._execute(plan)
             while self._in_flight:
                 self._complete_step(outputs)
-            masks = self._collect_masks() if self._request_masks(plan) else ()
-        self.runner.sample(plan.plan_id, masks)
+            self._sample(plan, self._collect_masks() if self._request_masks(plan) else ())
+        elif self._request_masks(plan):
+            self._execute(plan)
+            self._sample(plan, self._collect_masks())
+        else:
+            self._start(plan)
         self._in_flight.append(plan)
+
+    def _start(self, plan: StepPlan) -> None:
+        with self._interrupts.allowed:
+            self.runner.launch(plan)
+
+    def _execute(self, plan: StepPlan) -> None:
+        with self._interrupts.allowed:
+            self.runner.execute(plan)
+
+    def _sample(self, plan: StepPlan, masks: Sequence[RowBitmask]) -> None:
+        with self._interrupts.allowed:
+            self.runner.sample(plan.plan_id, masks)
 
     def _complete_step(self, outputs: list[EngineOutput]) -> None:
         """Wait for the tokens of the oldest step in flight and apply them."""
         plan = self._in_flight[0]
-        result = self.runner.collect(plan.plan_id)
+        with self._interrupts.allowed:
+            result = self.runner.collect(plan.plan_id)
         self._in_flight.popleft()
         constrained = self._requests_with_grammar(plan) if self._num_grammars else {}
         fresh = self.scheduler.update(plan, result)
@@ -284,7 +320,8 @@ class EngineCore:
         return rows
 
     def _collect_masks(self) -> list[RowBitmask]:
-        masks = self.grammars.collect_masks()
+        with self._interrupts.allowed:
+            masks = self.grammars.collect_masks()
         self._apply_grammar_news()  # a grammar that failed just now yields an error, not a token
         return masks
 

@@ -49,6 +49,7 @@ class AttentionQuery:
     attention_chunk: int | None = None
     logit_soft_cap: float | None = None
     has_sinks: bool = False
+    has_alibi: bool = False
     latent_dim: int | None = None  # layout "mla" only: elements of a head that are the latent
     batch_invariant: bool = False
     compute_capability: int | None = None  # of the CUDA device, 90 for 9.0; None: unknown
@@ -90,6 +91,7 @@ class AttentionCapabilities:
     logit_soft_cap: bool = False
     padded_pages: bool = False
     sinks: bool = False
+    alibi: bool = False
     batch_invariant: bool = False
     graphs: GraphSupport = "none"
     min_compute_capability: int | None = None
@@ -127,6 +129,7 @@ class AttentionCapabilities:
             ("chunked local attention", query.attention_chunk is not None, self.attention_chunk),
             ("a logit soft-cap", query.logit_soft_cap is not None, self.logit_soft_cap),
             ("attention sinks", query.has_sinks, self.sinks),
+            ("linear biases (ALiBi)", query.has_alibi, self.alibi),
             ("batch-invariant mode", query.batch_invariant, self.batch_invariant),
         )
         for what, is_wanted, is_served in features:
@@ -184,6 +187,8 @@ class AttentionLayerParams:
         sinks: One extra logit per query head that takes part in the softmax and has no value.
         k_scale: Scale of K in a float8 cache, which stores k / k_scale.
         v_scale: Scale of V in a float8 cache, which stores v / v_scale.
+        alibi_slopes: Slope of the linear bias of each query head (ALiBi): `slope * (key - query)`,
+            with the positions of both, is added to a score behind the soft cap; None: no bias.
     """
 
     scale: float
@@ -193,6 +198,7 @@ class AttentionLayerParams:
     k_scale: float = 1.0
     v_scale: float = 1.0
     attention_chunk: int | None = None
+    alibi_slopes: Tensor | None = None  # [H] float32
 
 
 @dataclass(slots=True, kw_only=True)

@@ -50,6 +50,11 @@ class StepRunner(ABC):
     def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> None:
         """Launch the sampling of a step whose forward pass was launched."""
 
+    def launch(self, plan: StepPlan, masks: Sequence[RowBitmask] = ()) -> None:
+        """Launch the forward pass and the sampling of a step whose masks are known."""
+        self.execute(plan)
+        self.sample(plan.plan_id, masks)
+
     @abstractmethod
     def collect(self, plan_id: int) -> StepResult:
         """Wait for the sampled tokens of a step; steps are collected in launch order."""

@@ -39,6 +39,7 @@ class KVLayer:
         has_sinks: True if its heads have learned sinks, which its backend must support.
         layer_index: Index of the decoder layer that it is part of, which decides its pipeline
             stage; None for all if each decoder layer has one, in order.
+        has_alibi: True if its scores have linear biases (ALiBi), which its backend must support.
     """
 
     name: str
@@ -48,6 +49,7 @@ class KVLayer:
     params: tuple[tuple[str, Any], ...] = ()
     has_sinks: bool = False
     layer_index: int | None = None
+    has_alibi: bool = False
 
     def param(self, name: str, default: Any = None) -> Any:
         """Return a further parameter of the spec by name."""

@@ -16,10 +16,10 @@ be shortened, and blocks that cannot be saved at the moment are not passed to `s
 
 A store is switched off for good if it raises, returns an invalid result, or ends none of its open
 transfers within `kv_store_timeout_s`: it is not called again, its worker side is shut down, and its
-open transfers have failed. The same applies to a store with open transfers when a step is
-interrupted (Ctrl-C), because its messages may be lost. When a step fails on some of several
-workers, each of them still gets every message, and transfers go on: `begin_step` may then be called
-several times before the next `report`.
+open transfers have failed. When a step is interrupted (Ctrl-C), or fails on some of several
+workers, each worker still gets every message once, and transfers go on: `begin_step` may then be
+called several times before the next `report`. An interrupt waits for the end of a call of the
+store. A second one does not, and the store is switched off.
 
 The unit of transfer is the cross-group block: the blocks of one table index in every KV group of
 the model, stored and loaded together under the hash of their content. Hashes are chained: an equal

@@ -10,10 +10,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from quire.interfaces.kv_cache import KVLayer
 from quire.interfaces.reference import check_reference
+from quire.interfaces.weight_rules import WeightRule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,12 +34,18 @@ class ModelCapabilities:
         supports_tensor_parallel: True if all layers come from `quire.layers`.
         supports_pipeline_parallel: True if the model builds only the layers of its stage, and its
             forward pass takes and returns `StageTensors`.
+        is_fallback: True if the model stands for architectures that no plugin registers. It is
+            registered under a name for `--model-impl`, and its `describe` is called as
+            `describe(config, code_folder)`, where `code_folder` is the checkpoint's folder if the
+            user trusts the code in it (`--trust-remote-code`), else None. It raises
+            `UnsupportedModelError` with the reason if it cannot run the model.
     """
 
     describe: str
     supports_lora: bool = True
     supports_tensor_parallel: bool = True
     supports_pipeline_parallel: bool = False
+    is_fallback: bool = False
 
     def __post_init__(self) -> None:
         check_reference(self.describe, "a model's describe")
@@ -55,6 +64,10 @@ class ModelDescription:
         is_pooling: True if the model returns hidden states or scores, and never logits.
         sharded_sizes: Sizes that tensor parallelism divides evenly, besides heads, by their names
             in error messages: `{"intermediate_size": 11008}`.
+        num_experts: Number of experts of a mixture; 0: there are none.
+        expert_sizes: The same as `sharded_sizes`, for sizes that are not divided if whole experts
+            are divided over the devices: `{"moe_intermediate_size": 768}`.
+        code_folder: Folder of the checkpoint if code in it may be run; None: it may not.
     """
 
     architecture: str
@@ -73,7 +86,10 @@ class ModelDescription:
     has_tied_head: bool = False
     is_pooling: bool = False
     sharded_sizes: Mapping[str, int] = field(default_factory=dict)
+    num_experts: int = 0
+    expert_sizes: Mapping[str, int] = field(default_factory=dict)
     modalities: tuple[str, ...] = ("text",)
+    code_folder: Path | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,10 +128,17 @@ class Model(ABC):
         packed_modules: Name of a merged module -> names of the checkpoint's modules in it, in
             order. LoRA adapters and checkpoints use the checkpoint's names.
         ignored_weights: Regular expressions for names of checkpoint weights that are not loaded.
+        weight_rules: Rules for checkpoint modules that have other names than the model's, or hold
+            several of them. An instance may set its own. Names without a rule are the model's.
+        tied_weights: Name of a weight that the model has only as another one -> name of that one,
+            both as the rules give them. A checkpoint may have either or both, if they are equal.
+            An instance may set its own.
     """
 
-    packed_modules: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    ignored_weights: ClassVar[tuple[str, ...]] = ()
+    packed_modules: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    ignored_weights: tuple[str, ...] = ()
+    weight_rules: Sequence[WeightRule] = ()
+    tied_weights: Mapping[str, str] = MappingProxyType({})
 
     @abstractmethod
     def forward(
@@ -143,7 +166,7 @@ class Model(ABC):
         """
 
     def map_weight_name(self, name: str) -> str | None:
-        """Return the model's name of a checkpoint weight; by default the same name.
+        """Return the name that `weight_rules` are applied to; by default the checkpoint's name.
 
         None skips the weight: the model does not need it, or another pipeline stage has it.
         """

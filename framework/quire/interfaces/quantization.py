@@ -8,7 +8,7 @@ shard, with merged slices in order.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +58,21 @@ class QuantizationCapabilities:
     def __post_init__(self) -> None:
         if self.probe is not None:
             check_reference(self.probe, "a quantization method's probe")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedWeight:
+    """Weight of one expert in a product of the rows of several experts.
+
+    Attributes:
+        method: Method that stores the weight.
+        layer: Layer that the method's parameters are registered with.
+        bias: `[out]`, or None.
+    """
+
+    method: LinearMethod
+    layer: nn.Module
+    bias: Tensor | None
 
 
 class LinearMethod(ABC):
@@ -113,6 +128,20 @@ class LinearMethod(ABC):
     ) -> Tensor:  # [T, out]
         """Compute `x @ weight.T + bias`. Override to fuse the addition into the product."""
         return self.apply(layer, x).add_(bias)
+
+    def grouped_product(self, weights: Sequence[GroupedWeight]) -> GroupedProduct | None:
+        """Return one product with the weights of several experts, each for its own rows.
+
+        Called after `finish_loading` of all of them, on the first one's method. None, the default:
+        the experts' products are computed one after another, and the step cannot be captured.
+        """
+        del weights
+        return None
+
+
+GroupedProduct = Callable[["Tensor", "Tensor"], "Tensor"]
+"""Function of rows `[S, in]`, sorted by expert, and of the number of rows up to and including each
+expert's, `[E]` int64. It returns `[S, out]`; rows behind the last expert's are undefined."""
 
 
 class Quantization(ABC):

@@ -21,13 +21,15 @@ MAX_WARPS = 16
 def add_rms_norm(
     x: Tensor,  # [..., n], the last dimension contiguous
     residual: Tensor | None,  # the same shape
-    weight: Tensor,  # [n]
+    weight: Tensor | None,  # [n]
     eps: float,
+    rounds_before_weight: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return the norm of `x + residual` times `weight`, and that sum rounded to the dtype.
 
-    The norm is computed in float32 from the rounded sum, and rounded once. Without a residual the
-    sum is `x` itself.
+    The norm is computed in float32 from the rounded sum, and rounded once; with
+    `rounds_before_weight` it is rounded to the dtype before the product with the weight as well.
+    Without a residual the sum is `x` itself.
     """
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -40,7 +42,7 @@ def add_rms_norm(
     _add_rms_norm_kernel[(num_rows,)](
         rows,
         others,
-        weight,
+        rows if weight is None else weight,
         normed,
         total,
         rows.stride(0),
@@ -48,6 +50,8 @@ def add_rms_norm(
         size,
         eps,
         HAS_RESIDUAL=residual is not None,
+        HAS_WEIGHT=weight is not None,
+        ROUNDS_BEFORE_WEIGHT=rounds_before_weight,
         BLOCK=block,
         num_warps=min(MAX_WARPS, max(1, block // ELEMENTS_PER_WARP)),
         enable_fp_fusion=True,
@@ -67,6 +71,8 @@ def _add_rms_norm_kernel(
     size,
     eps,
     HAS_RESIDUAL: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    ROUNDS_BEFORE_WEIGHT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -80,8 +86,11 @@ def _add_rms_norm_kernel(
         total = (x + residual).to(total_ptr.dtype.element_ty)
         tl.store(total_ptr + row * size + column, total, mask=is_inside)
         x = total.to(tl.float32)
-    weight = tl.load(weight_ptr + column, mask=is_inside, other=0.0).to(tl.float32)
-    normed = x * tl.rsqrt(tl.sum(x * x, 0) / size + eps) * weight
+    normed = x * tl.rsqrt(tl.sum(x * x, 0) / size + eps)
+    if ROUNDS_BEFORE_WEIGHT:
+        normed = normed.to(normed_ptr.dtype.element_ty).to(tl.float32)
+    if HAS_WEIGHT:
+        normed *= tl.load(weight_ptr + column, mask=is_inside, other=0.0).to(tl.float32)
     tl.store(
         normed_ptr + row * size + column, normed.to(normed_ptr.dtype.element_ty), mask=is_inside
     )

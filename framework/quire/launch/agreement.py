@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import quire
-from quire.compose.checkpoint import CONFIG, WEIGHT_FILES
+from quire.compose.checkpoint import WEIGHT_FILES, config_file
 from quire.compose.composition import Composition
 
 HEADER_LENGTH_BYTES = 8  # of a safetensors file: the length of its JSON header
@@ -54,7 +54,7 @@ def checkpoint_digest(folder: Path) -> str:
 
     The weights themselves are not read, which would take as long as loading them.
     """
-    digest = hashlib.blake2b((folder / CONFIG).read_bytes(), digest_size=8)
+    digest = hashlib.blake2b(config_file(folder).read_bytes(), digest_size=8)
     for path in sorted(path for pattern in WEIGHT_FILES for path in folder.glob(pattern)):
         digest.update(f"{path.name} {path.stat().st_size} ".encode())
         with path.open("rb") as file:

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from quire.compose.checkpoint import CONFIG, WEIGHT_FILES
-from quire.compose.choosing import AUTO
+from quire.compose.checkpoint import WEIGHT_FILES, config_file
+from quire.compose.choices.choosing import AUTO
 from quire.compose.composition import Choice, Composition
 from quire.config import ModelSettings
 from quire.interfaces.kv_cache import KVCacheSpec, KVPlan
@@ -44,7 +44,7 @@ def _content(folder: Path, settings: ModelSettings) -> list[Any]:
     A copy counts as another checkpoint, which costs cache misses. Reading all weights would cost
     more.
     """
-    config = hashlib.sha256((folder / CONFIG).read_bytes()).digest()
+    config = hashlib.sha256(config_file(folder).read_bytes()).digest()
     if settings.load_format == "dummy":
         return [config, "dummy", settings.dummy_seed]
     weights = sorted(path for pattern in WEIGHT_FILES for path in folder.glob(pattern))

@@ -4,16 +4,16 @@
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quire.compose.checkpoint import Checkpoint, find_checkpoint
-from quire.compose.choosing import ASKED_FOR
+from quire.compose.choices.choosing import ASKED_FOR
+from quire.compose.choices.grid_choice import cores_warning
+from quire.compose.choices.kernel_choice import NATIVE_DTYPE
+from quire.compose.choices.probes import cause_of, run_probes
 from quire.compose.compose import compose
 from quire.compose.composition import Composition, Rejection
-from quire.compose.grid_choice import cores_warning
-from quire.compose.kernel_choice import NATIVE_DTYPE
-from quire.compose.probes import cause_of, run_probes
 from quire.config import Settings
 from quire.frontend.chat.chat_template import ChatTemplate
 from quire.frontend.text.tokenizer import Tokenizer
@@ -168,5 +168,5 @@ def _missing_kernels_reason(composition: Composition) -> str | None:
 def _tokenizer_folder(settings: Settings, plugins: Plugins, checkpoint: Checkpoint) -> Path:
     if settings.model.tokenizer is None:
         return checkpoint.folder
-    other = Settings.from_options({"model": settings.model.tokenizer}).model
+    other = replace(settings.model, model=settings.model.tokenizer, revision=None)
     return find_checkpoint(other, plugins.registries.checkpoints, with_weights=False).folder

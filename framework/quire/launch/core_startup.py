@@ -13,7 +13,7 @@ from quire.launch.composing import Composed
 from quire.launch.grammar_setup import make_grammars
 from quire.launch.kv_memory import log_memory, log_reduction, plan_memory
 from quire.launch.kv_store_setup import check_store_options, load_store, store_plan
-from quire.launch.workers.worker_start import start_workers
+from quire.launch.workers.placing.worker_start import start_workers
 from quire.messages import Started
 
 
@@ -76,6 +76,7 @@ def _make_scheduler(composed: Composed, plans: Sequence[KVPlan]) -> Scheduler:
         enable_prefix_caching=settings.cache.enable_prefix_caching,
         root=cache_root(settings.model, composition, plan),
         max_step_tokens=settings.scheduler.max_num_batched_tokens,
+        reports_events=settings.cache.kv_events,
     )
     transfers = _make_transfers(composed, plans, kv)
     return Scheduler(

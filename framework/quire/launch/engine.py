@@ -5,8 +5,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from quire.compose.choices.lora_choice import load_sources
 from quire.compose.composition import Composition
-from quire.compose.lora_choice import load_sources
 from quire.config import ParallelSettings, Settings
 from quire.frontend.async_frontend import STALL_LIMIT_S, AsyncFrontend
 from quire.frontend.chat.chat_template import ChatTemplate

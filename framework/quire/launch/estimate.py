@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from quire.compose.composition import Composition
-from quire.compose.layer_specs import layer_specs, stage_specs
-from quire.compose.memory_profile import MemoryProfile, least_cache_bytes, misfit
-from quire.compose.weight_bytes import weight_bytes
+from quire.compose.sizes.layer_specs import layer_specs, stage_specs
+from quire.compose.sizes.memory_profile import MemoryProfile, least_cache_bytes, misfit
+from quire.compose.sizes.weight_bytes import weight_bytes
 from quire.config import Settings
 from quire.engine.kv_cache.kv_plan import NULL_BLOCKS, requests_that_fit
 from quire.errors import CapacityError

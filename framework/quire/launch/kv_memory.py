@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from quire.compose.composition import Choice, Composition
-from quire.compose.layer_specs import layer_specs, stage_specs
+from quire.compose.sizes.layer_specs import layer_specs, stage_specs
 from quire.config import Settings
 from quire.engine.kv_cache.kv_plan import (
     NULL_BLOCKS,

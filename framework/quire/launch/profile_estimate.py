@@ -4,9 +4,9 @@
 attention backends is not included, because only their code computes it.
 """
 
+from quire.compose.choices.kernel_choice import num_captures
 from quire.compose.composition import Composition
-from quire.compose.kernel_choice import num_captures
-from quire.compose.memory_profile import LOGIT_BYTES, MemoryProfile, captured_bytes, groups_of
+from quire.compose.sizes.memory_profile import LOGIT_BYTES, MemoryProfile, captured_bytes, groups_of
 from quire.config import Settings
 from quire.interfaces.kv_cache import DTYPE_BYTES, KVCacheSpec
 from quire.machine.nvml import DeviceMemory
@@ -54,8 +54,10 @@ def estimate_profile(
     token_bytes = activation_bytes(settings, composition)
     graph_bytes = 0
     if largest:
-        logits = vocab_size * DTYPE_BYTES[composition.dtype.value]
-        graph_bytes = captured_bytes(num_captures(composition), largest, vocab_size)
+        num_logits = vocab_size if is_last_stage else 0
+        logits = num_logits * DTYPE_BYTES[composition.dtype.value]
+        num_graphs = num_captures(composition, is_last_stage=is_last_stage)
+        graph_bytes = captured_bytes(num_graphs, largest, num_logits)
         graph_bytes += largest * (token_bytes + logits)
     return MemoryProfile(
         total_bytes=memory.total,

@@ -23,11 +23,17 @@ class ConfigValues:
         config: The mapping.
         architecture: Name of the architecture for error messages.
         prefix: Path of the mapping in the file for error messages, such as "rope_parameters.".
+        aliases: Keys that the architecture has under another name: usual key -> key in the file.
     """
 
     config: Mapping[str, Any]
     architecture: str
     prefix: str = field(default="")
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    def has(self, key: str) -> bool:
+        """Return whether the file has a value for the key, other than null."""
+        return self.config.get(self.aliases.get(key, key)) is not None
 
     def count(self, key: str, default: int = _REQUIRED) -> int:
         """Return an integer that is at least 1 (the default may be any value).
@@ -40,6 +46,17 @@ class ConfigValues:
             raise self._wrong(key, value, "a whole number from 1")
         return int(value)
 
+    def whole(self, key: str, default: int = _REQUIRED) -> int:
+        """Return an integer that is at least 0.
+
+        Raises:
+            UnsupportedModelError: The value is missing or is not such an integer.
+        """
+        value = self._get(key, default)
+        if not _is_int(value) or value < 0:
+            raise self._wrong(key, value, "a whole number from 0")
+        return int(value)
+
     def positive(self, key: str, default: float = _REQUIRED) -> float:
         """Return a finite number above zero.
 
@@ -47,8 +64,7 @@ class ConfigValues:
             UnsupportedModelError: The value is missing or is not such a number.
         """
         value = self._get(key, default)
-        is_number = _is_int(value) or isinstance(value, float)
-        if not is_number or not math.isfinite(value) or value <= 0:
+        if not _is_positive(value):
             raise self._wrong(key, value, "a number above 0")
         return float(value)
 
@@ -85,6 +101,14 @@ class ConfigValues:
             raise self._wrong(key, value, "an object")
         return value
 
+    def nested(self, key: str) -> ConfigValues:
+        """Return the values of a JSON object, whose errors have the key's path; empty if missing.
+
+        Raises:
+            UnsupportedModelError: The value is not an object.
+        """
+        return ConfigValues(self.mapping(key), self.architecture, prefix=f"{self.prefix}{key}.")
+
     def names(self, key: str) -> tuple[str, ...]:
         """Return a list of strings; an empty one if the key is missing.
 
@@ -96,22 +120,50 @@ class ConfigValues:
             raise self._wrong(key, value, "a list of strings")
         return tuple(value)
 
+    def wholes(self, key: str) -> tuple[int, ...]:
+        """Return a list of integers that are at least 0; an empty one if the key is missing.
+
+        Raises:
+            UnsupportedModelError: The value is not such a list.
+        """
+        value = self._get(key, [])
+        if not isinstance(value, list) or not all(_is_int(item) and item >= 0 for item in value):
+            raise self._wrong(key, value, "a list of whole numbers from 0")
+        return tuple(value)
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """Return a list of finite numbers above zero, of which there is at least one.
+
+        Raises:
+            UnsupportedModelError: The value is missing or is not such a list.
+        """
+        value = self._get(key, _REQUIRED)
+        if not isinstance(value, list) or not value or not all(map(_is_positive, value)):
+            raise self._wrong(key, value, "a list of numbers above 0")
+        return tuple(map(float, value))
+
     def _get(self, key: str, default: Any) -> Any:
-        value = self.config.get(key)
+        value = self.config.get(self.aliases.get(key, key))
         if value is not None:
             return value
         if default is _REQUIRED:
             raise UnsupportedModelError(
-                f"{self.architecture}: config.json has no {self.prefix}{key}"
+                f"{self.architecture}: config.json has no {self.prefix}{self.aliases.get(key, key)}"
             )
         return default
 
     def _wrong(self, key: str, value: object, wanted: str) -> UnsupportedModelError:
         return UnsupportedModelError(
-            f"{self.architecture}: {self.prefix}{key} in config.json must be {wanted}, "
-            f"got {value!r}"
+            f"{self.architecture}: {self.prefix}{self.aliases.get(key, key)} in config.json must "
+            f"be {wanted}, got {value!r}"
         )
 
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_positive(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value) and value > 0

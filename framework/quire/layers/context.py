@@ -21,6 +21,8 @@ class LayerContext:
         quantization: Quantization method of linear layers; None: no quantization.
         prepack: Whether weights are reordered after loading, for the CPU's matrix library.
         batch_invariant: Whether a row's bits must not depend on the rest of the batch.
+        expert_parallel: Whether the experts of a mixture are divided over the devices, instead of
+            each expert's width.
         layers: Decoder layers of this pipeline stage; None: all layers.
         kernels: Kernels that layers run: "torch" (operators), "triton" (`quire.kernels`) or
             "native" (`quire.native`).
@@ -32,5 +34,6 @@ class LayerContext:
     quantization: Quantization | None = None
     prepack: bool = False
     batch_invariant: bool = False
+    expert_parallel: bool = False
     layers: range | None = None
     kernels: str = "torch"

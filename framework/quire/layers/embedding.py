@@ -1,4 +1,4 @@
-"""Token embedding and LM head, sharded by vocabulary rows and padded to equal shards."""
+"""Token embedding and LM head, sharded by vocabulary rows; learned positions, on every device."""
 
 from __future__ import annotations
 
@@ -75,6 +75,46 @@ class VocabParallelEmbedding(Layer):
         if self._look_up_rows is not None:
             return self._look_up_rows(rows)
         return functional.embedding(rows, self.weight).to(self.context.dtype)
+
+
+class PositionEmbedding(Layer):
+    """Learned vectors of positions (GPT-2), the same on every device.
+
+    Args:
+        num_positions: Number of positions that the model has vectors of.
+        hidden_size: Elements per vector.
+        context: Settings to build the layer with.
+        num_skipped_rows: Rows of the checkpoint before that of position 0 (OPT: 2).
+    """
+
+    weight: Tensor  # [num_positions, hidden_size]
+
+    def __init__(
+        self,
+        num_positions: int,
+        hidden_size: int,
+        context: LayerContext,
+        *,
+        num_skipped_rows: int = 0,
+    ) -> None:
+        super().__init__()
+        self.num_skipped_rows = num_skipped_rows
+        weight = frozen((num_positions, hidden_size), context.dtype, context.device)
+        self.register_parameter("weight", weight)
+
+    def checkpoint_shape(self, parameter: str, part: str) -> tuple[int, ...]:
+        """Return `[num_skipped_rows + num_positions, hidden_size]`."""
+        del parameter, part
+        num_positions, hidden_size = self.weight.shape
+        return (self.num_skipped_rows + num_positions, hidden_size)
+
+    def load_weight(self, parameter: str, tensor: Tensor, part: str) -> None:
+        """Copy the rows from position 0 on."""
+        super().load_weight(parameter, tensor[self.num_skipped_rows :], part)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Return `[T, hidden_size]` for positions `[T]`."""
+        return functional.embedding(positions, self.weight)
 
 
 class LMHead(Layer):

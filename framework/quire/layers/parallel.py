@@ -57,10 +57,12 @@ class TensorParallelGroup(RankGroup, ABC):
     Attributes:
         rank: Rank of this device, from 0.
         size: Number of devices.
+        is_traceable: Whether CPU graphs can trace its collectives, as calls of compiled functions.
     """
 
     rank: int
     size: int
+    is_traceable: bool = True
 
     @abstractmethod
     def all_reduce(self, x: Tensor) -> Tensor:

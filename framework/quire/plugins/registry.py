@@ -162,7 +162,7 @@ class Registry(Generic[T]):
         """
         offers = self._offers.get(name, [])
         if not offers:
-            raise UnknownNameError(self._unknown(name))
+            raise UnknownNameError(self.unknown(name))
         meant = [entry for entry in offers if entry.source.plugin == plugin]
         meant = meant or [entry for entry in offers if plugin in entry.source.names]
         if not meant:
@@ -191,7 +191,7 @@ class Registry(Generic[T]):
         """
         offers = self._offers.get(name, [])
         if not offers:
-            raise UnknownNameError(self._unknown(name, others))
+            raise UnknownNameError(self.unknown(name, others))
         entry = self.uncontested(name)
         if entry is None:
             raise ContestedNameError(
@@ -260,9 +260,17 @@ class Registry(Generic[T]):
     def __len__(self) -> int:
         return len(self._offers)
 
-    def _unknown(self, name: str, others: Sequence[str] = ()) -> str:
-        hint = did_you_mean(name, [*self._offers, *others])
-        known = ", ".join([*self, *others]) or "none"
+    def unknown(self, name: str, others: Sequence[str] = (), hidden: Sequence[str] = ()) -> str:
+        """Return the sentence that no plugin offers a name, with the most similar one.
+
+        Args:
+            name: Name that is not known.
+            others: Further words that the option for the name takes.
+            hidden: Names of the registry that do not belong in its place.
+        """
+        names = [*(known for known in self if known not in hidden), *others]
+        hint = did_you_mean(name, names)
+        known = ", ".join(names) or "none"
         failed = self.num_failed_plugins
         plugins = "plugin" if failed == 1 else "plugins"
         doctor = (

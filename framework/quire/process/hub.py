@@ -1,94 +1,39 @@
-"""Hub: one listening ZeroMQ socket for several processes, each of which has a `HubChannel`.
+"""Hub: one listening socket for several processes, each of which has a `HubChannel`.
 
     process 0 --\
-    process 1 ----> hub        peers are told apart by an id that the socket gives them
+    process 1 ----> hub        the hub gives each peer an id
     process 2 --/
 
-Messages are numbered for each peer, and a peer drops a number that it has seen. So a broadcast
-that is interrupted, as by Ctrl-C, is completed by the next call, and no peer misses or repeats a
-message. A message whose last frame is empty is dropped, too: it is the rest of one that an
-interrupt cut off, or only tries whether the peer is there.
-
-On one machine the socket is a file. Between machines it is a TCP port, for the holders of the
-launch's key only; a peer that is silent for 5 s counts as lost.
+A broadcast that is interrupted, as by Ctrl-C, is completed by the next call, and no peer misses or
+repeats a message. On one machine the socket is a file (`local`); between machines it is a TCP port,
+for the holders of the launch's key only (`network`).
 """
 
-import os
-import weakref
-from collections import deque
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
-
-import msgspec
-import zmq
-
-from quire.errors import EngineDeadError, QuireError
-from quire.process.ipc import close_socket, decode_frame, encode
-from quire.process.launch_key import LaunchKey
-from quire.process.network.entrance import Entrance
-from quire.process.network.listening_port import ListeningPort
-from quire.process.network.secure_socket import ZAP_DOMAIN, check_secured, pieces
-from quire.process.network.tcp_address import TcpAddress
-
-NUMBER_BYTES = 8
 
 Peer = bytes
 
 
-class Hub:
+class Hub(ABC):
     """The listening end for several processes; sending never blocks, and no message is dropped.
-
-    Args:
-        kind: Type of messages from the peers; any other message is an error.
-        address: Address to listen on; with the port 0 any that is free.
-        key: Key of the launch; needed over TCP, and only there.
 
     Attributes:
         address: Address at which the hub listens.
-
-    Raises:
-        SettingsError: The address is unknown or stands for all interfaces, or the key does not fit.
-        QuireError: The address cannot be listened on.
     """
 
-    def __init__(self, kind: Any, address: str, key: LaunchKey | None = None) -> None:
-        check_secured(address, key)
-        port = None if key is None else ListeningPort(TcpAddress.parse(address).to_listen_on())
-        self.address = address if port is None else str(port.address)
-        self._decoder = msgspec.msgpack.Decoder(kind)
-        self._outgoing: deque[tuple[bytes, ...]] = deque()
-        self._is_sending = False
-        self._num_sent: dict[Peer, int] = {}
-        self._remote_peers: set[Peer] = set()  # that have sent a message
-        self._owner_pid = os.getpid()
-        self._context = zmq.Context(io_threads=1)
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.set_hwm(0)  # no limit: the steps in flight limit the queued messages
-        self._socket.router_mandatory = True  # sending to a peer that is gone fails
-        # A ZAP domain makes the handshake mandatory; else bytes of any protocol would be accepted.
-        self._socket.zap_domain = ZAP_DOMAIN
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._entrance: Entrance | None = None
-        if port is not None and key is not None:
-            self._entrance = Entrance(self._context, self._socket, port, key)
-            self._poller.register(self._entrance.disconnections.fileno(), zmq.POLLIN)
-        # Runs when this object is collected, but not at exit, when a thread may still use it.
-        self._finalizer = weakref.finalize(
-            self, _close, self._socket, self._context, self._entrance, self._owner_pid, 0
-        )
-        self._finalizer.atexit = False
-        if self._entrance is None:
-            self._listen(address)
+    address: str
 
+    @abstractmethod
     def watch(self, fd: int) -> None:
         """Make `wait` also return when a file descriptor becomes readable."""
-        self._poller.register(fd, zmq.POLLIN)
 
+    @abstractmethod
     def unwatch(self, fd: int) -> None:
         """Watch a file descriptor no longer."""
-        self._poller.unregister(fd)
 
+    @abstractmethod
     def wait(self, timeout_s: float | None = None) -> Sequence[int]:
         """Block until a message arrives or a watched file descriptor is readable, or until timeout.
 
@@ -97,127 +42,86 @@ class Hub:
         Returns:
             The watched file descriptors that are readable.
         """
-        timeout_ms = None if timeout_s is None else int(timeout_s * 1000)
-        found = [found for found, _ in self._poller.poll(timeout_ms) if isinstance(found, int)]
-        if self._entrance is not None and self._entrance.disconnections.fileno() in found:
-            found.remove(self._entrance.disconnections.fileno())
-        return found
 
-    def lost(self) -> list[Peer]:
+    def lost(self) -> Sequence[Peer]:
         """Return the peers on other machines whose connection has ended since the last call.
 
         They have sent a message before. The last of their messages may still be to be taken.
         """
-        if self._entrance is None or not self._entrance.disconnections.clear():
-            return []
-        self._socket.get(zmq.EVENTS)  # makes the socket take note of disconnections
-        lost = [peer for peer in self._remote_peers if not self._reaches(peer)]
-        self._remote_peers.difference_update(lost)
-        return lost
+        return ()
 
+    @abstractmethod
     def send(self, peers: Iterable[Peer], message: Any) -> None:
         """Queue one message for some peers, encoded once; raises as `encode` does.
 
         Raises:
             EngineDeadError: A peer has disconnected; the message of the error has its id.
         """
-        data = encode(message)
-        frames = (data,) if self._entrance is None else pieces(data)
-        self._outgoing.extend([(peer, self._next_number(peer), *frames) for peer in peers])
-        self._flush()
 
+    @abstractmethod
     def take(self, timeout_s: float = 0.0) -> tuple[Peer, Any] | None:
         """Return the next message with its sender; None if none arrives within the timeout.
 
         Raises:
             EngineDeadError: A peer sent an invalid message.
         """
-        if timeout_s and not self._socket.poll(int(timeout_s * 1000)):
-            return None
-        try:
-            peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return None
-        if self._entrance is not None:
-            self._note(peer)
-        return peer, decode_frame(self._decoder, b"".join(frames), "another process")
 
-    def stop_listening(self) -> None:
-        """Let no more processes on other machines connect; those that are connected stay so."""
-        if self._entrance is not None:
-            self._entrance.stop_listening()
+    def drain(self, timeout_s: float) -> None:
+        """Wait until what was sent needs no more calls to reach the peers."""
+        del timeout_s
 
+    @abstractmethod
     def close(self, linger_s: float = 0.0) -> None:
         """Close the socket. May be called twice.
 
         Args:
             linger_s: Time for the peers to read the messages that were sent.
         """
-        if self._finalizer.detach() is not None:
-            linger_ms = int(linger_s * 1000)
-            _close(self._socket, self._context, self._entrance, self._owner_pid, linger_ms)
-
-    def _listen(self, address: str) -> None:
-        try:
-            self._socket.bind(address)
-        except zmq.ZMQError as error:
-            self.close()
-            raise QuireError(f"a socket cannot be opened at {address}: {error}") from error
-
-    def _note(self, peer: Peer) -> None:
-        """Note a peer that has sent a message; its connection may have ended already."""
-        if self._entrance is not None and peer not in self._remote_peers:
-            self._remote_peers.add(peer)
-            self._entrance.disconnections.set()
-
-    def _next_number(self, peer: Peer) -> bytes:
-        number = self._num_sent[peer] = self._num_sent.get(peer, 0) + 1
-        return number.to_bytes(NUMBER_BYTES, "little")
-
-    def _flush(self) -> None:
-        """Send what is queued; a message that was sent when an interrupt came is sent twice."""
-        while self._outgoing:
-            frames = self._outgoing[0]
-            try:
-                self._send_frames(frames)
-            except zmq.ZMQError as error:
-                self._outgoing.popleft()
-                raise EngineDeadError(
-                    f"process {frames[0].hex()} has disconnected: {error}"
-                ) from error
-            self._outgoing.popleft()
-
-    def _reaches(self, peer: Peer) -> bool:
-        """Whether a peer is connected."""
-        try:
-            self._send_frames((peer, b""))
-        except zmq.ZMQError:
-            return False
-        return True
-
-    def _send_frames(self, frames: Sequence[bytes]) -> None:
-        """Send a message, after the end of one that an interrupt cut off."""
-        if self._is_sending:
-            self._socket.send(b"", zmq.NOBLOCK)
-        self._is_sending = True
-        try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK)
-        except zmq.ZMQError:  # of the first frame: the peer is gone
-            self._is_sending = False
-            raise
-        self._is_sending = False
 
 
-def _close(
-    socket: zmq.Socket[bytes],
-    context: zmq.Context[Any],
-    entrance: Entrance | None,
-    owner_pid: int,
-    linger_ms: int,
-) -> None:
-    """Close the socket and all that serves it; a no-op in a fork, which cannot use them."""
-    if entrance is None:
-        close_socket(socket, context, owner_pid, linger_ms)
-    elif os.getpid() == owner_pid:
-        socket.close(linger_ms)
-        entrance.close()
+class HubChannel(ABC):
+    """The connecting end of a hub, in one of the processes; a lost connection is final."""
+
+    @abstractmethod
+    def watch(self, fd: int) -> None:
+        """Make `wait` also return when a file descriptor becomes readable."""
+
+    @abstractmethod
+    def unwatch(self, fd: int) -> None:
+        """Watch a file descriptor no longer."""
+
+    @abstractmethod
+    def wait(self, timeout_s: float | None = None) -> Sequence[int]:
+        """Block until `receive` or a watched file descriptor has something, or until timeout.
+
+        Returns:
+            The watched file descriptors that are readable.
+        """
+
+    @abstractmethod
+    def send(self, message: Any) -> None:
+        """Queue a message for the hub; raises as `encode` does.
+
+        Raises:
+            EngineDeadError: The connection was lost.
+        """
+
+    @abstractmethod
+    def receive(self, timeout_s: float | None = None) -> Any:
+        """Wait for the next message.
+
+        Returns:
+            The message; None if none arrives within the timeout.
+
+        Raises:
+            EngineDeadError: The hub sent an invalid message, or the connection was lost; messages
+                that came before are returned first.
+        """
+
+    @abstractmethod
+    def close(self, linger_s: float = 0.0) -> None:
+        """Close the channel.
+
+        Args:
+            linger_s: Time for the hub to read the messages that were sent.
+        """

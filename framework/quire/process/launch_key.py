@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
+from io import FileIO
 from pathlib import Path
 from typing import Self
 
@@ -23,11 +24,10 @@ from quire.errors import SettingsError
 
 SECRET_BYTES = 32
 STANDARD_INPUT = "-"
+ONE_START = "\n# written for one start by "  # then the engine that has written the file
 _INPUT_FD = 0
 _MAX_TEXT_BYTES = 1000  # of a file or of standard input; a key has 65
-_INPUT_TIMEOUT_S = 30.0  # of an engine
 _RETRY_S = 0.2
-_FOR_ONE_START = "# written for one start"  # second line of a file that an engine has written
 _TEXT = re.compile(f"[0-9a-fA-F]{{{2 * SECRET_BYTES}}}")
 
 
@@ -97,40 +97,14 @@ class LaunchKey:
         """
         if str(path) == STANDARD_INPUT:
             return cls.from_text(_read_input(timeout_s), "the standard input")
-        text = _read_file(Path(path), timeout_s).removesuffix(_FOR_ONE_START)
-        return cls.from_text(text, f"the content of {path}")
+        text = _read_file(Path(path), timeout_s)
+        return cls.from_text(text.partition(ONE_START)[0], f"the content of {path}")
 
-    @classmethod
-    def for_start(cls, path: str | Path) -> tuple[Self, bool]:
-        """Return the key for a start of the engine, and whether it was written to the file for it.
-
-        The caller removes a written file. One that was left by an engine that was killed is
-        replaced, because its key was for that start only.
-
-        Args:
-            path: File whose key is used if there is one; `-` is standard input.
-
-        Raises:
-            SettingsError: The file or the input has no valid key, or cannot be written.
-        """
-        if str(path) == STANDARD_INPUT:
-            return cls.read(path, _INPUT_TIMEOUT_S), False
-        file = Path(path)
-        if file.exists():
-            text = _read_file(file, 0.0)
-            if not _is_for_one_start(text):
-                return cls.from_text(text, f"the content of {path}"), False
-            file.unlink(missing_ok=True)
-        key = cls.new()
-        key.write(file, for_one_start=True)
-        return key, True
-
-    def write(self, path: str | Path, *, for_one_start: bool = False) -> None:
+    def write(self, path: str | Path) -> None:
         """Write the key to a new file that only this user may access.
 
         Args:
             path: File; a link is not followed.
-            for_one_start: Whether the next start of an engine replaces the key.
 
         Raises:
             SettingsError: The file exists, or cannot be written.
@@ -138,11 +112,8 @@ class LaunchKey:
         if str(path) == STANDARD_INPUT:
             raise SettingsError("a launch key cannot be written to standard input; name a file")
         try:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with open(fd, "w") as file:
-                os.fchmod(fd, 0o600)  # whatever the umask is
-                lines = [self.text, _FOR_ONE_START] if for_one_start else [self.text]
-                file.writelines(f"{line}\n" for line in lines)
+            with new_private_file(path) as file:
+                file.write(f"{self.text}\n".encode())
         except OSError as error:
             raise SettingsError(f"the launch key cannot be written to {path}: {error}") from error
 
@@ -168,6 +139,41 @@ class LaunchKey:
         return CurveKeys(zmq.curve_public(secret), secret)
 
 
+def new_private_file(path: str | Path) -> FileIO:
+    """Make a file that only this user may access; a link is not followed.
+
+    Raises:
+        OSError: It exists, or cannot be written.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    os.fchmod(fd, 0o600)  # whatever the umask is
+    return FileIO(fd, "w")
+
+
+def present_text(path: Path) -> str | None:
+    """Return the content of a file of a key; None if it does not exist.
+
+    Raises:
+        SettingsError: The file cannot be read, or others may read or replace its content.
+    """
+    try:
+        with open(path, "rb") as file:
+            _check_private(path, os.fstat(file.fileno()))
+            return _text(file.read(_MAX_TEXT_BYTES))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise SettingsError(f"the launch key in {path} cannot be read: {error}") from error
+
+
+def no_text(path: Path) -> SettingsError:
+    """Return the error about a file that is empty."""
+    return SettingsError(
+        f"{path} is empty, and no launch key; remove it, so that the engine writes one when it "
+        "starts, or write one with `quire worker --new-key FILE`"
+    )
+
+
 def _read_input(timeout_s: float) -> str:
     """Return the first line of the standard input, which may stay open."""
     deadline = time.monotonic() + timeout_s
@@ -190,18 +196,11 @@ def _read_input(timeout_s: float) -> str:
 
 def _read_file(path: Path, timeout_s: float) -> str:
     deadline = time.monotonic() + timeout_s
-    while not (text := _read_present(path)):
+    while not (text := present_text(path)):
         if time.monotonic() >= deadline:
-            raise _empty(path) if text is not None else _absent(path, timeout_s)
+            raise no_text(path) if text is not None else _absent(path, timeout_s)
         time.sleep(_RETRY_S)
     return text
-
-
-def _empty(path: Path) -> SettingsError:
-    return SettingsError(
-        f"{path} is empty, and no launch key; remove it, so that the engine writes one when it "
-        "starts, or write one with `quire worker --new-key FILE`"
-    )
 
 
 def _absent(path: Path, timeout_s: float) -> SettingsError:
@@ -209,26 +208,6 @@ def _absent(path: Path, timeout_s: float) -> SettingsError:
         f"there is no launch key in {path} after {timeout_s:g} s; the engine writes it when it "
         "starts, so the file must be in a folder that both machines see"
     )
-
-
-def _is_for_one_start(text: str) -> bool:
-    return text.endswith(_FOR_ONE_START)
-
-
-def _read_present(path: Path) -> str | None:
-    """Return the content of a file; None if it does not exist.
-
-    Raises:
-        SettingsError: The file cannot be read, or others may read or replace its content.
-    """
-    try:
-        with open(path, "rb") as file:
-            _check_private(path, os.fstat(file.fileno()))
-            return _text(file.read(_MAX_TEXT_BYTES))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise SettingsError(f"the launch key in {path} cannot be read: {error}") from error
 
 
 def _check_private(path: Path, status: os.stat_result) -> None:

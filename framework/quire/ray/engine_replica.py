@@ -9,13 +9,13 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from quire.compose.layer_specs import layer_specs
+from quire.compose.sizes.layer_specs import layer_specs
 from quire.engine.kv_cache.kv_plan import NULL_BLOCKS, fixed_plan
 from quire.errors import EngineDeadError
 from quire.frontend.async_frontend import AsyncFrontend
@@ -23,6 +23,7 @@ from quire.launch.engine import Engine, start_engine
 from quire.plugins.report import plugins_report
 from quire.ray import asgi_call
 from quire.ray.asgi_call import HTTPCall
+from quire.ray.cache_report import CacheReport
 from quire.ray.serve_arguments import read_arguments
 from quire.ray.serve_routing import ReplicaFacts, ReplicaLoad
 from quire.server.app import create_unguarded_app
@@ -49,10 +50,13 @@ class EngineReplica:
         report = partial(plugins_report, engine.plugins)
         self._app = create_unguarded_app(self._frontend, report, Lifecycle())
         self._num_resets = 0
+        self._cache = CacheReport(self._facts.block_size)
         self._tasks = [
             asyncio.create_task(log_stats(self._frontend)),
             asyncio.create_task(_end_with_engine(self._frontend)),
         ]
+        if self._facts.reports_changes:
+            self._tasks.append(asyncio.create_task(_follow(self._frontend, self._cache)))
 
     async def respond(self, call: bytes, prompt: bytes | None = None) -> AsyncGenerator[bytes]:
         """Run an HTTP request; yield its response.
@@ -98,7 +102,9 @@ class EngineReplica:
     async def record_routing_stats(self) -> dict[str, Any]:
         """Return the present load, for the router."""
         # Not the engine's statistics, which are those of its last step.
-        load = ReplicaLoad(len(self._frontend.dispatch.streams()), self._num_resets)
+        num_requests = len(self._frontend.dispatch.streams())
+        changes = self._cache.report() if self._facts.reports_changes else []
+        load = ReplicaLoad(num_requests, self._num_resets, changes)
         return dict(msgspec.to_builtins(load))
 
 
@@ -109,7 +115,14 @@ def _facts(engine: Engine) -> ReplicaFacts:
         return ReplicaFacts()
     num_groups = len(fixed_plan(specs, NULL_BLOCKS + 1).groups)
     num_blocks = engine.core.stats().num_blocks // max(1, num_groups)
-    return ReplicaFacts(specs[0].block_size, num_blocks)
+    return ReplicaFacts(specs[0].block_size, num_blocks, engine.settings.cache.kv_events)
+
+
+async def _follow(frontend: AsyncFrontend, report: CacheReport) -> None:
+    """Pass the changes of the prefix cache on until the engine ends."""
+    with suppress(EngineDeadError):
+        async for batch in frontend.dispatch.kv_events.read():
+            report.take(batch)
 
 
 async def _end_with_engine(frontend: AsyncFrontend) -> None:

@@ -12,7 +12,7 @@ import msgspec
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from quire.ray.prompt_reader import NO_TOKENS, PromptTokens
-from quire.ray.serve_routing import ReplicaFacts, ReplicaLoad, ServeRouting
+from quire.ray.serve_routing import ReplicaFacts, ServeRouting
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray need not be installed
@@ -24,6 +24,11 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray need not be inst
             raise ValueError(f"PrefixRouter has no options, got {', '.join(kwargs)}")
         self._routing = ServeRouting()
 
+    def update_replicas(self, replicas: Sequence[RunningReplica]) -> None:
+        """Take what the replicas report, also while there is no request."""
+        super().update_replicas(replicas)
+        self._read_reports(replicas)
+
     async def choose_replicas(
         self,
         candidate_replicas: Sequence[RunningReplica],
@@ -32,10 +37,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray need not be inst
         """Return the replicas in the order in which they are asked to take the request."""
         if pending_request is None:
             return [list(candidate_replicas)]
-        by_name = {name_of(replica.replica_id): replica for replica in candidate_replicas}
-        self._routing.update({name: _facts(replica) for name, replica in by_name.items()})
-        for name, replica in by_name.items():
-            self._routing.report(name, msgspec.convert(replica.routing_stats, ReplicaLoad))
+        by_name = self._read_reports(candidate_replicas)
         request_id = pending_request.metadata.internal_request_id
         order = self._routing.place(request_id, _prompt_of(pending_request))
         pending_request.future.add_done_callback(partial(self._forget_cancelled, request_id))
@@ -52,6 +54,14 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray need not be inst
         """Count the request no longer."""
         super().on_request_completed(replica_id, internal_request_id)
         self._routing.end(internal_request_id, name_of(replica_id))
+
+    def _read_reports(self, replicas: Sequence[RunningReplica]) -> dict[str, RunningReplica]:
+        """Take what replicas report; return them by name."""
+        by_name = {name_of(replica.replica_id): replica for replica in replicas}
+        self._routing.update({name: _facts(replica) for name, replica in by_name.items()})
+        for name, replica in by_name.items():
+            self._routing.read(name, replica.routing_stats)
+        return by_name
 
     def _forget_cancelled(self, request_id: str, chosen: Any) -> None:
         """Forget a request whose caller has left before a replica had it."""

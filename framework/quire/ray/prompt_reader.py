@@ -11,8 +11,11 @@ from quire.errors import QuireError
 from quire.frontend.chat.chat_template import ChatTemplate
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.launch.composing import load_text
+from quire.messages import EngineRequest
 from quire.plugins.loading import load_plugins
+from quire.sampling_params import SamplingParams
 
+NO_LIMIT = 1 << 20  # tokens of a completion whose limit is not given
 INLINE_BYTES = 8 * 1024  # larger bodies are tokenized in a thread
 
 
@@ -21,7 +24,7 @@ class PromptTokens(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         token_ids: Token ids; empty if they are not known.
-        owner: Model or adapter and cache salt: prefixes are shared only if it is the same.
+        owner: Result of `owner_of`: prefixes are shared only if it is the same.
         max_tokens: Largest number of tokens of the completion; None: not given.
     """
 
@@ -33,15 +36,34 @@ class PromptTokens(msgspec.Struct, frozen=True, array_like=True):
 NO_TOKENS = PromptTokens([], "", None)
 
 
+def owner_of(adapter: str | None, cache_salt: str | None) -> str:
+    """Return the owner of a prompt: the adapter, if any, and the cache salt."""
+    return f"{adapter or ''}\n{cache_salt or ''}"
+
+
+def as_request(request_id: str, prompt: PromptTokens) -> EngineRequest:
+    """Return a request of which the router reads what is known of the prompt."""
+    return EngineRequest(
+        request_id=request_id,
+        token_ids=prompt.token_ids,
+        params=SamplingParams(),
+        max_tokens=prompt.max_tokens or NO_LIMIT,
+        seed=0,
+        cache_salt=prompt.owner,
+    )
+
+
 class PromptReader:
     """Reads the prompts of request bodies with the model's tokenizer and chat template.
 
     Args:
         tokenizer: Tokenizer of the model.
         template: Chat template of the model.
+        model_name: Name of the model in requests; any other one is that of an adapter.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, model_name: str) -> None:
+        self._model_name = model_name
         self._tokenizer = tokenizer
         self._template = template
 
@@ -54,7 +76,8 @@ class PromptReader:
         """
         plugins = load_plugins(settings.plugins)
         checkpoint = find_checkpoint(settings.model, plugins.registries.checkpoints, False)
-        return cls(*load_text(settings, plugins, checkpoint))
+        model_name = settings.model.served_model_name or checkpoint.name
+        return cls(*load_text(settings, plugins, checkpoint), model_name)
 
     async def read(self, path: str, body: bytes) -> PromptTokens:
         """Return the prompt of a request; no tokens if it has none, or an invalid one."""
@@ -67,9 +90,13 @@ class PromptReader:
     def _read(self, body: bytes) -> PromptTokens:
         try:
             fields = msgspec.json.decode(body, type=dict[str, Any])
-            return PromptTokens(self._token_ids(fields), _owner(fields), _max_tokens(fields))
+            return PromptTokens(self._token_ids(fields), self._owner(fields), _max_tokens(fields))
         except (msgspec.MsgspecError, QuireError, RecursionError, TypeError, ValueError):
             return NO_TOKENS  # the replica refuses the request, or reads it in another way
+
+    def _owner(self, fields: dict[str, Any]) -> str:
+        model = fields.get("model")
+        return owner_of(None if model == self._model_name else model, fields.get("cache_salt"))
 
     def _token_ids(self, fields: dict[str, Any]) -> list[int]:
         """Return the tokens of a body's prompt; of the first one, if there are several."""
@@ -83,10 +110,6 @@ class PromptReader:
         if isinstance(prompt, str):
             return self._tokenizer.encode(prompt, fields.get("add_special_tokens") is not False)
         return msgspec.convert(prompt, list[int])
-
-
-def _owner(fields: dict[str, Any]) -> str:
-    return f"{fields.get('model')}\n{fields.get('cache_salt')}"
 
 
 def _max_tokens(fields: dict[str, Any]) -> int | None:

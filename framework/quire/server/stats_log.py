@@ -6,7 +6,7 @@ import time
 
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.dispatch.dispatcher import Done
-from quire.messages import EngineStats
+from quire.messages import EngineStats, ReplicaStats
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +55,14 @@ def _replica_loads(stats: EngineStats) -> str:
     """Return the running and waiting requests of each replica, if there are several."""
     if not stats.replicas:
         return ""
-    loads = (f"{r.num_running}+{r.num_waiting}" if r.is_up else "down" for r in stats.replicas)
-    return f", running+waiting by replica: {' '.join(loads)}"
+    return f", running+waiting by replica: {' '.join(map(_load, stats.replicas))}"
+
+
+def _load(replica: ReplicaStats) -> str:
+    if not replica.is_up:
+        return "down"
+    mark = " (silent)" if replica.is_silent else ""
+    return f"{replica.num_running}+{replica.num_waiting}{mark}"
 
 
 async def log_stats(frontend: AsyncFrontend, interval_s: float = INTERVAL_S) -> None:

@@ -324,8 +324,7 @@ class ExecutorContract:
             worker.load()
             runner = worker.allocate([_kv_plan()])
             for plan_id in (1, 2):
-                runner.execute(_step_plan(plan_id))
-                runner.sample(plan_id, [])
+                runner.launch(_step_plan(plan_id))
             ids = [runner.collect(plan_id).plan_id for plan_id in (1, 2)]
         assert ids == [1, 2], f"plans 1 and 2 were collected; the results are of plans {ids}"
 

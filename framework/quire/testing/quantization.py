@@ -21,7 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from quire.errors import QuireError
-from quire.interfaces.quantization import LinearMethod, Quantization, QuantizationCapabilities
+from quire.interfaces.quantization import (
+    GroupedWeight,
+    LinearMethod,
+    Quantization,
+    QuantizationCapabilities,
+)
 from quire.testing.probes import check_probe
 
 NUM_ROWS = (1, 2, 3, 8, 33)
@@ -156,6 +161,30 @@ class QuantizationContract:
                 f"rows in a batch of {num_rows} have other bits than in one of {len(x)}, but "
                 "is_batch_invariant is True"
             )
+
+    @pytest.mark.parametrize("has_bias", [False, True])
+    def test_rows_of_several_experts_have_their_own_experts_products(
+        self, shape: tuple[int, int], has_bias: bool
+    ) -> None:
+        """`grouped_product` equals each expert's own product, if the method has one."""
+        counts = (2, 0, 5)
+        loaded = [self._layer(self._weight(shape) * (1 + expert)) for expert in range(len(counts))]
+        biases = self._inputs(len(counts), shape[0])
+        weights = [
+            GroupedWeight(method, layer, bias if has_bias else None)
+            for (method, layer), bias in zip(loaded, biases, strict=True)
+        ]
+        product = weights[0].method.grouped_product(weights)
+        if product is None:
+            pytest.skip("the method has no grouped product")
+        inputs = [self._inputs(count, shape[1]) for count in counts]
+        ends = torch.tensor(counts, device=self.device).cumsum(0)
+        out = product(torch.cat(inputs), ends)
+        expected = [
+            weight.method.apply(weight.layer, rows) + (biases[expert] if has_bias else 0.0)
+            for expert, (weight, rows) in enumerate(zip(weights, inputs, strict=True))
+        ]
+        self._check_close(out.double(), torch.cat(expected).double(), "grouped_product()")
 
     def test_memory_is_what_is_declared(self) -> None:
         """Parameters and buffers of the layer have at most `weight_bits` per element."""

@@ -18,6 +18,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,7 +30,7 @@ from quire.errors import AdapterError, SettingsError
 from quire.interfaces.attention import KVBackend
 from quire.interfaces.executor import StepRunner
 from quire.interfaces.lora import AdapterBatch
-from quire.interfaces.model import ForwardBatch, Model, ModelDescription
+from quire.interfaces.model import ForwardBatch, Model, ModelDescription, StageTensors
 from quire.layers.returned import check_returned
 from quire.messages import (
     AdapterRef,
@@ -53,7 +54,7 @@ from quire.worker.sampling.prompt_logprobs import PromptLogprobs, compute_prompt
 from quire.worker.sampling.sampled_tokens import SampledTokens
 from quire.worker.sampling.sampling_pipeline import SamplingPipeline
 from quire.worker.stage import WHOLE_MODEL, Stage
-from quire.worker.stage_forward import stage_forward
+from quire.worker.stage_forward import Computed, StageForward
 
 if TYPE_CHECKING:  # they load Triton
     from quire.worker.batch.device_inputs import DeviceInputs
@@ -111,6 +112,7 @@ class ModelRunner(StepRunner):
         has_digest: Whether other workers sample the same tokens, so that results have a digest.
 
     Attributes:
+        stage_forward: Forward pass of the stage, with what it receives and sends.
         graphs: Captured decode steps, if there are any; they need `device_inputs`.
         cpu_graphs: Traced decode steps on a CPU; None if steps are not traced.
         kv_store: Worker side of the KV store; None if there is none.
@@ -133,7 +135,7 @@ class ModelRunner(StepRunner):
     ) -> None:
         self.model = model
         self.stage = stage
-        self._forward_pass = stage_forward(model, stage, description, computed_by)
+        self.stage_forward = StageForward(model, stage, description, computed_by)
         self.backends = backends
         self.tables = tables
         self.pipeline = pipeline
@@ -204,7 +206,7 @@ class ModelRunner(StepRunner):
         result = launched.read()
         if self.kv_store is None:
             return result
-        return msgspec.structs.replace(result, transfers=self.kv_store.report())
+        return msgspec.structs.replace(result, transfers=self.kv_store.report(plan_id))
 
     def is_ready(self, plan_id: int) -> bool:
         """Return whether the tokens of a step have reached the host."""
@@ -351,16 +353,25 @@ class ModelRunner(StepRunner):
     def hidden_states_of(
         self, inputs: StepInputs, adapters: AdapterBatch | None
     ) -> Tensor:  # [T, hidden_size]
-        """Replay a traced step, or run the model."""
+        """Replay a traced step or run the model, with what its stage receives and sends."""
+        received = self.stage_forward.receive(len(inputs.input_ids))
+        computed = None
         if self.cpu_graphs is not None and adapters is None:
-            replayed = self.cpu_graphs.hidden_states_of(inputs)
-            if replayed is not None:
-                return replayed
-        return self.computed_hidden_states(inputs, adapters)
+            computed = self.cpu_graphs.compute(inputs, received)
+        if computed is None:
+            computed = self.compute(inputs, adapters, received)
+        return self.stage_forward.send(computed)
 
     def computed_hidden_states(
         self, inputs: StepInputs, adapters: AdapterBatch | None
     ) -> Tensor:  # [T, hidden_size]
+        """Run the model through Python, with what its stage receives and sends."""
+        received = self.stage_forward.receive(len(inputs.input_ids))
+        return self.stage_forward.send(self.compute(inputs, adapters, received))
+
+    def compute(
+        self, inputs: StepInputs, adapters: AdapterBatch | None, received: StageTensors | None
+    ) -> Computed:
         """Prepare the backends for the step, and run the model through Python.
 
         Raises:
@@ -370,11 +381,8 @@ class ModelRunner(StepRunner):
         batch = ForwardBatch(
             attention=[backend.prepare(layout) for backend, layout in prepared], adapters=adapters
         )
-        hidden_states: Tensor = self._forward_pass(inputs.input_ids, inputs.positions, batch)
-        shape = (len(inputs.input_ids), self.description.hidden_size)
-        device, source = inputs.input_ids.device, f"the forward pass of {self.computed_by}"
-        check_returned(hidden_states, shape, None, device, source)
-        return hidden_states
+        forward = self.stage_forward
+        return forward.compute(inputs.input_ids, inputs.positions, batch, received)
 
     def _adapter_batch(self, inputs: StepInputs) -> AdapterBatch | None:
         if self.adapters is None:
@@ -389,14 +397,23 @@ class ModelRunner(StepRunner):
     def _replay_captured(self, requests: Sequence[ScheduledRequest]) -> _Pass | None:
         """Compute all requests by a captured step; None if no captured step fits, or it fails."""
         found = None if self.graphs is None else self.graphs.step_for(requests)
-        if found is None:
+        if self.graphs is None or found is None:
             return None
         slots, step = found
-        hidden_states = self._failures.attempt("a captured step", slots, step.compute)
+        replay = partial(self._replay, self.graphs, step, len(slots))
+        hidden_states = self._failures.attempt("a captured step", slots, replay)
         if hidden_states is None:
             return None
-        count = len(slots)
-        return _Rows(slots, hidden_states[:count], step.logits[:count], step), []
+        if step.logits is None:
+            return None, []
+        return _Rows(slots, hidden_states, step.logits[: len(slots)], step), []
+
+    def _replay(
+        self, graphs: DecodeGraphs, step: CapturedStep, num_requests: int
+    ) -> Tensor:  # [num_requests, hidden_size]
+        """Replay a captured step, with what its stage receives and sends."""
+        received = self.stage_forward.receive(num_requests)
+        return self.stage_forward.send(graphs.replay(step, num_requests, received))
 
     def _sample_rows(
         self, part: _Rows, masks: Sequence[RowBitmask], errors: dict[int, ErrorReport]

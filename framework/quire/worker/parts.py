@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from quire.compose.choosing import AUTO
+from quire.compose.choices.choosing import AUTO
+from quire.compose.choices.lora_choice import load_sources
 from quire.compose.composition import Composition
-from quire.compose.layer_specs import layer_specs
-from quire.compose.lora_choice import load_sources
+from quire.compose.sizes.layer_specs import layer_specs
 from quire.config import Settings
 from quire.interfaces.attention import KVBackend
 from quire.interfaces.kv_cache import KVCacheSpec, KVLayer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -18,6 +19,12 @@ from quire.worker.device.distributed_link import DistributedLink
 from quire.worker.device.group_place import Exchange, GroupPlace, StageShape
 from quire.worker.device.shared_memory_group import SharedMemoryGroup
 from quire.worker.device.shared_memory_link import SharedMemoryLink
+from quire.worker.device.symmetric_memory import (
+    PeerDevices,
+    SymmetricMemory,
+    join_symmetric_memory,
+    torch_unavailable_reason,
+)
 from quire.worker.parts import WorkerParts
 from quire.worker.stage import Stage
 from quire.worker.worker import TORCH_DTYPES, ModelWorker, torch_device
@@ -154,7 +161,13 @@ class Ranks:
         place, key = self._place(range(first, first + tp_size)), f"group of stage {self.stage}"
         if self._can_share_memory(place.ranks):
             return SharedMemoryGroup.join(self.exchange, key, place)
-        return DistributedGroup.join(self.exchange, key, place, self.device, self._own.address)
+        group = DistributedGroup.join(self.exchange, key, place, self.device, self._own.address)
+        if self.device.type == "cuda" and self.settings.parallel.symmetric_memory:
+            connect = partial(SymmetricMemory.connect, self.exchange, key, place, self.device)
+            reason = self._symmetric_memory_unavailable_reason(place.ranks)
+            memory = join_symmetric_memory(group, self.device, reason, connect)
+            group.use_symmetric_memory(memory)
+        return group
 
     def link(self, stage: int) -> StageLink | None:
         """Join the link from a stage to the next one, between ranks of one tensor-parallel rank.
@@ -189,6 +202,24 @@ class Ranks:
     @property
     def _own(self) -> RankPlace:
         return self.places[self.rank]
+
+    def _symmetric_memory_unavailable_reason(self, ranks: Sequence[int]) -> str | None:
+        """Return why this rank cannot share memory with the others of its group."""
+        choice = self.composition.symmetric_memory  # of this rank's machine
+        if not choice.value:
+            return choice.reason
+        return torch_unavailable_reason() or self._peers(ranks).unavailable_reason()
+
+    def _peers(self, ranks: Sequence[int]) -> PeerDevices:
+        """Return the GPUs of a group's ranks, as this rank sees them."""
+        places = [self.places[rank] for rank in ranks]
+        return PeerDevices(
+            num_nodes=len({place.node_id for place in places}),
+            devices=[place.device for place in places],
+            own=self._own.device,
+            num_visible=torch.cuda.device_count(),
+            can_access=torch.cuda.can_device_access_peer,
+        )
 
     def _can_share_memory(self, ranks: Sequence[int]) -> bool:
         """Whether ranks compute on the CPU of one node; the same on each of them."""

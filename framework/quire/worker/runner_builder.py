@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
+from quire.compose.choices.kernel_choice import graph_sizes
+from quire.compose.choices.sampler_choice import fused_steps
 from quire.compose.composition import Composition
-from quire.compose.kernel_choice import graph_sizes
-from quire.compose.sampler_choice import fused_steps
-from quire.errors import PluginLoadError, RefusedError
+from quire.errors import PluginLoadError
 from quire.interfaces.attention import KVBackend
 from quire.interfaces.model import Model
 from quire.interfaces.sampling import LogitsProcessor, Sampler
@@ -20,19 +19,14 @@ from quire.layers.parallel import TensorParallelGroup
 from quire.layers.vocabulary import VocabularyShard
 from quire.worker.batch.slots import SlotTables
 from quire.worker.failures import IsolateAlone, ReportFailures
-from quire.worker.graphs.agreement import all_agree
 from quire.worker.graphs.cpu_graphs import CPUGraphs
 from quire.worker.graphs.graph_capture import step_capture
-from quire.worker.loading.weight_loading import as_module
 from quire.worker.lora.adapter_manager import AdapterManager
 from quire.worker.memory.device_memory import CudaMeter, enough_memory
 from quire.worker.model_runner import ModelRunner
 from quire.worker.parts import WorkerParts
 from quire.worker.sampling.sampling_pipeline import SamplingPipeline
 from quire.worker.stage import Stage
-
-if TYPE_CHECKING:  # it loads Triton
-    from quire.worker.graphs.decode_graphs import DecodeGraphs
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +112,13 @@ def build_runner(
         has_digest=group.size > 1 and stage.is_last,
     )
     if composition.cpu_graphs.value:
-        runner.cpu_graphs = CPUGraphs(as_module(model), backends, tables, group)
+        if group.is_traceable:
+            runner.cpu_graphs = CPUGraphs(runner.stage_forward.compute, backends, tables, group)
+        else:
+            logger.info(
+                "decode steps have no CPU graphs and run through Python: the tensor-parallel ranks "
+                "are on several machines, and what they exchange there cannot be replayed"
+            )
     return runner
 
 
@@ -156,10 +156,17 @@ def capture_graphs(
             runner.device_inputs,
             runner.pipeline,
             graph_sizes(composition.cuda_graphs.value),
+            group,
+            example=runner.stage_forward.example,
+            is_last=runner.stage.is_last,
         )
-    refusal = _capture(graphs, runner)
-    if not all_agree(group, refusal is None, device):
-        refusal = refusal or RefusedError("they cannot be captured on another tensor-parallel rank")
+    refusal = graphs.capture(
+        step_capture(device),
+        runner.compute,
+        runner.model.compute_logits,
+        with_adapters=runner.adapters is not None,
+    )
+    if refusal is not None:
         if is_required:
             raise refusal
         logger.warning(
@@ -170,22 +177,6 @@ def capture_graphs(
     runner.graphs = graphs
     if device.type == "cuda":
         logger.info("CUDA graphs took %.2f GB", (free_bytes - _free_bytes(device)) / 1e9)
-
-
-def _capture(graphs: DecodeGraphs, runner: ModelRunner) -> RefusedError | None:
-    """Capture the decode steps of a runner; the error if a part of them cannot be captured."""
-    has_adapters = runner.adapters is not None
-    head = runner.model.compute_logits
-    try:
-        graphs.capture(
-            step_capture(runner.tables.device),
-            runner.hidden_states_of,
-            head,
-            with_adapters=has_adapters,
-        )
-    except RefusedError as refusal:
-        return refusal
-    return None
 
 
 def _free_bytes(device: torch.device) -> int:

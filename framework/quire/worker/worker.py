@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from quire.compose.weight_bytes import weight_bytes
+from quire.compose.sizes.weight_bytes import weight_bytes
 from quire.config import Settings
 from quire.errors import CapacityError, EngineDeadError
 from quire.interfaces.executor import Worker
@@ -206,8 +206,15 @@ class ModelWorker(Worker):
         if self.settings.model.load_format == "dummy":
             init_dummy_weights(model, self.settings.model.dummy_seed)
         else:
-            with loading_progress(composition.checkpoint.name) as progress:
-                load_weights(model, composition.checkpoint.folder, progress)
+            checkpoint = composition.checkpoint
+            with loading_progress(checkpoint.name) as progress:
+                load_weights(
+                    model,
+                    checkpoint.folder,
+                    progress,
+                    config=checkpoint.config,
+                    dequantizes=composition.description.quantization is None,
+                )
         return model
 
     def _make_model(self, context: LayerContext) -> Model:
@@ -224,6 +231,7 @@ class ModelWorker(Worker):
             quantization=self.parts.quantization,
             prepack=Prepacked.is_available(self.dtype, self.device),
             batch_invariant=self.settings.model.batch_invariant,
+            expert_parallel=self.settings.parallel.enable_expert_parallel,
             layers=self.stage.layers,
             kernels=self.composition.kernels.value,
         )

@@ -22,6 +22,7 @@ def register_attention_backends(registry: Registrar[type[KVBackend]]) -> None:
             logit_soft_cap=True,
             padded_pages=True,
             sinks=True,
+            alibi=True,
             batch_invariant=True,
         ),
     )
@@ -37,6 +38,7 @@ def register_attention_backends(registry: Registrar[type[KVBackend]]) -> None:
             logit_soft_cap=True,
             padded_pages=True,
             sinks=True,
+            alibi=True,
             graphs="decode",
             needs_native=True,
             probe="quire_attention_backends.cpu.cpu_library:LIBRARY.unavailable_reason",
@@ -57,6 +59,7 @@ def register_attention_backends(registry: Registrar[type[KVBackend]]) -> None:
             logit_soft_cap=True,
             padded_pages=True,
             sinks=True,
+            alibi=True,
             batch_invariant=True,
             graphs="full",
             min_compute_capability=80,

@@ -29,6 +29,7 @@ HARMLESS = frozenset({
     "layers_to_transform", "layers_pattern", "megatron_config", "megatron_core", "loftq_config",
     "eva_config", "corda_config", "lora_ga_config", "qalora_group_size", "runtime_config",
     "ensure_weight_tying",
+    "fan_in_fan_out",  # of the base weight; A and B have the same orientation with it
 })  # fmt: skip
 # Other values (pissa, olora, loftq, ...) change the base weights, which the adapter then requires.
 PLAIN_INITS = (True, False, None, "gaussian", "orthogonal", "eva")

@@ -2,22 +2,27 @@
 
 from quire import Registrar, hookimpl
 from quire.interfaces.model import Model, ModelCapabilities
-
-MODELS = {
-    "Gemma3ForCausalLM": "gemma3",
-    "LlamaForCausalLM": "llama",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
+from quire_models.family_table import FAMILIES
 
 
 @hookimpl
 def register_models(registry: Registrar[type[Model]]) -> None:
-    """Register the models by architecture name."""
-    for architecture, module in MODELS.items():
-        describe = f"quire_models.{module}_config:describe_{module}"
+    """Register the families of the table by architecture name, and the fallback for all others."""
+    for family in FAMILIES:
         registry.add(
-            architecture,
-            f"quire_models.{module}:{architecture}",
-            capabilities=ModelCapabilities(describe=describe, supports_pipeline_parallel=True),
+            family.architecture,
+            "quire_models.decoder.decoder_model:DecoderForCausalLM",
+            capabilities=ModelCapabilities(
+                describe="quire_models.family_table:describe", supports_pipeline_parallel=True
+            ),
         )
+    registry.add(
+        "transformers",
+        "quire_models.transformers_fallback.transformers_model:TransformersForCausalLM",
+        capabilities=ModelCapabilities(
+            describe=(
+                "quire_models.transformers_fallback.fallback_description:describe_by_transformers"
+            ),
+            is_fallback=True,
+        ),
+    )

@@ -23,6 +23,14 @@ struct Weight {
     int64_t threads;
 };
 
+// The weights of several experts, all of one shape and format.
+struct ExpertWeights {
+    int64_t format, inputs, outputs, experts;
+    const uint8_t* const* packed;  // [experts]
+    const float* const* biases;    // [experts]; null: no biases
+    int64_t threads;
+};
+
 namespace {
 
 constexpr int FEW_ROWS = 4;                    // at most so many rows: several panels at once
@@ -355,6 +363,10 @@ struct Linear {
         }
     }
 
+    void panels_of_rows(Range mine, Range these) const {
+        rows <= FEW_ROWS ? few(mine) : many(mine, these);
+    }
+
     void run() const {
         in_parts(useful_threads(), [&](long part, long parts) {
             Range mine = {0, panels}, these = {0, rows};
@@ -365,8 +377,67 @@ struct Linear {
             } else {
                 mine = part_of(panels, part, parts);
             }
-            rows <= FEW_ROWS ? few(mine) : many(mine, these);
+            panels_of_rows(mine, these);
         });
+    }
+};
+
+// Products of rows that are sorted by expert, [rows, inputs]: those of expert e end at ends[e].
+template <class F>
+struct GroupedLinear {
+    const ExpertWeights& of;
+    const float* x;
+    const int64_t* ends;
+    float* out;
+
+    long panels = divided(of.outputs, PANEL);
+
+    // One expert's rows by themselves.
+    Linear<F> expert(long e) const {
+        const long start = e ? ends[e - 1] : 0;
+        const float* bias = of.biases ? of.biases[e] : nullptr;
+        const float* from = x + start * of.inputs;
+        float* to = out + start * of.outputs;
+        return {of.packed[e], of.inputs, of.outputs, from, bias, to, count(e), 1};
+    }
+
+    long count(long e) const { return ends[e] - (e ? ends[e - 1] : 0); }
+
+    // Cost of one panel of an expert: few rows take as long as its bytes take to be read.
+    long cost(long e) const {
+        const long rows = count(e);
+        return rows && rows < FEW_ROWS ? FEW_ROWS : rows;
+    }
+
+    long useful_threads(long total) const {
+        const long bytes = Layout<F>::panel_bytes(divided(of.inputs, F::SLOT));
+        const long spans = total * (bytes / FEW_ROWS) / SPAN_BYTES + total * of.inputs * PANEL / SPAN_PRODUCTS;
+        return of.threads < spans ? of.threads : spans < 1 ? 1 : spans;
+    }
+
+    // Divides the panels of all experts by their cost.
+    void run() const {
+        long total = 0;
+        for (long e = 0; e < of.experts; e++) total += cost(e) * panels;
+        if (!total) return;
+        in_parts(useful_threads(total), [&](long part, long parts) {
+            const long begin = total * part / parts, end = total * (part + 1) / parts;
+            long before = 0;  // cost of the experts before
+            for (long e = 0; e < of.experts && before < end; e++) {
+                const long one = cost(e);
+                if (!one) continue;
+                Range mine = {first_from(begin - before, one), first_from(end - before, one)};
+                before += one * panels;
+                if (mine.begin < mine.end) expert(e).panels_of_rows(mine, {0, count(e)});
+            }
+        });
+    }
+
+    // First panel that begins at a cost or later.
+    long first_from(long at, long one) const {
+        if (at <= 0) return 0;
+        const long panel = divided(at, one);
+        return panel < panels ? panel : panels;
     }
 };
 
@@ -375,6 +446,11 @@ void product(const Weight& weight, const float* x, const float* bias, float* out
     if (!rows || !weight.outputs) return;
     long inputs = weight.inputs, outputs = weight.outputs, threads = weight.threads;
     Linear<F>{weight.packed, inputs, outputs, x, bias, out, rows, threads}.run();
+}
+
+template <class F>
+void products(const ExpertWeights& of, const float* x, const int64_t* ends, float* out) {
+    GroupedLinear<F>{of, x, ends, out}.run();
 }
 
 }  // namespace
@@ -393,6 +469,25 @@ EXPORT void linear(
         case 1: return product<BFloat16>(*weight, x, bias, out, rows);
         case 2: return product<Int8>(*weight, x, bias, out, rows);
         case 3: return product<Int4>(*weight, x, bias, out, rows);
+    }
+}
+
+// The same for rows sorted by expert, each with the weight and bias of its expert. Rows from the last
+// of `ends` on are not written.
+EXPORT void grouped_linear(
+    const ExpertWeights* weights, const float* x, const int64_t* ends, float* out
+) {
+    if (!weights->outputs) return;
+    switch (weights->format) {
+        case 0: return products<Float32>(*weights, x, ends, out);
+#if defined(QUIRE_PAIRS)
+        case 4: return products<BFloat16Pairs>(*weights, x, ends, out);
+#else
+        case 4:
+#endif
+        case 1: return products<BFloat16>(*weights, x, ends, out);
+        case 2: return products<Int8>(*weights, x, ends, out);
+        case 3: return products<Int4>(*weights, x, ends, out);
     }
 }
 

@@ -13,6 +13,8 @@ SOURCE = Path(__file__).with_name("linear.cpp")
 FUNCTIONS = {
     # weight, x, bias, out, rows
     "linear": (_POINTER, _POINTER, _POINTER, _POINTER, _INT64),
+    # experts, x, ends, out
+    "grouped_linear": (_POINTER, _POINTER, _POINTER, _POINTER),
     # weight, bytes
     "packed_bytes": (_POINTER, _POINTER),
     # weight, dense, is_bf16, packed
@@ -32,6 +34,20 @@ def dot_unavailable_reason() -> str | None:
     return (
         f"it needs a processor that reports {DOT_FLAG}, and kernels for {DOT_SET} (they are for: "
         f"{name}); bf16 stores the same weights and runs on any processor"
+    )
+
+
+class ExpertsStruct(ctypes.Structure):
+    """Mirror of the struct `ExpertWeights` of linear.cpp."""
+
+    _fields_ = (
+        ("format", _INT64),
+        ("inputs", _INT64),
+        ("outputs", _INT64),
+        ("experts", _INT64),
+        ("packed", _POINTER),
+        ("biases", _POINTER),
+        ("threads", _INT64),
     )
 
 

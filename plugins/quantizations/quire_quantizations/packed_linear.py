@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
-from quire.interfaces.quantization import LinearMethod
+from quire.interfaces.quantization import GroupedProduct, GroupedWeight, LinearMethod
 from quire_quantizations.formats import FLOAT32, Format
+from quire_quantizations.packed_experts import PackedExperts
 from quire_quantizations.packed_memory import PackedMemory
 from quire_quantizations.packed_weight import PackedWeight
 
@@ -74,6 +77,15 @@ class PackedLinear(LinearMethod):
         """Compute `x @ weight.T + bias` in one pass."""
         del layer
         return self._packed.multiply(x, bias)
+
+    def grouped_product(self, weights: Sequence[GroupedWeight]) -> GroupedProduct | None:
+        """Return one product with the packed weights, if all of them have one format."""
+        methods = [one.method for one in weights if isinstance(one.method, PackedLinear)]
+        biases = [one.bias for one in weights if one.bias is not None]
+        formats = {method.weight_format for method in methods}
+        if len(methods) < len(weights) or len(formats) > 1:
+            return None
+        return PackedExperts([method._packed for method in methods], biases)
 
     def rows(self, layer: nn.Module, token_ids: Tensor) -> Tensor:
         """Return rows of the weight in float32."""

@@ -28,6 +28,7 @@ class PackedWeight:
         allocate: Function that returns uint8 memory of a given size, aligned to a cache line.
 
     Attributes:
+        weight_format: Format of the packed weight.
         memory: Packed bytes, `[bytes]` uint8.
 
     Raises:
@@ -42,6 +43,7 @@ class PackedWeight:
     ) -> None:
         functions = library.LIBRARY.load()
         self._linear, self._rows = functions.linear, functions.rows
+        self.weight_format = weight_format
         self.out_features, self.in_features = dense.shape
         threads = torch.get_num_threads()
         self._struct = WeightStruct(

@@ -210,6 +210,15 @@ def test_one_rank_has_no_table_but_data(mixed, capsys):
     assert (rank["heads"], rank["kv_heads"], rank["layers"]) == (4, 2, [0, 6])
 
 
+def test_the_all_reduce_of_ranks_is_explained(site, mixed, capsys):
+    site.install("acme", ANY_GRID)
+    assert "all reduce" not in explained(capsys, mixed)[1]
+    assert "all reduce         shared memory on one machine" in explained(capsys, mixed, *FOUR)[1]
+    off = (*FOUR, "--device", "cuda", "--no-symmetric-memory")
+    out = explained(capsys, mixed, *off)[1]
+    assert "all reduce         NCCL (--no-symmetric-memory)" in out
+
+
 def test_ranks_of_unknown_gpus_have_unknown_caches(site, mixed, capsys, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "no such device")
     site.install("acme", ANY_GRID)

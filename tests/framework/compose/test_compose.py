@@ -5,10 +5,10 @@ import pytest
 from installed import sites
 
 from quire.compose.checkpoint import Checkpoint
+from quire.compose.choices.kernel_choice import num_captures
 from quire.compose.compose import compose
 from quire.compose.composition import Decision
-from quire.compose.kernel_choice import num_captures
-from quire.compose.layer_specs import build_spec, layer_specs
+from quire.compose.sizes.layer_specs import build_spec, layer_specs
 from quire.config import Settings
 from quire.errors import (
     ApiVersionError,
@@ -85,8 +85,8 @@ MODEL = """
         registry.add("AcmeForCausalLM", "quire.errors:QuireError", capabilities=there)
 
     def describe(config):
-        from quire_models.llama_config import describe_llama
-        return describe_llama(config)
+        from quire_models.family_table import describe as describe_family
+        return describe_family(config | {"architectures": ["LlamaForCausalLM"]})
 """
 
 
@@ -180,7 +180,7 @@ LAYERED = """
     from quire import hookimpl
     from quire.interfaces.kv_cache import KVLayer
     from quire.interfaces.model import ModelCapabilities
-    from quire_models.llama_config import describe_llama
+    from quire_models.family_table import describe as describe_family
 
     @hookimpl
     def register_models(registry):
@@ -188,7 +188,7 @@ LAYERED = """
         registry.add("AcmeForCausalLM", "quire.errors:QuireError", capabilities=there)
 
     def describe(config):
-        known = describe_llama(config | {"architectures": ["LlamaForCausalLM"]})
+        known = describe_family(config | {"architectures": ["LlamaForCausalLM"]})
         return replace(known, kv_layers=(LAYERS,))
 """
 WINDOW = 'KVLayer("w", "sliding_window", 2, 16, (("window", 8),))'
@@ -266,21 +266,21 @@ def test_a_quantization_that_no_plugin_offers_is_refused():
 
 def test_a_description_that_fails_names_its_plugin(site):
     site.install(
-        "acme", MODEL.replace("OPTIONS", "").replace("describe_llama(config)", "config[1]")
+        "acme", MODEL.replace("OPTIONS", "").replace("describe_family(config", "(config[1]")
     )
     with pytest.raises(PluginLoadError, match=r"'AcmeForCausalLM' of acme \(acme 1.0\).*KeyError"):
         composed(config={"architectures": ["AcmeForCausalLM"]})
 
 
 def test_a_description_of_the_wrong_type_is_refused(site):
-    site.install("acme", MODEL.replace("OPTIONS", "").replace("describe_llama(config)", "config"))
+    site.install("acme", MODEL.replace("OPTIONS", "").replace("describe_family(config", "(config"))
     with pytest.raises(PluginLoadError, match="returned a dict, not a ModelDescription"):
         composed(config={"architectures": ["AcmeForCausalLM"]})
 
 
 def test_a_models_own_refusal_is_passed_on():
-    with pytest.raises(UnsupportedModelError, match="hidden_act 'gelu'"):
-        composed(config={"hidden_act": "gelu"})
+    with pytest.raises(UnsupportedModelError, match="hidden_act 'gelu9'"):
+        composed(config={"hidden_act": "gelu9"})
 
 
 def test_auto_takes_the_attention_backend_of_the_highest_priority(site):

@@ -7,6 +7,7 @@ replayed exactly; so one that depends on a host-side value generates wrong token
 import gc
 import weakref
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,12 +17,13 @@ from recorded_runs import RecordedRuns
 from quire import LLM, SamplingParams
 from quire.errors import CapacityError, RefusedError
 from quire.interfaces.lora import Adapter, AdapterModule, LoRASource
-from quire.layers import Attention
+from quire.layers import Attention, SingleDevice
 from quire.machine.machine import interprets_kernels
 from quire.messages import AdapterRef
 from quire.testing.checkpoints import write_checkpoint
 from quire.worker import runner_builder as assembling
 from quire.worker import worker as worker_module
+from quire.worker.graphs.decode_graphs import DecodeGraphs
 from quire.worker.graphs.graph_capture import EagerRuns, StepCapture
 
 pytestmark = [
@@ -231,7 +233,7 @@ def test_a_captured_step_that_fails_is_computed_eagerly(folder, caplog):
 
         def fails(num_requests, *, uses_adapters):
             step = step_of(num_requests, uses_adapters=uses_adapters)
-            return None if step is None else type(step)(_fail, step.logits, step.sample)
+            return None if step is None else replace(step, compute=_fail)
 
         graphs = runner_of(llm).graphs
         step_of, graphs.step_of = graphs.step_of, fails
@@ -317,6 +319,26 @@ def test_a_part_that_cannot_be_captured_is_launched_kernel_by_kernel(folder, fai
     (warning,) = [each.message for each in caplog.records if each.levelname == "WARNING"]
     for part in ("kernel by kernel", "capture_end failed", "KeyError: 'a part that asks'"):
         assert part in warning
+
+
+class CapturesOneStep(RecordedRuns):
+    """The step of the largest size and its sampling."""
+
+    def capture(self, run):
+        if len(self.num_replays) == 2:
+            raise KeyError("a smaller one")
+        return super().capture(run)
+
+
+def test_there_is_no_captured_step_if_one_cannot_be_captured(folder):
+    with LLM(str(folder), enforce_eager=True, **AS_ON_A_GPU, **SIZES) as llm:
+        runner = runner_of(llm)
+        graphs = DecodeGraphs(runner.device_inputs, runner.pipeline, [1, 2], SingleDevice())
+        refusal = graphs.capture(
+            CapturesOneStep(), runner.compute, runner.model.compute_logits, with_adapters=False
+        )
+        assert "a decode step of 1 requests cannot be captured" in str(refusal)
+        assert graphs.step_of(2, uses_adapters=False) is None
 
 
 def test_required_graphs_must_be_captured(folder, failing):

@@ -25,7 +25,7 @@ from quire.messages import EngineStats
 from quire.testing.checkpoints import write_checkpoint
 from quire_kv_cache_specs.full_attention import FullAttentionSpec
 from quire_kv_cache_specs.sliding_window import SlidingWindowSpec
-from quire_models.gemma3_config import describe_gemma3
+from quire_models.family_table import describe
 
 NUM_TOKENS = 64
 MAX_MODEL_LEN = 280
@@ -65,7 +65,7 @@ class Subject:
 
         The pool fits one request in any case.
         """
-        layers = describe_gemma3(self.checkpoint.config).kv_layers
+        layers = describe(self.checkpoint.config).kv_layers
         size = block_size or self.block_size
         plan = fixed_plan([SPECS[layer.spec](layer, size, "float32") for layer in layers], 2)
         need = sum(blocks_held(plan, n + NUM_TOKENS - 1, 1) for n in PROMPT_LENGTHS)

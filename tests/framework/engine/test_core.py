@@ -1,3 +1,5 @@
+import signal
+
 import msgspec
 import pytest
 from engine_parts import (
@@ -244,6 +246,66 @@ def test_after_an_interrupt_all_completions_are_the_same(verb, call, async_sched
         completions[name] += tokens
     assert completions == {f"r{i}": list(range(100 * i + 7, 100 * i + 12)) for i in range(3)}
     assert scheduler.kv.pool.num_used == 0
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize("name", ["schedule", "update"])
+def test_an_interrupt_waits_until_the_engine_has_planned_or_applied_a_step(
+    monkeypatch, name, async_scheduling
+):
+    core, executor, _ = make_core(async_scheduling=async_scheduling)
+    core.add(make_message("a", prompt=[1, 2, 3], max_tokens=9))
+    whole, execute, done = getattr(core.scheduler, name), executor.execute, []
+
+    def pressed(*arguments):
+        if len(done) == 2:
+            signal.raise_signal(signal.SIGINT)
+        result = whole(*arguments)
+        done.append(name)
+        return result
+
+    def executed(plan):
+        assert len(done) != 3, "it was interrupted before"
+        execute(plan)
+
+    monkeypatch.setattr(core.scheduler, name, pressed)
+    monkeypatch.setattr(executor, "execute", executed)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    tokens = []
+
+    def go_on():
+        while True:
+            tokens.extend(token for each in said(core).values() for token in each.token_ids)
+
+    with pytest.raises(KeyboardInterrupt):
+        go_on()
+    signal.signal(signal.SIGINT, before)
+    executor.plans.clear()  # in flight
+    executor.results.clear()
+    assert done == [name] * 3
+    done.append("and the rest")
+    tokens += run_to_end(core)["a"]
+    assert tokens == list(range(4, 13))
+
+
+@pytest.mark.parametrize("verb", ["execute", "sample", "collect"])
+def test_an_interrupt_does_not_wait_for_the_workers(monkeypatch, verb):
+    core, executor, _ = make_core()
+    core.add(make_message("a", prompt=[1, 2, 3], max_tokens=9))
+    whole, ended = getattr(executor, verb), []
+
+    def pressed(*arguments):
+        result = whole(*arguments)
+        signal.raise_signal(signal.SIGINT)
+        ended.append(verb)
+        return result
+
+    monkeypatch.setattr(executor, verb, pressed)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt):
+        core.step()
+    signal.signal(signal.SIGINT, before)
+    assert ended == []
 
 
 def test_what_was_to_be_said_before_an_interrupt_is_said_after_it():

@@ -16,6 +16,7 @@ FEATURES = {
     "attention_chunk": (8, "chunked local attention"),
     "logit_soft_cap": (30.0, "a logit soft-cap"),
     "has_sinks": (True, "attention sinks"),
+    "has_alibi": (True, "linear biases (ALiBi)"),
     "batch_invariant": (True, "batch-invariant mode"),
 }
 
@@ -28,8 +29,8 @@ def test_what_asks_for_nothing_special_is_served():
 def test_a_feature_is_served_only_if_it_is_declared(asked):
     value, name = FEATURES[asked]
     query = replace(QUERY, **{asked: value})
-    declared = {"has_sinks": "sinks"}.get(asked, asked)
-    every = {"sinks" if other == "has_sinks" else other: True for other in FEATURES}
+    declared = asked.removeprefix("has_")
+    every = {other.removeprefix("has_"): True for other in FEATURES}
     assert PLAIN.refusal(query) == f"it does not support {name}"
     assert replace(PLAIN, **{declared: True}).refusal(query) is None
     assert replace(PLAIN, **every | {declared: False}).refusal(query) is not None

@@ -3,7 +3,10 @@
 import pytest
 from dry_launch import CompiledKernel, compiled_in_child
 
-KERNELS = {"_add_rms_norm_kernel", "_gate_kernel", "_shrink_kernel", "_expand_kernel"}
+KERNELS = {
+    *("_add_rms_norm_kernel", "_add_layer_norm_kernel", "_group_norm_kernel"),
+    *("_gate_kernel", "_activate_kernel", "_shrink_kernel", "_expand_kernel"),
+}
 
 
 def assert_good(kernels: list[CompiledKernel]) -> None:

@@ -66,6 +66,23 @@ def test_a_wide_weight_multiplies_before_the_result_is_rounded():
     assert (rounded_before == expected).float().mean() < 0.9
 
 
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_without_a_weight_rows_are_only_normalised(has_residual):
+    x, residual = numbers(3, 100), numbers(3, 100, seed=1) if has_residual else None
+    normed, total = add_rms_norm(x, residual, None, EPS)
+    assert_close(normed, by_formula(total, torch.ones(100, device=DEVICE)))
+
+
+def test_rows_may_be_rounded_before_the_product_with_the_weight():
+    x, weight = numbers(3, 640).half(), numbers(640, seed=1).half()
+    once = by_formula(x, weight).half()
+    before = by_formula(x, torch.ones(640, device=DEVICE)).half() * weight
+    for rounds, expected, other in ((False, once, before), (True, before, once)):
+        normed, _ = add_rms_norm(x, None, weight, EPS, rounds_before_weight=rounds)
+        assert (normed == expected).float().mean() > 0.99
+        assert (normed == other).float().mean() < 0.9
+
+
 @pytest.mark.parametrize("eps", [1e-6, 0.5])
 def test_eps_is_added_to_the_mean_square(eps):
     x, weight = 0.1 * numbers(2, 48), numbers(48, seed=1)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from installed import sites
 
-from quire.compose.lora_choice import load_sources
+from quire.compose.choices.lora_choice import load_sources
 from quire.config import Settings
 from quire.errors import (
     AdapterError,

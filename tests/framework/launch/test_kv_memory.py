@@ -6,7 +6,7 @@ import pytest
 from grid_parts import composed_engine
 from installed import sites
 
-from quire.compose.layer_specs import layer_specs
+from quire.compose.sizes.layer_specs import layer_specs
 from quire.config import Settings
 from quire.errors import CapacityError, RefusedError
 from quire.launch.composing import Composed, compose_engine
@@ -41,7 +41,7 @@ MODEL = """
     from quire import hookimpl
     from quire.interfaces.kv_cache import KVLayer
     from quire.interfaces.model import ModelCapabilities
-    from quire_models.llama_config import describe_llama
+    from quire_models.family_table import describe as describe_family
 
     @hookimpl
     def register_models(registry):
@@ -49,9 +49,9 @@ MODEL = """
         registry.add("AcmeForCausalLM", "quire.errors:QuireError", capabilities=there)
 
     def describe(config):
+        known = describe_family(config | {"architectures": ["LlamaForCausalLM"]})
         window = KVLayer("w", "sliding_window", 1, 16, (("window", 32),))
-        return replace(describe_llama(config | {"architectures": ["LlamaForCausalLM"]}),
-                       kv_layers=(KVLayer("f", "full_attention", 2, 16), window, LAYERS))
+        return replace(known, kv_layers=(KVLayer("f", "full_attention", 2, 16), window, LAYERS))
 """
 
 

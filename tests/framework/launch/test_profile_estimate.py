@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from quire.compose.composition import Decision
-from quire.compose.layer_specs import layer_specs
+from quire.compose.sizes.layer_specs import layer_specs
 from quire.config import Settings
 from quire.launch.composing import compose_engine
 from quire.launch.profile_estimate import DRIVER_BYTES, activation_bytes, estimate_profile

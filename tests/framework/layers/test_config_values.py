@@ -8,7 +8,17 @@ from quire.errors import UnsupportedModelError
 from quire.layers.config_values import ConfigValues
 
 VALUES = ConfigValues(
-    {"n": 4, "x": 0.5, "on": True, "word": "silu", "list": ["a"], "none": None, "inner": {"k": 1}},
+    {
+        "n": 4,
+        "x": 0.5,
+        "on": True,
+        "word": "silu",
+        "list": ["a"],
+        "none": None,
+        "inner": {"k": 1},
+        "zero": 0,
+        "wholes": [0, 3],
+    },
     "AcmeForCausalLM",
 )
 
@@ -21,6 +31,8 @@ def test_values_come_back_with_their_types():
     assert VALUES.text("word") == "silu"
     assert VALUES.names("list") == ("a",)
     assert VALUES.mapping("inner") == {"k": 1}
+    assert (VALUES.whole("zero"), VALUES.whole("n")) == (0, 4)
+    assert VALUES.wholes("wholes") == (0, 3)
 
 
 @pytest.mark.parametrize("key", ["none", "missing"])
@@ -31,6 +43,8 @@ def test_null_counts_as_missing(key):
     assert VALUES.text(key, "x") == "x"
     assert VALUES.names(key) == ()
     assert VALUES.mapping(key) == {}
+    assert VALUES.whole(key, 2) == 2
+    assert VALUES.wholes(key) == ()
     with pytest.raises(UnsupportedModelError, match=f"AcmeForCausalLM: config.json has no {key}"):
         VALUES.count(key)
 
@@ -41,10 +55,22 @@ def test_null_counts_as_missing(key):
         ("count", 0), ("count", -1), ("count", 1.5), ("count", "4"), ("count", True),
         ("positive", 0), ("positive", -0.5), ("positive", math.inf), ("positive", math.nan),
         ("positive", "1"), ("positive", True), ("flag", 1), ("flag", "true"), ("text", 1),
-        ("names", "ab"), ("names", [1]), ("mapping", []),
+        ("names", "ab"), ("names", [1]), ("mapping", []), ("whole", -1), ("whole", 0.0),
+        ("whole", False), ("whole", "0"), ("wholes", 3), ("wholes", [-1]), ("wholes", [1, True]),
+        ("wholes", ["1"]),
     ],
 )  # fmt: skip
 def test_a_wrong_value_is_named_with_its_key(method, wrong):
     values = ConfigValues({"key": wrong}, "Acme", prefix="inner.")
     with pytest.raises(UnsupportedModelError, match=r"Acme: inner\.key in config\.json must be"):
         getattr(values, method)("key")
+
+
+def test_errors_of_a_nested_object_have_its_path():
+    values = ConfigValues({"outer": {"inner": {"key": 0}}}, "Acme")
+    inner = values.nested("outer").nested("inner")
+    with pytest.raises(UnsupportedModelError, match=r"outer\.inner\.key in config\.json must"):
+        inner.count("key")
+    assert values.nested("missing").config == {}
+    with pytest.raises(UnsupportedModelError, match=r"outer in config\.json must be an object"):
+        ConfigValues({"outer": 1}, "Acme").nested("outer")

@@ -1,4 +1,4 @@
-"""The vocabulary over one device or several."""
+"""The vocabulary over one device or several, and learned positions."""
 
 from dataclasses import replace
 
@@ -9,7 +9,13 @@ from torch import Tensor, nn
 
 from quire.errors import SettingsError
 from quire.interfaces.quantization import LinearMethod, Quantization
-from quire.layers import LayerContext, LMHead, TensorParallelGroup, VocabParallelEmbedding
+from quire.layers import (
+    LayerContext,
+    LMHead,
+    PositionEmbedding,
+    TensorParallelGroup,
+    VocabParallelEmbedding,
+)
 
 WEIGHT = torch.randn(7, 4, generator=torch.Generator().manual_seed(0))
 
@@ -182,3 +188,13 @@ def test_a_weight_that_stays_narrow_gives_vectors_of_the_compute_type():
     vectors = layer(torch.arange(7))
     assert vectors.dtype is torch.float32
     assert torch.equal(vectors, WEIGHT.bfloat16().float())
+
+
+@pytest.mark.parametrize("num_skipped_rows", [0, 2])
+def test_a_position_is_a_row_behind_those_that_are_skipped(num_skipped_rows):
+    for where in (CONTEXT, context(1, 2)):
+        layer = PositionEmbedding(7 - num_skipped_rows, 4, where, num_skipped_rows=num_skipped_rows)
+        assert layer.checkpoint_shape("weight", "wpe") == (7, 4)
+        layer.load_weight("weight", WEIGHT, "wpe")
+        positions = torch.tensor([3, 0, 4])
+        assert torch.equal(layer(positions), WEIGHT[positions + num_skipped_rows])

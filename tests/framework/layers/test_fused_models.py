@@ -24,10 +24,10 @@ from quire.interfaces.lora import AdapterBatch, AdapterModule
 from quire.interfaces.model import ForwardBatch, Model
 from quire.layers import Attention
 from quire.layers.linear.linear_layers import ParallelLinear
-from quire.plugins.registry import import_reference
 from quire.testing.checkpoints import WrittenCheckpoint, write_checkpoint
 from quire.worker.loading.weight_loading import load_weights
-from quire_models.plugin import MODELS
+from quire_models.decoder.decoder_model import DecoderForCausalLM
+from quire_models.family_table import describe
 
 pytestmark = ONLY_INTERPRETED
 TOKENS = random_tokens(11)
@@ -54,12 +54,8 @@ def fused_model(
     checkpoint: WrittenCheckpoint, dtype: torch.dtype = torch.float32, kernels: str = "triton"
 ) -> tuple[Model, list[Counted]]:
     """Build a model that runs kernels, with attention that norms and rotates."""
-    architecture = checkpoint.config["architectures"][0]
-    module = f"quire_models.{MODELS[architecture]}"
-    describe: Any = import_reference(f"{module}_config:describe_{MODELS[architecture]}", "describe")
-    model_class: Any = import_reference(f"{module}:{architecture}", "model")
     context = replace(CONTEXT, kernels=kernels, dtype=dtype)
-    model: Any = model_class(describe(checkpoint.config), context)
+    model: Any = DecoderForCausalLM(describe(checkpoint.config), context)
     backends = []
     for layer in model.modules():
         if isinstance(layer, Attention):
@@ -169,6 +165,7 @@ def test_beside_kernels_a_decoder_layer_launches_its_products_and_biases_cost_no
     rotation = model.model.rotaries[0](torch.arange(3))
     x, residual = torch.zeros(2, 3, 64)
     batch = ForwardBatch(attention=[torch.zeros(3, attention.num_heads, attention.head_dim)])
+    positions = torch.arange(3)
     with torch.no_grad(), Launches() as launches:
-        layer(x, residual, rotation, batch)
+        layer(x, residual, rotation, positions, batch)
     assert 0 < launches.count <= MAX_OPERATORS

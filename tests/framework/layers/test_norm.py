@@ -8,7 +8,7 @@ from kernel_device import BY_TORCH_OR_KERNEL
 from model_parts import CONTEXT
 from torch import Tensor
 
-from quire.layers import QKNorm, RMSNorm
+from quire.layers import LayerNorm, RMSNorm
 
 
 def by_formula(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -66,17 +66,6 @@ def test_the_input_that_becomes_the_residual_is_not_changed(context):
     assert torch.equal(x, numbers(3, 16))
 
 
-def test_query_and_key_heads_have_norms_of_their_own():
-    norm = QKNorm(3, 2, 8, 1e-6, CONTEXT)
-    q_weight, k_weight = numbers(8, seed=1), numbers(8, seed=2)
-    norm.load_weight("weight", k_weight, "k_norm")
-    norm.load_weight("weight", q_weight, "q_norm")
-    qk = numbers(4, 5, 8)
-    normed = norm(qk)
-    torch.testing.assert_close(normed[:, :3], by_formula(qk[:, :3], q_weight, 1e-6))
-    torch.testing.assert_close(normed[:, 3:], by_formula(qk[:, 3:], k_weight, 1e-6))
-
-
 @BY_TORCH_OR_KERNEL
 def test_a_weight_kept_as_a_distance_from_one_is_added_to_it(context):
     norm = RMSNorm(16, 1e-6, context, weight_offset=1.0)
@@ -96,31 +85,16 @@ def test_a_distance_from_one_keeps_all_its_digits_in_half_precision():
     assert norm(x)[0].dtype is torch.bfloat16
 
 
-def test_query_and_key_norms_take_the_offset_too():
-    for dtype in (torch.float32, torch.bfloat16):
-        norm = QKNorm(1, 1, 8, 1e-6, replace(CONTEXT, dtype=dtype), weight_offset=1.0)
-        norm.load_weight("weight", numbers(8, seed=1), "q_norm")
-        norm.load_weight("weight", numbers(8, seed=2), "k_norm")
-        qk = numbers(4, 2, 8).to(dtype)
-        expected = by_formula(qk, 1 + torch.stack((numbers(8, seed=1), numbers(8, seed=2))), 1e-6)
-        torch.testing.assert_close(norm(qk), expected.to(dtype))
-
-
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 def test_native_norms_are_the_same(offset):
-    x, residual, qk = numbers(3, 40), numbers(3, 40, seed=2), numbers(3, 5, 8)
+    x, residual = numbers(3, 40), numbers(3, 40, seed=2)
     results = []
     for kernels in ("torch", "native"):
-        context = replace(CONTEXT, kernels=kernels)
-        rows = RMSNorm(40, 1e-6, context, weight_offset=offset)
-        heads = QKNorm(3, 2, 8, 1e-6, context, weight_offset=offset)
-        rows.load_weight("weight", numbers(40, seed=1), "norm")
-        heads.load_weight("weight", numbers(8, seed=3), "q_norm")
-        heads.load_weight("weight", numbers(8, seed=4), "k_norm")
-        for norm in (rows, heads):
-            norm.finish_loading()
-            assert (norm.kernel is not None) == (kernels == "native")
-        results.append((*rows(x.clone(), residual.clone()), rows(x)[0], heads(qk)))
+        norm = RMSNorm(40, 1e-6, replace(CONTEXT, kernels=kernels), weight_offset=offset)
+        norm.load_weight("weight", numbers(40, seed=1), "norm")
+        norm.finish_loading()
+        assert (norm.kernel is not None) == (kernels == "native")
+        results.append((*norm(x.clone(), residual.clone()), norm(x)[0]))
     torch.testing.assert_close(*results)
 
 
@@ -140,3 +114,108 @@ def test_the_next_residual_is_the_sum_in_every_type(dtype, offset):
     x, residual = numbers(3, 16).to(dtype), numbers(3, 16, seed=2).to(dtype)
     _, total = norm(x.clone(), residual.clone())
     assert torch.equal(total, x + residual)
+
+
+@BY_TORCH_OR_KERNEL
+def test_without_a_weight_rows_are_only_normalised(context):
+    norm = RMSNorm(16, 1e-6, context, has_weight=False)
+    assert not list(norm.parameters())
+    x, residual = numbers(3, 16), numbers(3, 16, seed=2)
+    ones = torch.ones(16)
+    torch.testing.assert_close(norm(x)[0], by_formula(x, ones, 1e-6))
+    normed, total = norm(x.clone(), residual.clone())
+    torch.testing.assert_close(total, x + residual)
+    torch.testing.assert_close(normed, by_formula(total, ones, 1e-6))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rounds_before_weight", [False, True])
+def test_the_row_is_rounded_before_the_product_with_the_weight_where_llama_does(
+    dtype, rounds_before_weight
+):
+    norm = RMSNorm(
+        640, 1e-6, replace(CONTEXT, dtype=dtype), rounds_before_weight=rounds_before_weight
+    )
+    weight, x = numbers(640, seed=1).to(dtype), numbers(3, 640).to(dtype)
+    norm.load_weight("weight", weight, "norm")
+    by_order = {
+        False: by_formula(x, weight.double(), 1e-6).to(dtype),
+        True: by_formula(x, torch.ones(640), 1e-6).to(dtype) * weight,
+    }
+    agreed = {
+        order: (norm(x)[0] == expected).float().mean() for order, expected in by_order.items()
+    }
+    assert agreed[rounds_before_weight] > 0.99
+    assert agreed[not rounds_before_weight] < 0.9
+
+
+def layer_norm_by_formula(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    x = x.double()
+    centred = x - x.mean(-1, keepdim=True)
+    variance = centred.pow(2).mean(-1, keepdim=True)
+    return (centred / (variance + eps).sqrt() * weight + bias).float()
+
+
+def loaded_layer_norm(size: int, eps: float, context, **options) -> LayerNorm:
+    norm = LayerNorm(size, eps, context, **options)
+    for name, _ in norm.named_parameters():
+        norm.load_weight(name, numbers(size, seed=1 if name == "weight" else 5), "norm")
+    norm.finish_loading()
+    return norm
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("has_weight", [False, True])
+@pytest.mark.parametrize("eps", [1e-6, 0.5])
+@BY_TORCH_OR_KERNEL
+def test_a_layer_norm_has_the_parts_that_the_checkpoint_has(context, eps, has_weight, has_bias):
+    norm = loaded_layer_norm(16, eps, context, has_weight=has_weight, has_bias=has_bias)
+    assert {name for name, _ in norm.named_parameters()} == {
+        name for name, is_there in (("weight", has_weight), ("bias", has_bias)) if is_there
+    }
+    weight = numbers(16, seed=1) if has_weight else torch.ones(16)
+    bias = numbers(16, seed=5) if has_bias else torch.zeros(16)
+    x, residual = numbers(3, 16) + 2, numbers(3, 16, seed=2)
+    normed, total = norm(x.clone(), residual.clone())
+    torch.testing.assert_close(total, x + residual)
+    torch.testing.assert_close(normed, layer_norm_by_formula(total, weight, bias, eps))
+    alone, same = norm(x)
+    assert same is x
+    assert torch.equal(x, numbers(3, 16) + 2)
+    torch.testing.assert_close(alone, layer_norm_by_formula(x, weight, bias, eps))
+
+
+@BY_TORCH_OR_KERNEL
+def test_the_offset_of_a_layer_norm_is_added_to_its_weight_alone(context):
+    norm = loaded_layer_norm(16, 1e-6, context, weight_offset=1.0)
+    x = numbers(3, 16)
+    expected = layer_norm_by_formula(x, 1 + numbers(16, seed=1), numbers(16, seed=5), 1e-6)
+    torch.testing.assert_close(norm(x)[0], expected)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_a_layer_norm_in_half_precision_is_rounded_once(offset):
+    half = replace(CONTEXT, dtype=torch.bfloat16)
+    norm = loaded_layer_norm(640, 1e-6, half, weight_offset=offset)
+    weight, bias = numbers(640, seed=1), numbers(640, seed=5)
+    if not offset:
+        weight, bias = weight.bfloat16(), bias.bfloat16()
+    x = numbers(3, 640).bfloat16()
+    normed, total = norm(x.clone(), x.clone())
+    assert torch.equal(total, x + x)
+    assert normed.dtype is torch.bfloat16
+    expected = layer_norm_by_formula(x + x, offset + weight.double(), bias.double(), 1e-6)
+    assert (normed == expected.bfloat16()).float().mean() > 0.99
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("has_weight", [False, True])
+def test_native_layer_norms_are_the_same(has_weight, has_bias):
+    x, residual = numbers(3, 40), numbers(3, 40, seed=2)
+    results = []
+    for kernels in ("torch", "native"):
+        context = replace(CONTEXT, kernels=kernels)
+        norm = loaded_layer_norm(40, 1e-6, context, has_weight=has_weight, has_bias=has_bias)
+        assert (norm.kernel is not None) == (kernels == "native")
+        results.append((*norm(x.clone(), residual.clone()), norm(x)[0]))
+    torch.testing.assert_close(*results)

@@ -159,8 +159,6 @@ def test_an_empty_file_is_named(path):
     path.touch(0o600)
     with pytest.raises(SettingsError, match=f"{path} is empty, and no launch key; remove it"):
         LaunchKey.read(path, 0.0)
-    with pytest.raises(SettingsError, match=f"{path} is empty"):
-        LaunchKey.for_start(path)
 
 
 @pytest.mark.parametrize("name", ["-", Path("-")])
@@ -169,44 +167,6 @@ def test_a_key_is_not_written_to_standard_input(tmp_path, monkeypatch, name):
     with pytest.raises(SettingsError, match="cannot be written to standard input; name a file"):
         LaunchKey.new().write(name)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_start_writes_a_key_that_workers_read(path):
-    key, is_written = LaunchKey.for_start(path)
-    assert is_written
-    assert LaunchKey.read(path, 0.0) == key
-    assert path.stat().st_mode & 0o777 == 0o600
-
-
-def test_a_start_uses_the_key_that_the_user_has_made(path):
-    LaunchKey.from_text(TEXT).write(path)
-    for _ in range(2):
-        key, is_written = LaunchKey.for_start(path)
-        assert (key.text, is_written) == (TEXT, False)
-
-
-def test_the_key_that_a_killed_engine_has_left_is_replaced(path):
-    before, _ = LaunchKey.for_start(path)
-    key, is_written = LaunchKey.for_start(path)
-    assert is_written
-    assert key != before
-    assert LaunchKey.read(path, 0.0) == key
-
-
-def test_a_start_leaves_what_is_no_key_and_what_a_link_points_to(path, tmp_path):
-    path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(SettingsError, match="cannot be written"):
-        LaunchKey.for_start(path)
-    before = LaunchKey.for_start(tmp_path / "elsewhere")[0]
-    key, is_written = LaunchKey.for_start(path)
-    assert is_written
-    assert key != before
-    assert not path.is_symlink()
-    assert LaunchKey.read(tmp_path / "elsewhere", 0.0) == before
-    path.write_text("hunter2")
-    with pytest.raises(SettingsError, match=f"content of {path} is no launch key"):
-        LaunchKey.for_start(path)
-    assert path.read_text() == "hunter2"
 
 
 def test_a_file_that_never_comes_is_named(path):
@@ -226,10 +186,10 @@ def test_the_content_of_a_wrong_file_is_not_repeated(path):
     assert "hunter2" not in str(error.value)
 
 
-def read_from_input(timeout_s, call="read('-', {}).text", **options):
+def read_from_input(timeout_s, **options):
     program = f"""
 from quire.process.launch_key import LaunchKey
-print(LaunchKey.{call.format(timeout_s)})
+print(LaunchKey.read('-', {timeout_s}).text)
 """
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     return subprocess.Popen([sys.executable, "-c", program], text=True, **pipes | options)
@@ -252,9 +212,3 @@ def test_a_standard_input_without_a_key_is_named():
         assert "the standard input is no launch key" in errors
     with read_from_input(60, stdin=None, preexec_fn=lambda: os.close(0)) as process:
         assert "cannot be read from the standard input" in process.stderr.read()
-
-
-def test_an_engine_may_read_its_key_from_standard_input():
-    with read_from_input(60, "for_start('-')[0].text") as process:
-        output, _ = process.communicate(TEXT + "\n")
-        assert output.strip() == TEXT

@@ -42,7 +42,9 @@ def config():
     example = yaml.safe_load(EXAMPLE.read_text())
     example["http_options"]["port"] = PORT
     (application,) = example["applications"]
-    application["args"] = {"model": "demo", "device": "cpu", "threads": 1, "max_num_seqs": 1}
+    application["args"] = {
+        "model": "demo", "device": "cpu", "threads": 1, "max_num_seqs": 1, "kv_events": True
+    }  # fmt: skip
     ingress, engine = application["deployments"]
     ingress["ray_actor_options"] = {"num_cpus": 0}
     engine["ray_actor_options"] = {"num_cpus": 1}

@@ -30,6 +30,9 @@ async def status_of(items):
     found = [item async for item in items]
     return msgspec.msgpack.decode(found[0], type=ResponseStart).status
 
+async def load_of(replica):
+    return msgspec.convert(await replica.record_routing_stats(), ReplicaLoad)
+
 async def refuses(made):
     try:
         await made
@@ -38,18 +41,23 @@ async def refuses(made):
 
 async def main():
     replica = EngineReplica.__new__(EngineReplica)
-    await replica.__init__({"model": "demo", "device": "cpu", "threads": 1})
+    events = sys.argv[1] == "dies"
+    await replica.__init__({"model": "demo", "device": "cpu", "threads": 1, "kv_events": events})
     await replica.check_health()
     facts = msgspec.convert(await replica.record_replica_metadata(), ReplicaFacts)
-    print(facts.block_size, facts.num_blocks > 100)
+    print(facts.block_size, facts.num_blocks > 100, facts.reports_changes == events)
     print(await status_of(replica.respond(call("/v1/completions", BODY), prompt=b"")))
     print(await status_of(replica.respond(call("/v1/completions", {}))))
+    while events and not (await load_of(replica)).changes[-1].stored:
+        await asyncio.sleep(0.05)
     reset = await replica.reset_prefix_cache(call("/reset_prefix_cache", {}))
     print(msgspec.msgpack.decode(reset[0], type=ResponseStart).status)
-    print(msgspec.convert(await replica.record_routing_stats(), ReplicaLoad))
+    load = await load_of(replica)
+    print(load.num_requests, load.num_resets, bool(load.changes) == events)
     leaving = replica.respond(call("/v1/completions", BODY | {"max_tokens": 800, "stream": True}))
     await anext(leaving)
-    print(msgspec.convert(await replica.record_routing_stats(), ReplicaLoad))
+    load = await load_of(replica)
+    print(load.num_requests, load.num_resets, bool(load.changes) == events)
     await leaving.aclose()
     print((await replica.record_routing_stats())["num_requests"])
     (engine,) = workers_of(os.getpid())
@@ -83,12 +91,12 @@ def run(how):
 
 
 SERVED = [
-    "16 True",
+    "16 True True",
     "200",
     "400",
     "200",
-    "ReplicaLoad(num_requests=0, num_resets=1)",
-    "ReplicaLoad(num_requests=1, num_resets=1)",
+    "0 1 True",
+    "1 1 True",
     "0",
 ]
 

@@ -8,7 +8,7 @@ import pytest
 from quire.config import Settings
 from quire.frontend.chat.chat_template import ChatTemplate
 from quire.llm import LLM
-from quire.ray.prompt_reader import INLINE_BYTES, NO_TOKENS, PromptReader
+from quire.ray.prompt_reader import INLINE_BYTES, NO_TOKENS, PromptReader, owner_of
 from quire.sampling_params import SamplingParams
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -41,7 +41,7 @@ class MarkedTokenizer:
 
 
 def test_a_conversation_has_the_special_tokens_of_its_template_only(reader):
-    marked = PromptReader(MarkedTokenizer(), ChatTemplate("{{ messages[0].content }}"))
+    marked = PromptReader(MarkedTokenizer(), ChatTemplate("{{ messages[0].content }}"), "demo")
     messages = [{"role": "user", "content": "a"}]
     assert read(marked, CHAT, messages=messages).token_ids == [97]
     assert read(marked, CHAT, messages=messages, add_special_tokens=True).token_ids == [0, 97]
@@ -72,6 +72,9 @@ def test_prefixes_belong_to_a_model_and_a_salt(reader):
     salted = read(reader, COMPLETIONS, prompt="A fox", model="demo", cache_salt="x")
     adapted = read(reader, COMPLETIONS, prompt="A fox", model="an-adapter")
     assert len({plain.owner, salted.owner, adapted.owner}) == 3
+    assert plain.owner == read(reader, COMPLETIONS, prompt="A fox").owner == owner_of(None, None)
+    assert salted.owner == owner_of(None, "x")
+    assert adapted.owner == owner_of("an-adapter", None)
 
 
 def test_the_limit_of_a_completion_is_read(reader):

@@ -101,6 +101,25 @@ def test_requests_of_other_routers_are_load(routing):
     assert routing.load("a") == 0
 
 
+def test_a_report_that_was_read_is_not_decoded_again(routing):
+    """It may be large, and Serve passes it on with each request."""
+    routing.read("a", {"num_requests": 1})
+    routing.read("a", {"num_requests": True})  # is equal, and is refused if it is decoded
+    assert routing.load("a") == FOREIGN_TOKENS
+    routing.read("a", {"num_requests": 2})
+    assert routing.load("a") == 2 * FOREIGN_TOKENS
+
+
+def test_a_report_of_a_replica_that_is_gone_is_left_out(routing):
+    routing.read("a", {"num_requests": 1})
+    routing.update({"b": FACTS})
+    routing.read("a", {"num_requests": 2})
+    routing.update({"a": FACTS})
+    assert routing.load("a") == 0
+    routing.read("a", {"num_requests": 1})
+    assert routing.load("a") == FOREIGN_TOKENS
+
+
 def test_own_requests_in_a_report_count_once(routing):
     name = routing.place("r", LONG)[0]
     routing.report(name, ReplicaLoad(num_requests=1))

@@ -72,9 +72,9 @@ def test_preemptions_are_logged_once_also_after_a_silence():
 
 
 def test_of_several_replicas_the_load_of_each_is_logged():
-    replicas = [ReplicaStats(True, 3, 2), ReplicaStats(False)]
+    replicas = [ReplicaStats(True, 3, 2), ReplicaStats(False), ReplicaStats(True, 1, 0, True)]
     line = StatsLine(0.0).next(EngineStats(num_running=3, replicas=replicas), Done(1, 8, 1), 10.0)
-    assert line.endswith("preemptions: 0, running+waiting by replica: 3+2 down")
+    assert line.endswith("preemptions: 0, running+waiting by replica: 3+2 down 1+0 (silent)")
 
 
 def test_a_busy_server_writes_lines_and_an_idle_one_none(served, caplog):

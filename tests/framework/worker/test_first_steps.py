@@ -24,7 +24,8 @@ BROKEN = """
     from quire_attention_backends.torch.torch_sdpa import TorchSDPABackend
     from quire_samplers.categorical import Categorical
     from quire_samplers.plugin import TEMPERATURE
-    from quire_models.qwen3 import Qwen3ForCausalLM
+    from quire_models.decoder.decoder_model import DecoderForCausalLM
+    from quire_models.family_table import describe as describe_family
 
     class RowTooFew(TorchSDPABackend):
         def forward(self, *args):
@@ -47,25 +48,28 @@ BROKEN = """
         def apply(self, logits, rows):
             raise ZeroDivisionError("by no means")
 
-    class NoHead(Qwen3ForCausalLM):
+    def describe(config):
+        return describe_family(config | {"architectures": ["Qwen3ForCausalLM"]})
+
+    class NoHead(DecoderForCausalLM):
         def compute_logits(self, rows):
             return super().compute_logits(rows)[:1]
 
-    class NoNumbers(Qwen3ForCausalLM):
+    class NoNumbers(DecoderForCausalLM):
         def compute_logits(self, rows):
             logits = super().compute_logits(rows)
             logits[1:] *= math.nan  # the first row stays finite: every row has to be checked
             return logits
 
-    class NarrowHead(Qwen3ForCausalLM):
+    class NarrowHead(DecoderForCausalLM):
         def compute_logits(self, rows):
             return super().compute_logits(rows)[:, 1:]
 
-    class NoTail(Qwen3ForCausalLM):
+    class NoTail(DecoderForCausalLM):
         def forward(self, input_ids, positions, batch):
             return super().forward(input_ids, positions, batch)[:-1]
 
-    class NoBody(Qwen3ForCausalLM):
+    class NoBody(DecoderForCausalLM):
         def forward(self, input_ids, positions, batch):
             raise ZeroDivisionError("no body")
 
@@ -94,7 +98,7 @@ BROKEN = """
     @hookimpl
     def register_models(registry):
         for name in ("NoHead", "NarrowHead", "NoNumbers", "NoTail", "NoBody"):
-            there = ModelCapabilities(describe="quire_models.qwen3_config:describe_qwen3")
+            there = ModelCapabilities(describe="acme:describe")
             registry.add(name, f"acme:{name}", capabilities=there)
 """
 

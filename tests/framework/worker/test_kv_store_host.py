@@ -21,7 +21,7 @@ from quire.interfaces.kv_transfer import (
     block_pieces,
 )
 from quire.launch.kv_memory import plan_memory
-from quire.messages import StepPlan, TransferReport
+from quire.messages import PlannedTransfers, StepPlan, TransferReport
 from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import write_checkpoint
 from quire.testing.kv_store.kv_store_scene import NUM_BLOCKS, chain, one_group_plan
@@ -43,6 +43,7 @@ class Diary(KVStoreWorker):
         self.reports = []
         self.num_shutdowns = 0
         self.failing = ()
+        self.interrupted = None
 
     def attach(self, tensors):
         self.tensors = tensors
@@ -60,6 +61,8 @@ class Diary(KVStoreWorker):
         self._do("shutdown")
 
     def _do(self, call):
+        if call == self.interrupted:
+            raise KeyboardInterrupt
         if call in self.failing:
             raise RuntimeError(f"no {call} today")
 
@@ -99,11 +102,16 @@ def host(worker_side, backend):
     return KVStoreHost(worker_side, [backend], "KV store 'diary' of plugin acme")
 
 
-def plan(message=b"", *, loads=(), saves=(), stop=False):
+def plan(message=b"", *, loads=(), saves=(), stop=False, plan_id=1, resent=(), applied=0):
     return StepPlan(
-        plan_id=1, requests=[], kv_transfers=message, kv_loads=list(loads), kv_saves=list(saves),
-        stop_kv_store=stop,
+        plan_id=plan_id, requests=[], kv_transfers=message, kv_loads=list(loads),
+        kv_saves=list(saves), stop_kv_store=stop, kv_resent=list(resent), kv_applied=applied,
     )  # fmt: skip
+
+
+def planned(each):
+    """Return what the engine sends again of a plan."""
+    return PlannedTransfers(each.plan_id, each.kv_transfers, each.kv_loads, each.kv_saves)
 
 
 def errors(caplog):
@@ -113,9 +121,9 @@ def errors(caplog):
 def test_messages_and_reports_pass_through(host, worker_side):
     worker_side.reports = [TransferReport(), TransferReport(done=[3], failed=[4])]
     host.begin_step(plan(b"hello", saves=[3, 4]))
-    assert host.report() is None
+    assert host.report(1) is None
     host.begin_step(plan())
-    assert host.report() == TransferReport(done=[3], failed=[4])
+    assert host.report(1) == TransferReport(done=[3], failed=[4])
     assert worker_side.messages == [b"hello", b""]
 
 
@@ -131,7 +139,7 @@ def test_backends_forget_what_they_keep_when_a_load_ends_and_not_for_a_save(
         TransferReport(failed=[2]),
     ):
         worker_side.reports = [report]
-        host.report()
+        host.report(1)
         message.append(backend.num_forgotten)
     assert message == [0, 0, 1, 2], "a load that failed may have written, too"
 
@@ -139,7 +147,7 @@ def test_backends_forget_what_they_keep_when_a_load_ends_and_not_for_a_save(
 def test_a_load_that_ends_beside_a_save_is_seen(host, worker_side, backend):
     host.begin_step(plan(loads=[1], saves=[2]))
     worker_side.reports = [TransferReport(done=[1, 2])]
-    host.report()
+    host.report(1)
     assert backend.num_forgotten == 1
 
 
@@ -148,7 +156,7 @@ def test_the_backends_of_all_groups_forget(worker_side, backend):
     host = KVStoreHost(worker_side, [backend, other], "store")
     host.begin_step(plan(loads=[1]))
     worker_side.reports = [TransferReport(done=[1])]
-    host.report()
+    host.report(1)
     assert (backend.num_forgotten, other.num_forgotten) == (1, 1)
 
 
@@ -157,13 +165,13 @@ def test_a_worker_side_that_raises_fails_all_open_transfers_and_is_logged_once(
     host, worker_side, caplog, call
 ):
     host.begin_step(plan(saves=[1]))
-    assert host.report() is None
+    assert host.report(1) is None
     worker_side.failing = (call,)
     host.begin_step(plan(loads=[2]))
-    assert host.report() == TransferReport(failed=[1, 2])
+    assert host.report(1) == TransferReport(failed=[1, 2])
     host.begin_step(plan(b"more", saves=[3]))
-    assert host.report() == TransferReport(failed=[3])
-    assert host.report() is None
+    assert host.report(1) == TransferReport(failed=[3])
+    assert host.report(1) is None
     (record,) = errors(caplog)
     assert "KV store 'diary' of plugin acme failed" in record.message
     assert f"no {call} today" in str(record.exc_info[1])
@@ -173,7 +181,7 @@ def test_a_worker_side_that_is_switched_off_is_shut_down_and_never_called_again(
     worker_side.failing = ("begin_step", "shutdown")
     host.begin_step(plan(saves=[1]))
     worker_side.failing = ()
-    host.report()
+    host.report(1)
     host.begin_step(plan(b"more", saves=[2]))
     host.shutdown()
     assert worker_side.num_shutdowns == 1
@@ -195,15 +203,15 @@ def test_a_report_that_cannot_be_is_believed_in_no_part(
 ):
     worker_side.reports = [report]
     host.begin_step(plan(loads=[1, 2]))
-    assert host.report() == TransferReport(failed=[1, 2])
+    assert host.report(1) == TransferReport(failed=[1, 2])
     assert complaint in str(errors(caplog)[0].exc_info[1])
 
 
 def test_an_end_is_reported_once(host, worker_side):
     worker_side.reports = [TransferReport(done=[1]), TransferReport(done=[1])]
     host.begin_step(plan(saves=[1, 2]))
-    assert host.report() == TransferReport(done=[1])
-    assert host.report() == TransferReport(failed=[2])
+    assert host.report(1) == TransferReport(done=[1])
+    assert host.report(1) == TransferReport(failed=[2])
 
 
 def test_shutdown_may_be_called_twice_and_may_fail(host, worker_side, caplog):
@@ -218,19 +226,63 @@ def test_a_worker_side_that_the_engine_has_stopped_is_shut_down_and_all_open_tra
     host, worker_side
 ):
     host.begin_step(plan(b"hello", loads=[1], saves=[2]))
-    assert host.report() is None
+    assert host.report(1) is None
     host.begin_step(plan(stop=True))
     assert worker_side.num_shutdowns == 1
-    assert host.report() == TransferReport(failed=[1, 2])
+    assert host.report(1) == TransferReport(failed=[1, 2])
     host.begin_step(plan(stop=True))
-    assert host.report() is None
+    assert host.report(1) is None
     assert (worker_side.num_shutdowns, worker_side.messages) == (1, [b"hello"])
+
+
+def test_of_what_is_sent_again_only_what_was_not_received_begins(host, worker_side):
+    received, lost = plan(b"1", loads=[1], plan_id=1), plan(b"2", saves=[2], plan_id=2)
+    host.begin_step(received)
+    host.begin_step(plan(b"3", plan_id=3, resent=[planned(received), planned(lost)]))
+    assert worker_side.messages == [b"1", b"2", b"3"]
+    worker_side.reports = [TransferReport(done=[1, 2])]
+    assert host.report(3) == TransferReport(done=[1, 2])
+
+
+def test_reports_that_may_be_lost_are_repeated_if_something_is_sent_again(host, worker_side):
+    first = plan(saves=[1, 2, 3, 4], plan_id=1)
+    host.begin_step(first)
+    worker_side.reports = [
+        TransferReport(done=[1]), TransferReport(failed=[2]), TransferReport(),
+        TransferReport(done=[3]), TransferReport(done=[4]), TransferReport(),
+    ]  # fmt: skip
+    assert host.report(1) == TransferReport(done=[1])
+    second = plan(plan_id=2)
+    host.begin_step(second)
+    assert host.report(2) == TransferReport(failed=[2])
+    host.begin_step(plan(plan_id=3, resent=[planned(second)], applied=1))
+    assert host.report(3) == TransferReport(failed=[2])
+    host.begin_step(plan(plan_id=4, resent=[planned(second)], applied=1))
+    assert host.report(4) == TransferReport(done=[3], failed=[2])
+    host.begin_step(plan(plan_id=5, applied=4))
+    assert host.report(5) == TransferReport(done=[4])
+    host.begin_step(plan(plan_id=6, resent=[planned(second)], applied=5))
+    assert host.report(6) is None
+
+
+@pytest.mark.parametrize("call", ["begin_step", "report"])
+def test_a_store_that_was_interrupted_in_a_call_is_switched_off(host, worker_side, caplog, call):
+    host.begin_step(plan(saves=[1], plan_id=1))
+    worker_side.interrupted = call
+    step = plan(b"lost", loads=[2], plan_id=2)
+    with pytest.raises(KeyboardInterrupt):
+        host.begin_step(step) or host.report(2)
+    host.begin_step(plan(plan_id=3, resent=[planned(step)]))
+    assert host.report(3) == TransferReport(failed=[1, 2])
+    num_received = int(call == "report")
+    assert (worker_side.num_shutdowns, worker_side.messages[1:]) == (1, [b"lost"] * num_received)
+    assert "was interrupted in the middle of a call" in errors(caplog)[0].message
 
 
 def test_what_is_open_at_the_end_has_failed(host):
     host.begin_step(plan(saves=[1]))
     host.shutdown()
-    assert host.report() == TransferReport(failed=[1])
+    assert host.report(1) == TransferReport(failed=[1])
 
 
 def test_a_worker_side_is_built_from_its_reference_and_gets_the_blocks(backend):
@@ -247,11 +299,11 @@ def test_a_worker_side_is_built_from_its_reference_and_gets_the_blocks(backend):
     block = CrossGroupBlock(chain("prompt", 1)[0], (5,))
     scheduler.start_save(1, [block])
     host.begin_step(plan(scheduler.plan_step(), saves=[1]))
-    assert host.report() == TransferReport(done=[1])
+    assert host.report(1) == TransferReport(done=[1])
     scheduler.finish(1, has_failed=False)
     scheduler.start_load(2, [replace(block, block_ids=(9,))])
     host.begin_step(plan(scheduler.plan_step(), loads=[2]))
-    assert host.report() == TransferReport(done=[2])
+    assert host.report(1) == TransferReport(done=[2])
     assert backend.num_forgotten == 1
     for tensor in (0, 1):
         rows = memory[f"a{tensor}"].view(NUM_BLOCKS, -1)

@@ -76,21 +76,20 @@ def test_a_sampler_that_raises_for_one_row_fails_that_request(llm):
     assert llm.stats().num_used_blocks == 0
 
 
-class FailsForBatches(torch.nn.Module):
-    """Replaces a runner's model; records the number of tokens of each call."""
+class FailsForBatches:
+    """Replaces a runner's layers; records the number of tokens of each call."""
 
     def __init__(self, runner: ModelRunner) -> None:
-        super().__init__()
-        self.forward_pass = runner._forward_pass
+        self.compute = runner.stage_forward.compute
         self.counts: list[int] = []
-        runner._forward_pass = self
-        runner.cpu_graphs = None  # which has the model itself
+        runner.stage_forward.compute = self
+        runner.cpu_graphs = None  # which has the layers themselves
 
-    def forward(self, input_ids, positions, batch):
+    def __call__(self, input_ids, positions, batch, received):
         self.counts.append(len(input_ids))
         if len(input_ids) > 1:
             raise RuntimeError("too many")
-        return self.forward_pass(input_ids, positions, batch)
+        return self.compute(input_ids, positions, batch, received)
 
 
 def test_a_forward_pass_that_fails_for_a_batch_is_tried_one_by_one(llm):

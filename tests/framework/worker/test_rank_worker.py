@@ -99,6 +99,21 @@ def test_ranks_spin_only_if_those_of_all_replicas_have_a_core(ranks_of, tmp_path
     assert places._place(range(2)).ranks_on_node == 6
 
 
+def test_ranks_share_memory_with_the_gpus_of_their_own_group(ranks_of, tmp_path, monkeypatch):
+    ranks = ranks_of(WorkerGrid(2, 2), "aabc")
+    found = []
+    for rank in range(4):
+        own = rank_worker.Ranks(
+            ranks.settings, ranks.composition, rank, FolderExchange(tmp_path), ranks.places
+        )
+        first = rank // 2 * 2
+        peers = own._peers(range(first, first + 2))
+        found.append((peers.num_nodes, list(peers.devices), peers.own))
+        reason = own._symmetric_memory_unavailable_reason(range(first, first + 2))
+        assert reason == "the device is cpu", "of this machine"
+    assert found == [(1, [0, 1], 0), (1, [0, 1], 1), (2, [0, 0], 0), (2, [0, 0], 0)]
+
+
 @pytest.fixture
 def ranks_of(quire_registries, folder, tmp_path):
     made: list[Ranks] = []

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from cpp_compilers import NEEDS_COMPILER
 from grid_engine import Grid, grid_engine
 from installed import sites
+from kernel_options import NATIVE
 from recorded_engine import AS_ON_A_GPU, runner_of
 from recorded_runs import RecordedRuns
 
@@ -84,6 +86,19 @@ def test_a_sampler_in_another_stage_is_refused(build):
 def test_a_logits_processor_in_the_last_stage_is_refused(build):
     with pytest.raises(PluginLoadError, match="'Late' declares stage 'sample' and is a Changes"):
         build("temperature", "Late")
+
+
+@NEEDS_COMPILER
+def test_steps_are_traced_only_if_their_collectives_can_be(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO", "quire")
+    folder = write_checkpoint(tmp_path / "m", "Qwen3ForCausalLM").folder
+    with LLM(str(folder), max_model_len=32, **NATIVE) as llm:
+        assert runner_of(llm).cpu_graphs is not None
+    assert "no CPU graphs" not in caplog.text
+    monkeypatch.setattr(SingleDevice, "is_traceable", False)
+    with LLM(str(folder), max_model_len=32, **NATIVE) as llm:
+        assert runner_of(llm).cpu_graphs is None
+    assert "decode steps have no CPU graphs and run through Python: the tensor-" in caplog.text
 
 
 class OneOfTwo(SingleDevice):

@@ -12,7 +12,7 @@ from quire.messages import ScheduledRequest, StepPlan
 from quire.testing.checkpoints import write_checkpoint
 from quire.worker.loading.weight_loading import as_module
 from quire.worker.model_runner import ModelRunner
-from quire_models.qwen3_config import describe_qwen3
+from quire_models.family_table import describe
 
 VOCAB_SIZE = 321
 NUM_STEPS = 8
@@ -38,7 +38,7 @@ def results_of(checkpoint, request, group):
     layer = next(each for each in as_module(model).modules() if isinstance(each, Attention))
     pipeline = pipeline_of([request], VOCAB_SIZE, "cpu_gumbel, fused", group)
     backend = CountingAttention(replace(dense_attention(layer).shape, block_size=8))
-    description = describe_qwen3(checkpoint.config)
+    description = describe(checkpoint.config)
     runner = ModelRunner(model, [backend], pipeline.tables, pipeline, None, description, "a model")
     found = []
     for step in range(NUM_STEPS):

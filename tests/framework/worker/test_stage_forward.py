@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from model_parts import load_model, logits_of, make_model, random_tokens
+from model_parts import load_model, logits_of, random_tokens
 from threaded_ranks import ThreadedLink
 from torch import nn
 
@@ -10,8 +10,8 @@ from quire.errors import RequestFailedError
 from quire.interfaces.model import ForwardBatch, StageTensors
 from quire.testing.checkpoints import write_checkpoint
 from quire.worker.stage import WHOLE_MODEL, Stage
-from quire.worker.stage_forward import stage_forward
-from quire_models.qwen3_config import describe_qwen3
+from quire.worker.stage_forward import StageForward
+from quire_models.family_table import describe
 
 BATCH = ForwardBatch(attention=[0])
 
@@ -32,18 +32,45 @@ def test_three_stages_compute_what_a_whole_model_does(written):
     ]
     models = [load_model(written, layers=stage.layers) for stage in stages]
     token_ids, positions = random_tokens(9), torch.arange(9)
-    described = describe_qwen3(written.config)
+    described = describe(written.config)
     given = [token_ids, torch.zeros_like(token_ids), torch.full_like(token_ids, -1)]
     for stage, model, ids in zip(stages, models, given, strict=True):
-        hidden_states = stage_forward(model, stage, described, "x")(ids, positions, BATCH)
+        hidden_states = StageForward(model, stage, described, "x")(ids, positions, BATCH)
         assert hidden_states.shape == (9, 64)
     logits = models[2].compute_logits(hidden_states)
     torch.testing.assert_close(logits, logits_of(load_model(written), token_ids))
 
 
-def test_a_whole_model_is_called_itself(written):
-    model = make_model(written.config)
-    assert stage_forward(model, WHOLE_MODEL, describe_qwen3(written.config), "x") is model
+@torch.inference_mode()
+def test_a_whole_model_receives_and_sends_nothing(written):
+    model, token_ids, positions = load_model(written), random_tokens(9), torch.arange(9)
+    forward = StageForward(model, WHOLE_MODEL, describe(written.config), "x")
+    assert forward.receive(9) is forward.example is None
+    logits = model.compute_logits(forward(token_ids, positions, BATCH))
+    torch.testing.assert_close(logits, logits_of(load_model(written), token_ids))
+
+
+@pytest.mark.parametrize(
+    "result", [None, torch.zeros(2, 64), torch.zeros(3, 64, dtype=torch.int32)]
+)
+def test_a_whole_model_that_returns_something_else_is_blamed_by_name(written, result):
+    forward = StageForward(Returns(result), WHOLE_MODEL, describe(written.config), "acme")
+    with pytest.raises(RequestFailedError, match="forward pass of acme returned"):
+        forward(torch.arange(3), torch.arange(3), BATCH)
+
+
+def test_a_stage_knows_the_form_of_what_it_has_received(written):
+    link = ThreadedLink()
+    stage = Stage(index=1, count=2, layers=range(1, 2), previous=link)
+    for residual in (None, torch.zeros(3, 64)):
+        forward = StageForward(Returns(GOOD), stage, describe(written.config), "acme")
+        assert forward.example is None
+        link.send(StageTensors(torch.zeros(3, 64, dtype=torch.bfloat16), residual))
+        forward(torch.arange(3), torch.arange(3), BATCH)
+        example = forward.example
+        assert example.hidden_states.shape == (0, 64)
+        assert example.hidden_states.dtype == torch.bfloat16
+        assert (example.residual is None) == (residual is None)
 
 
 class Returns(nn.Module):
@@ -73,7 +100,7 @@ GOOD = torch.zeros(3, 64)
 def test_a_model_that_returns_something_else_is_blamed_by_name(written, result, message):
     link = ThreadedLink()
     stage = Stage(index=0, count=2, layers=range(1), next=link)
-    forward = stage_forward(Returns(result), stage, describe_qwen3(written.config), "acme")
+    forward = StageForward(Returns(result), stage, describe(written.config), "acme")
     with pytest.raises(RequestFailedError, match=message):
         forward(torch.arange(3), torch.arange(3), BATCH)
     assert link._sent.empty(), "nothing wrong is sent"
@@ -83,7 +110,7 @@ def test_a_model_may_have_no_residual(written):
     link = ThreadedLink()
     stage = Stage(index=0, count=2, layers=range(1), next=link)
     model = Returns(StageTensors(GOOD, None))
-    forward = stage_forward(model, stage, describe_qwen3(written.config), "acme")
+    forward = StageForward(model, stage, describe(written.config), "acme")
     assert forward(torch.arange(3), torch.arange(3), BATCH) is GOOD
     assert link.receive(3).residual is None
 
@@ -104,7 +131,7 @@ def test_the_first_stage_gets_token_ids_and_later_ones_get_tensors(written):
         Stage(index=1, count=2, layers=range(1, 2), previous=link),
     ]
     for model, stage in zip((first, last), stages, strict=True):
-        forward = stage_forward(model, stage, describe_qwen3(written.config), "acme")
+        forward = StageForward(model, stage, describe(written.config), "acme")
         assert torch.equal(forward(token_ids, positions, BATCH), GOOD)
     assert first.given == (token_ids, None)
     ids, received = last.given

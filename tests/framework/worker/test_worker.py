@@ -157,12 +157,13 @@ def record_hidden_states(engine: GridEngine) -> list[list[torch.Tensor]]:
     found: list[list[torch.Tensor]] = []
     for runner in engine.runner.runners:
         found.append([])
-        runner._forward_pass = partial(record, runner._forward_pass, found[-1])
+        forward = runner.stage_forward
+        forward.send = partial(record, forward.send, found[-1])
     return found
 
 
-def record(forward, seen, *args):
-    hidden_states = forward(*args)
+def record(send, seen, *args):
+    hidden_states = send(*args)
     seen.append(hidden_states.clone())
     return hidden_states
 
@@ -282,7 +283,7 @@ def break_forward(runner):
     def fails(*args):
         raise ZeroDivisionError("no body")
 
-    runner._forward_pass = fails
+    runner.stage_forward.compute = fails
 
 
 def break_sampling(runner):

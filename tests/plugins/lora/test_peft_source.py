@@ -126,7 +126,6 @@ def test_the_content_hash_follows_every_file(adapter):
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"bias": "all"}, "bias"),
         ({"lora_bias": True}, "lora_bias"),
-        ({"fan_in_fan_out": True}, "fan_in_fan_out"),
         ({"layer_replication": [[0, 2], [1, 3]]}, "layer_replication"),
         ({"peft_type": "IA3"}, "IA3"),
         ({"use_qalora": True}, "use_qalora"),

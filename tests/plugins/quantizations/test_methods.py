@@ -18,8 +18,8 @@ from quire.native.availability import native_unavailable_reason
 from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import write_checkpoint
 from quire.worker.loading.weight_loading import load_weights
-from quire_models.qwen3 import Qwen3ForCausalLM
-from quire_models.qwen3_config import describe_qwen3
+from quire_models.decoder.decoder_model import DecoderForCausalLM
+from quire_models.family_table import describe
 from quire_quantizations import linear_library
 
 METHODS = ("bf16", "float32", "int8", "int4")
@@ -45,7 +45,7 @@ def checkpoint(request, tmp_path):
 def model_of(checkpoint: Any, name: str | None) -> Any:
     quantization = None if name is None else REGISTRY.get(name).from_config({})
     context = replace(CONTEXT, quantization=quantization)
-    model = Qwen3ForCausalLM(describe_qwen3(checkpoint.config), context)
+    model = DecoderForCausalLM(describe(checkpoint.config), context)
     load_weights(model, checkpoint.folder)
     bind_dense_attention(model)
     return model

@@ -1,8 +1,12 @@
 """`quire bench cluster`: routing policies over many simulated replicas, in virtual time.
 
 Each policy runs the same load on the same cluster: the real scheduler, block pool and router, with
-steps whose duration is computed instead of measured. The oracle knows the contents of all caches
-exactly; it is the limit of what routing by cached prefix can reach.
+steps whose duration is computed instead of measured. The oracle knows each change of a cache
+at once; it is the limit of what routing by cached prefix can reach.
+
+`split` and `split_events` are routing by cached prefix with several routers, each with its part of
+the requests. In `split` a router knows what it has sent; in `split_events` it receives the changes,
+late and with losses, and one of the routers starts anew in the middle.
 """
 
 import argparse
@@ -14,19 +18,29 @@ from typing import Any
 from quire.cli.bench.bench_arguments import at_least_one
 from quire.cli.bench.cluster.cluster_figures import PolicyFigures, checks
 from quire.cli.bench.cluster.cluster_load import ClusterLoad
-from quire.cli.bench.cluster.exact_prefixes import ExactPrefixes
+from quire.cli.bench.cluster.router_views import Knowledge
 from quire.cli.bench.cluster.step_time import StepTime
 from quire.cli.bench.cluster.virtual_cluster import ClusterShape, VirtualCluster
 from quire.cli.bench.null_engine import EngineParts
 from quire.cli.bench.tables import machine_info, markdown_lines, table_lines
-from quire.launch.replicas.routing import CachedPrefix, LeastLoaded, RoundRobin, RoutingPolicy
+from quire.launch.replicas.routing.routing_policy import (
+    CachedPrefix,
+    LeastLoaded,
+    RoundRobin,
+    RoutingPolicy,
+)
 
 POLICIES: dict[str, Callable[[], RoutingPolicy]] = {
     "round_robin": RoundRobin,
     "least_loaded": LeastLoaded,
     "prefix": CachedPrefix,
     "oracle": CachedPrefix,
+    "split": CachedPrefix,
+    "split_events": CachedPrefix,
 }
+NUM_ROUTERS = 8  # of the policies with several
+DELAY_S = 1.0  # of events, as in Ray Serve
+LOSS = 0.05  # of the batches of events
 RATE_EACH = 0.6  # requests per second and replica
 MS = 1e-3
 
@@ -41,6 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--deaths", type=_count, default=50, metavar="N", help="replicas that die and are restarted"
     )
+    add("--routers", type=at_least_one, default=NUM_ROUTERS, metavar="N", help="of split policies")
+    add("--delay", type=_not_negative, default=DELAY_S, metavar="X", help="of events, in seconds")
     add("--policies", choices=POLICIES, nargs="+", default=list(POLICIES))
     add("--seed", type=int, default=0, metavar="N", help="of load and deaths")
     add(
@@ -66,7 +82,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     )
     load = ClusterLoad(num_requests=arguments.requests, rate=arguments.rate * arguments.replicas)
     started = time.process_time()
-    figures = simulate(shape, load, arguments.policies)
+    figures = simulate(shape, load, arguments.policies, arguments.routers, delay_s=arguments.delay)
     found = {
         "num_replicas": shape.num_replicas,
         "num_blocks": shape.num_blocks,
@@ -75,6 +91,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "requests_per_s": load.rate,
         "step_ms": list(arguments.step_ms),
         "seed": shape.seed,
+        "num_routers": arguments.routers,
+        "delay_s": arguments.delay,
+        "loss": LOSS,
         "policies": {name: each.as_dict() for name, each in figures.items()},
         "checks": checks(figures),
         "cpu_s": time.process_time() - started,
@@ -86,14 +105,31 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def simulate(
-    shape: ClusterShape, load: ClusterLoad, policies: list[str]
+    shape: ClusterShape,
+    load: ClusterLoad,
+    policies: list[str],
+    num_routers: int = NUM_ROUTERS,
+    delay_s: float = DELAY_S,
 ) -> dict[str, PolicyFigures]:
-    """Run a load with each of some policies; return the figures by policy."""
+    """Run a load with each of some policies; return the figures by policy.
+
+    Args:
+        shape: Sizes of the cluster.
+        load: Load to run.
+        policies: Names of the policies.
+        num_routers: Number of routers of the policies with several.
+        delay_s: Seconds until events arrive there.
+    """
+    known = {
+        "oracle": Knowledge(has_events=True),
+        "split": Knowledge(num_routers),
+        "split_events": Knowledge(num_routers, True, delay_s, LOSS),
+    }
     parts = EngineParts.load()
     figures = {}
     for name in policies:
-        oracle = ExactPrefixes() if name == "oracle" else None
-        cluster = VirtualCluster(shape, load, parts, POLICIES[name](), oracle)
+        knowledge = known.get(name, Knowledge())
+        cluster = VirtualCluster(shape, load, parts, POLICIES[name](), knowledge)
         figures[name] = PolicyFigures.of(cluster.run())
     return figures
 
@@ -117,7 +153,9 @@ def _title(figures: dict[str, Any]) -> str:
         f"{figures['num_requests']:,} requests, {figures['requests_per_s']:,.0f} a second, on "
         f"{figures['num_replicas']:,} replicas of {figures['num_blocks']:,} KV blocks, "
         f"{figures['num_deaths']} deaths; a step takes {step:g} ms + {token:g} ms a token + "
-        f"{cached:g} ms a cached token; {figures['cpu_s']:.0f} s of CPU time"
+        f"{cached:g} ms a cached token; in split, {figures['num_routers']} routers have an equal "
+        f"part of the requests each, and events arrive {figures['delay_s']:g} s late and "
+        f"{figures['loss']:.0%} of the batches never; {figures['cpu_s']:.0f} s of CPU time"
     )
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from quire.engine.grammar.grammar_wire import Kill, Setup, Spawn, send
 from quire.errors import GrammarError
-from quire.process.python_child import child_environment, python_arguments
+from quire.process.children.python_child import child_environment, python_arguments
 
 MODULE = "quire.engine.grammar.grammar_process"
 SEND_TIMEOUT_S = 10.0

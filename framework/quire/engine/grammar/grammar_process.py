@@ -48,9 +48,9 @@ from quire.interfaces.structured_output import (
     Vocabulary,
 )
 from quire.plugins.loading import Registries, load_plugins
-from quire.process.stack_dump import enable_stack_dumps
+from quire.process.children.stack_dump import enable_stack_dumps
+from quire.process.children.watchdog import Watchdog, die_with, leave_to_parent
 from quire.process.traceback_text import sendable, traceback_text
-from quire.process.watchdog import Watchdog, die_with, leave_to_parent
 
 REAP_INTERVAL_S = 1.0
 _PR_SET_PDEATHSIG = 1

@@ -22,11 +22,14 @@ class BlockHasher:
     Args:
         block_size: Number of tokens per block.
         root: Identity of everything that all KV of this engine depends on: weights, dtype, layout.
+        num_bytes: Number of bytes of a hash; fewer than all only where equal hashes of different
+            blocks do no harm.
     """
 
-    def __init__(self, block_size: int, root: bytes) -> None:
+    def __init__(self, block_size: int, root: bytes, num_bytes: int = 32) -> None:
         self.block_size = block_size
         self.root = root
+        self._num_bytes = num_bytes
 
     def start(self, message: EngineRequest) -> bytes:
         """Return the parent hash of a request's first block.
@@ -40,7 +43,7 @@ class BlockHasher:
         for part in (self.root, adapter, salt):
             digest.update(len(part).to_bytes(8, "little"))
             digest.update(part)
-        return digest.digest()
+        return digest.digest()[: self._num_bytes]
 
     def extend(
         self,
@@ -58,11 +61,11 @@ class BlockHasher:
             num_blocks: Number of full blocks to hash in all.
             media: Media behind placeholder tokens, whose ids are the same for every image.
         """
-        size = self.block_size
+        size, num_bytes = self.block_size, self._num_bytes
         for index in range(len(hashes) - 1, num_blocks):
             tokens = array("i", token_ids[index * size : (index + 1) * size]).tobytes()
             content = _media_content(media, index * size, size) if media else b""
-            hashes.append(sha256(hashes[-1] + tokens + content).digest())
+            hashes.append(sha256(hashes[-1] + tokens + content).digest()[:num_bytes])
 
 
 def _media_content(media: Sequence[MediaSpan], start: int, size: int) -> bytes:

@@ -16,6 +16,8 @@ more), and it is never counted, owned or found.
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from quire.engine.kv_cache.cache_journal import CacheJournal
+
 NULL_BLOCK = 0
 
 
@@ -25,10 +27,14 @@ class BlockPool:
     Args:
         num_blocks: Number of blocks in the pool, the null block included.
         num_groups: Number of KV groups; contents are cached separately for each group.
+        journal: Journal of the cached contents; None: changes are not reported.
     """
 
-    def __init__(self, num_blocks: int, num_groups: int = 1) -> None:
+    def __init__(
+        self, num_blocks: int, num_groups: int = 1, journal: CacheJournal | None = None
+    ) -> None:
         self.num_blocks = num_blocks
+        self.journal = journal
         self.num_evictions = 0
         self._references = [0] * num_blocks
         self._blank = list(range(num_blocks - 1, NULL_BLOCK, -1))  # a stack
@@ -124,13 +130,18 @@ class BlockPool:
             else:
                 self._blank.append(block_id)
 
-    def add_to_cache(self, block_id: int, group: int, block_hash: bytes) -> None:
-        """Cache an owned block for prefix hits; of equal contents only the first is cached."""
+    def add_to_cache(self, block_id: int, group: int, block_hash: bytes) -> bool:
+        """Cache an owned block for prefix hits; of equal contents only the first is cached.
+
+        Returns:
+            Whether it was cached. The caller then notes it in the journal, if there is one.
+        """
         block_of = self._block_of[group]
         if block_hash in block_of or block_id in self._content:
-            return
+            return False
         block_of[block_hash] = block_id
         self._content[block_id] = (group, block_hash)
+        return True
 
     def clear_cache(self) -> None:
         """Remove all contents from the cache; used blocks keep their owners."""
@@ -139,10 +150,14 @@ class BlockPool:
         self._content.clear()
         self._blank += reversed(self._cached)
         self._cached.clear()
+        if self.journal is not None:
+            self.journal.note_cleared()
 
     def _evict(self) -> int:
         block_id, _ = self._cached.popitem(last=False)
         group, block_hash = self._content.pop(block_id)
         del self._block_of[group][block_hash]
         self.num_evictions += 1
+        if self.journal is not None:
+            self.journal.note_removed(group, block_hash)
         return block_id

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from quire.engine.kv_cache.block_hash import BlockHasher
 from quire.engine.kv_cache.block_pool import NULL_BLOCK, BlockPool
+from quire.engine.kv_cache.cache_journal import CacheJournal
 from quire.engine.request import Request
 from quire.interfaces.kv_cache import KVCacheSpec, KVPlan
 from quire.messages import MediaSpan
@@ -45,6 +46,7 @@ class KVCacheManager:
         enable_prefix_caching: Keep computed blocks for later requests while there is room.
         root: Identity of everything that all KV of this engine depends on; see `BlockHasher`.
         max_step_tokens: Maximum number of tokens of one request in a step.
+        reports_events: Whether changes of the prefix cache are reported.
     """
 
     def __init__(
@@ -54,11 +56,13 @@ class KVCacheManager:
         enable_prefix_caching: bool = True,
         root: bytes = b"",
         max_step_tokens: int = 2048,
+        reports_events: bool = False,
     ) -> None:
         self.specs: Sequence[KVCacheSpec] = [group.spec for group in plan.groups]
         self.has_cache = enable_prefix_caching and bool(self.specs)
         self.block_size = self.specs[0].block_size if self.specs else max(1, plan.max_model_len)
-        self.pool = BlockPool(plan.num_blocks, len(self.specs))
+        self.journal = CacheJournal(self.block_size) if reports_events else None
+        self.pool = BlockPool(plan.num_blocks, len(self.specs), self.journal)
         self.max_step_tokens = max_step_tokens
         self._hasher = BlockHasher(self.block_size, root)
         self._last_prompt: tuple[list[int], tuple[MediaSpan, ...]] = ([], ())
@@ -231,6 +235,19 @@ class KVCacheManager:
         request.next_block_end = (num_full + 1) * self.block_size
         return fresh
 
+    def add_to_cache(self, request: Request, group: int, index: int, block_id: int) -> None:
+        """Add a computed or loaded block of a request to the prefix cache, unless it has one.
+
+        Args:
+            request: Request with the block's tokens and its hash.
+            group: KV group of the block.
+            index: Index of the block in the request's table.
+            block_id: The block.
+        """
+        is_new = self.pool.add_to_cache(block_id, group, request.hashes[index + 1])
+        if is_new and self.journal is not None:
+            self.journal.note_stored(request, group, index)
+
     def free_unneeded(self, request: Request, num_computed: int) -> None:
         """Free the blocks that no token from `num_computed` on reads, where a spec allows it."""
         for group, frees_early in enumerate(self._frees_early):
@@ -265,7 +282,7 @@ class KVCacheManager:
     ) -> None:
         for index in self.specs[group].cacheable_blocks(fresh, num_computed):
             if table[index] != NULL_BLOCK:
-                self.pool.add_to_cache(table[index], group, request.hashes[index + 1])
+                self.add_to_cache(request, group, index, table[index])
 
     def _free(self, request: Request, group: int, unneeded: range) -> None:
         table = request.block_ids[group]

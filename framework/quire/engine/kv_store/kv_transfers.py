@@ -8,10 +8,12 @@ written again, until it has ended.
 A block of a transfer returns to the pool only when the worker has reported the transfer, or never
 received it. A store that raises, returns invalid results or ends no transfer for too long is
 switched off. The plan then stops the worker side, which releases every block; open transfers are
-reported as failed or end with that step. A store with transfers open when a step was interrupted is
-switched off too, because messages and reports of that step may be lost. A step that fails on
-several workers costs no transfer: all of them have received its messages, and report the ends of
-its transfers with later steps.
+reported as failed or end with that step.
+
+Messages and reports of a step that was interrupted (Ctrl-C) may be lost. So the next plan has them
+once more: a worker starts the transfers that it has not received, and repeats its reports. A step
+that fails on several workers costs no transfer: all of them have received its messages, and report
+the ends of its transfers with later steps.
 """
 
 import logging
@@ -25,7 +27,7 @@ from quire.engine.kv_store.load_blocks import allocate_cross_blocks
 from quire.engine.kv_store.open_transfers import OpenTransfers, Transfer
 from quire.engine.request import Request
 from quire.interfaces.kv_transfer import CrossGroupBlock, KVStoreScheduler
-from quire.messages import TransferReport
+from quire.messages import PlannedTransfers, TransferReport
 
 MAX_LOADS = 2  # per request: blocks that keep being evicted are computed faster than loaded
 MIN_SILENT_STEPS = 3  # transfers are reported once per step, and one step may take long
@@ -35,15 +37,22 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StepTransfers:
-    """KV-store part of a plan: the message for the worker side, and the transfers it starts."""
+    """KV-store part of a plan.
 
-    message: bytes = b""
-    loads: Sequence[int] = ()
-    saves: Sequence[int] = ()
-    is_stopped: bool = False  # the worker side must shut down
+    Attributes:
+        planned: The message for the worker side, and the transfers that it starts.
+        resent: Those of interrupted steps.
+        applied: Id of the last plan whose reports were applied.
+        is_stopped: Whether the worker side must shut down.
+    """
+
+    planned: PlannedTransfers
+    resent: Sequence[PlannedTransfers] = ()
+    applied: int = 0
+    is_stopped: bool = False
 
 
-NO_TRANSFERS = StepTransfers()
+NO_TRANSFERS = StepTransfers(PlannedTransfers(0))
 
 
 class KVTransfers:
@@ -70,10 +79,14 @@ class KVTransfers:
         self.kv = kv
         self.timeout_s = timeout_s
         self.num_hits = self.num_unsaved = self.num_resets = 0
-        self._open = OpenTransfers(kv.pool, len(kv.specs))
+        self._open = OpenTransfers(kv)
         self._cancelled: list[Request] = []  # their loads were cancelled; queued again next step
         self._last_progress_s = 0.0  # time when a transfer ended, or the first one began
         self._num_silent_steps = 0  # steps planned since then
+        self._unconfirmed: list[PlannedTransfers] = []  # of plans whose results have not arrived
+        self._applied = 0  # id of the last plan whose reports were applied
+        self._is_lost = False  # whether what is unconfirmed may not have been received
+        self._is_changing = False  # an error now would leave a change of the store unfinished
 
     @property
     def num_open(self) -> int:
@@ -121,13 +134,15 @@ class KVTransfers:
         cross_blocks = allocate_cross_blocks(self.kv, request, hit, num_offered, room, num_reserved)
         if not cross_blocks:
             return False
-        transfer = self._begin(cross_blocks, is_load=True)
+        first_block = 0 if hit is None else hit.num_blocks
+        self._is_changing = True
+        transfer = self._begin(cross_blocks, request, first_block)
         request.num_loads += 1
         self.store.start_load(transfer.transfer_id, cross_blocks)
-        if self.store.is_off:
-            return False
-        self._open.add_waiter(request, transfer, time.monotonic() + self.timeout_s)
-        return True
+        if not self.store.is_off:
+            self._open.add_waiter(request, transfer, time.monotonic() + self.timeout_s)
+        self._is_changing = False
+        return not self.store.is_off
 
     def offer(self, request: Request, fresh: range) -> None:
         """Offer the store the blocks of a request that have become full and computed."""
@@ -140,30 +155,39 @@ class KVTransfers:
         ]
         if not (cross_blocks := self._limit_to_room(whole)):
             return
-        transfer = self._begin(cross_blocks, is_load=False)
+        self._is_changing = True
+        transfer = self._begin(cross_blocks)
         self.kv.pool.add_references(transfer.block_ids)
         num_new = self.store.start_save(transfer.transfer_id, cross_blocks)
         if not num_new and self._open.find(transfer.transfer_id) is not None:
             self._open.end(transfer)  # if start_save raised, all unsent transfers have ended
+        self._is_changing = False
 
     # -- per step --------------------------------------------------------------------------------
 
-    def plan_step(self) -> StepTransfers:
+    def plan_step(self, plan_id: int) -> StepTransfers:
         """Return the KV-store part of the next plan."""
         if not self._open:
             return NO_TRANSFERS
         self._num_silent_steps += 1
+        self._is_changing = True
         message = self.store.plan_step()
         if self.store.is_off:
-            return StepTransfers(is_stopped=True)
+            self._is_changing = False
+            return StepTransfers(PlannedTransfers(plan_id), is_stopped=True)
         fresh = self._open.pop_unsent()
         loads = [transfer.transfer_id for transfer in fresh if transfer.is_load]
         saves = [transfer.transfer_id for transfer in fresh if not transfer.is_load]
-        return StepTransfers(message, loads, saves)
+        planned = PlannedTransfers(plan_id, message, loads, saves)
+        resent = tuple(self._unconfirmed) if self._is_lost else ()
+        self._unconfirmed.append(planned)
+        self._is_lost = self._is_changing = False
+        return StepTransfers(planned, resent, self._applied)
 
     def apply_report(self, report: TransferReport) -> list[Request]:
         """End the transfers that a step reported, and return the requests that waited for them."""
         ready = []
+        self._is_changing = True
         for has_failed, ids in ((False, report.done), (True, report.failed)):
             for transfer_id in ids:
                 transfer = self._open.find(transfer_id)
@@ -172,7 +196,21 @@ class KVTransfers:
                     continue
                 request = self._finish_transfer(transfer, has_failed)
                 ready += [] if request is None else [request]
+        self._is_changing = False
         return ready
+
+    def confirm(self, plan_id: int) -> None:
+        """Record that the result of a plan has been applied."""
+        self._applied = plan_id
+        self._unconfirmed = [each for each in self._unconfirmed if each.plan_id > plan_id]
+
+    def confirm_sent(self) -> None:
+        """Record that the steps in flight failed, and all workers have received their transfers.
+
+        The workers go on with them, and report them with later steps.
+        """
+        self._unconfirmed.clear()
+        self._reset_silence()
 
     def pop_expired(self, now_s: float, num_in_flight: int = 0) -> list[Request]:
         """Return the requests whose load timed out or was cancelled; switch off a silent store.
@@ -204,20 +242,15 @@ class KVTransfers:
         return expired
 
     def interrupt(self) -> None:
-        """Switch the store off if a transfer is open: messages or reports may be lost.
+        """Send what the steps in flight had for the store again: they were interrupted.
 
-        After an interrupted step it is unknown which messages the worker side received and which
-        transfers it ended. A load could be missing, or a save might never end.
+        It is unknown what the worker side has received, and which of its reports are lost. A store
+        in the middle of a call is switched off; an interrupt comes there only if a first one waits.
         """
-        if self._open:
-            num_open = len(self._open)
-            self.store.switch_off(f"had {num_open} open transfers when a step was interrupted,")
-
-    def forgive_silence(self) -> None:
-        """Count the steps without a transfer's end anew: those in flight failed and reported none.
-
-        The worker side has received their messages, and goes on with the transfers.
-        """
+        if self._is_changing:
+            self._is_changing = False
+            self.store.switch_off("was interrupted in the middle of a call")
+        self._is_lost = bool(self._unconfirmed)
         self._reset_silence()
 
     def end_all(self) -> None:
@@ -255,10 +288,15 @@ class KVTransfers:
             self.num_unsaved += len(cross_blocks) - room
         return cross_blocks[:room]
 
-    def _begin(self, cross_blocks: Sequence[CrossGroupBlock], *, is_load: bool) -> Transfer:
+    def _begin(
+        self,
+        cross_blocks: Sequence[CrossGroupBlock],
+        source: Request | None = None,
+        first_block: int = 0,
+    ) -> Transfer:
         if not self._open:
             self._reset_silence()
-        return self._open.begin(cross_blocks, is_load=is_load)
+        return self._open.begin(cross_blocks, source, first_block)
 
     def _reset_silence(self) -> None:
         self._last_progress_s, self._num_silent_steps = time.monotonic(), 0

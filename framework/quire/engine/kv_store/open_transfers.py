@@ -7,7 +7,7 @@ blocks to compute.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from quire.engine.kv_cache.block_pool import BlockPool
+from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
 from quire.engine.request import Request
 from quire.interfaces.kv_transfer import CrossGroupBlock
 
@@ -19,6 +19,8 @@ class Transfer:
     """Blocks that a store reads or writes.
 
     Attributes:
+        source: Request whose prefix is loaded; None for a save.
+        first_block: Index of the first block of a load in that prefix.
         request: Request that waits for a load.
         deadline_s: Time until which it waits, on the monotonic clock.
         is_stale: Whether the loaded blocks must not be added to the prefix cache.
@@ -26,10 +28,16 @@ class Transfer:
 
     transfer_id: int
     cross_blocks: Sequence[CrossGroupBlock]
-    is_load: bool
+    source: Request | None = None
+    first_block: int = 0
     request: Request | None = None
     deadline_s: float = 0.0
     is_stale: bool = False
+
+    @property
+    def is_load(self) -> bool:
+        """Whether the store writes the blocks."""
+        return self.source is not None
 
     @property
     def block_ids(self) -> list[int]:
@@ -43,13 +51,12 @@ class OpenTransfers:
     """Open transfers; each owns one reference to each of its blocks.
 
     Args:
-        pool: Pool of the blocks.
-        num_groups: Number of KV groups, and so of blocks in a whole cross-group block.
+        kv: Cache manager of the blocks.
     """
 
-    def __init__(self, pool: BlockPool, num_groups: int) -> None:
-        self.max_blocks = max(num_groups, pool.num_usable // POOL_DIVISOR)
-        self._pool = pool
+    def __init__(self, kv: KVCacheManager) -> None:
+        self.max_blocks = max(len(kv.specs), kv.pool.num_usable // POOL_DIVISOR)
+        self._kv = kv
         self._open: dict[int, Transfer] = {}
         self._unsent: dict[int, Transfer] = {}  # not sent to the worker side yet
         self._waiters: dict[Request, Transfer] = {}  # by deadline, as all have the same timeout
@@ -68,10 +75,21 @@ class OpenTransfers:
         """Return all open transfers, the oldest first."""
         return list(self._open.values())
 
-    def begin(self, cross_blocks: Sequence[CrossGroupBlock], *, is_load: bool) -> Transfer:
-        """Open a transfer, which takes over a reference to each block from the caller."""
+    def begin(
+        self,
+        cross_blocks: Sequence[CrossGroupBlock],
+        source: Request | None = None,
+        first_block: int = 0,
+    ) -> Transfer:
+        """Open a transfer, which takes over a reference to each block from the caller.
+
+        Args:
+            cross_blocks: Blocks of the transfer.
+            source: Request whose prefix is loaded; None: the blocks are saved.
+            first_block: Index of the first block of a load in that prefix.
+        """
         self._last_id += 1
-        transfer = Transfer(self._last_id, cross_blocks, is_load)
+        transfer = Transfer(self._last_id, cross_blocks, source, first_block)
         self._open[self._last_id] = self._unsent[self._last_id] = transfer
         self._num_blocks += len(transfer.block_ids)
         return transfer
@@ -94,9 +112,9 @@ class OpenTransfers:
         self._unsent.pop(transfer.transfer_id, None)
         block_ids = transfer.block_ids
         self._num_blocks -= len(block_ids)
-        if transfer.is_load and is_kept and not transfer.is_stale:
-            self._add_to_cache(transfer)
-        self._pool.free(block_ids)
+        if transfer.source is not None and is_kept and not transfer.is_stale:
+            self._add_to_cache(transfer, transfer.source)
+        self._kv.pool.free(block_ids)
         return self._pop_waiter(transfer)
 
     def pop_unsent(self) -> Sequence[Transfer]:
@@ -144,8 +162,8 @@ class OpenTransfers:
             del self._waiters[request]
         return request
 
-    def _add_to_cache(self, transfer: Transfer) -> None:
-        for cross_block in transfer.cross_blocks:
+    def _add_to_cache(self, transfer: Transfer, source: Request) -> None:
+        for index, cross_block in enumerate(transfer.cross_blocks, transfer.first_block):
             for group, block_id in enumerate(cross_block.block_ids):
                 if block_id:
-                    self._pool.add_to_cache(block_id, group, cross_block.block_hash)
+                    self._kv.add_to_cache(source, group, index, block_id)

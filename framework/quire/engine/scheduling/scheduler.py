@@ -248,8 +248,9 @@ class Scheduler:
         suspect = self._isolation.suspect
         if suspect is None or not self._schedule_alone(suspect, step):
             self._schedule_all(step)
-        transfers = NO_TRANSFERS if self.transfers is None else self.transfers.plan_step()
-        plan, chunks = step.finish(self._last_plan_id + 1, transfers)
+        plan_id = self._last_plan_id + 1
+        transfers = NO_TRANSFERS if self.transfers is None else self.transfers.plan_step(plan_id)
+        plan, chunks = step.finish(plan_id, transfers)
         if self.has_work(plan):
             self._last_plan_id += 1
             self._in_flight.append(chunks)
@@ -430,8 +431,8 @@ class Scheduler:
 
         Args:
             have_failed: True if a step failed, and all workers have dropped the steps in flight and
-                have received their transfers; False if it was interrupted, and it is not known what
-                they have received.
+                have received their transfers; False if it was interrupted, so that it is not known
+                what they have received, and transfers are sent again.
         """
         self._in_flight.clear()
         self._running.complete_step(self._last_plan_id)
@@ -441,7 +442,7 @@ class Scheduler:
         for request in self._waiting:
             request.num_tokens_in_flight = 0
         if self.transfers is not None:
-            self.transfers.forgive_silence() if have_failed else self.transfers.interrupt()
+            self.transfers.confirm_sent() if have_failed else self.transfers.interrupt()
 
     def isolate(self, requests: Iterable[Request]) -> None:
         """Compute requests alone, one after another, until each has sampled a token or ended.
@@ -460,12 +461,17 @@ class Scheduler:
         outputs = self._results.apply(result.results)
         self._results.commit_chunks(chunks)
         self._running.complete_step(plan.plan_id)
-        if result.transfers is not None and self.transfers is not None:
-            for request in self.transfers.apply_report(result.transfers):
-                self._waiting.push(request)
-        if plan.stop_kv_store and self.transfers is not None:
-            self.transfers.end_all()
+        if self.transfers is not None:
+            self._apply_transfers(self.transfers, plan, result)
         return outputs
+
+    def _apply_transfers(self, transfers: KVTransfers, plan: StepPlan, result: StepResult) -> None:
+        if result.transfers is not None:
+            for request in transfers.apply_report(result.transfers):
+                self._waiting.push(request)
+        if plan.stop_kv_store:
+            transfers.end_all()
+        transfers.confirm(plan.plan_id)
 
     def _clear_if_sampled(self, suspect: Request, result: StepResult) -> None:
         slots = [row.slot for row in result.results if row.token_ids]

@@ -99,9 +99,11 @@ class StepInProgress:
             assignments=assignments,
             new_blocks=self.new_blocks,
             token_patches=self.patches,
-            kv_transfers=transfers.message,
-            kv_loads=list(transfers.loads),
-            kv_saves=list(transfers.saves),
+            kv_transfers=transfers.planned.message,
+            kv_loads=transfers.planned.loads,
+            kv_saves=transfers.planned.saves,
+            kv_resent=list(transfers.resent),
+            kv_applied=transfers.applied,
             stop_kv_store=transfers.is_stopped,
         )
         return plan, chunks

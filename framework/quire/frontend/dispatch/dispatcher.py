@@ -21,6 +21,7 @@ from quire.frontend.completions.delta_stream import DeltaStream
 from quire.frontend.dispatch.control_calls import ControlCalls
 from quire.frontend.dispatch.engine_client import EngineCoreClient, failure_of
 from quire.frontend.dispatch.engine_thread import EngineThread
+from quire.frontend.dispatch.kv_event_feed import KVEventFeed
 from quire.messages import EngineOutput, EngineOutputs, EngineStats
 from quire.outputs import Delta
 
@@ -64,6 +65,7 @@ class Dispatch:
         done: Work of the engine; replaced as a whole, so that no reader sees a partial update.
         thread: Thread that owns the core.
         controls: Control commands that wait for their turn in the thread.
+        kv_events: Changes of the prefix cache.
     """
 
     def __init__(self, core: EngineCoreClient, request_timeout_s: float | None = None) -> None:
@@ -74,6 +76,7 @@ class Dispatch:
         self._lock = threading.RLock()  # reentrant: a finalizer may run while it is held
         self.thread = EngineThread(core, self._deliver, self._fail_all)
         self.controls = ControlCalls(self.thread)
+        self.kv_events = KVEventFeed(self.controls)
         self.thread.start()
 
     def streams(self) -> list[DeltaStream]:
@@ -113,6 +116,8 @@ class Dispatch:
     def _deliver(self, outputs: EngineOutputs) -> None:
         self.stats = outputs.stats
         self.done = self.done.after(outputs)
+        if outputs.kv_events:
+            self.kv_events.publish(outputs.kv_events)
         batches: dict[asyncio.AbstractEventLoop, Batch] = defaultdict(list)
         with self._lock:
             for output in outputs.outputs:
@@ -127,6 +132,7 @@ class Dispatch:
         for stream in self.streams():
             self._call(stream.loop, partial(self._fail, stream, death))
         self.controls.fail(death)
+        self.kv_events.fail(death)
 
     def _call(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
         """Schedule a call on an event loop; if the loop is closed, drop its streams."""

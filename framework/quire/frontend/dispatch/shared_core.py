@@ -17,13 +17,14 @@ from quire.messages import Control, EngineOutputs, EngineRequest, EngineStats
 R = TypeVar("R")
 
 CLOSE_WAIT_S = 10.0
+STATS_WAIT_S = 0.05  # for the caller that has the core, before its last step counts
 
 
 class SharedCore:
     """An engine core with a lock.
 
     `add`, `abort`, `step` and `has_work` may be called only within `turn`; `control` and `stats`
-    take a turn of their own.
+    take a turn of their own, but `stats` waits for no other caller's requests.
 
     Args:
         core: Engine core; from now on called by this object alone.
@@ -36,6 +37,7 @@ class SharedCore:
         self._is_held = False
         self._is_closed = False
         self._death: EngineDeadError | None = None
+        self._last_stats: EngineStats | None = None  # of the last step
 
     @contextmanager
     def turn(self) -> Iterator[Self]:
@@ -94,7 +96,10 @@ class SharedCore:
         Raises:
             EngineDeadError: This or an earlier call failed, or the core was closed.
         """
-        return self._call(self._core.step)
+        outputs = self._call(self._core.step)
+        if outputs is not None:
+            self._last_stats = outputs.stats
+        return outputs
 
     def has_work(self) -> bool:
         """Return whether a step would do anything."""
@@ -106,9 +111,22 @@ class SharedCore:
             return self._call(lambda: self._core.control(command))
 
     def stats(self) -> EngineStats:
-        """Wait for a turn, and return the statistics in it."""
-        with self.turn():
-            return self._call(self._core.stats)
+        """Return the current statistics; while another thread uses the core, its last step's.
+
+        Raises:
+            EngineDeadError: The core was closed or is dead.
+            InvalidRequestError: This thread holds the core already.
+        """
+        lock = self._lock_of_process()
+        while not lock.acquire(timeout=STATS_WAIT_S):
+            self._check()
+            if self._last_stats is not None:
+                return self._last_stats
+        try:
+            with self.turn():
+                return self._call(self._core.stats)
+        finally:
+            lock.release()
 
     def _lock_of_process(self) -> threading.RLock:
         """Return the lock; in a fork a new one, since the holder of the old one does not exist."""

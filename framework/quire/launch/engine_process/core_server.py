@@ -27,7 +27,8 @@ from quire.messages import (
     EngineOutputs,
 )
 from quire.process.error_message import ErrorMessage
-from quire.process.ipc import Channel, encode
+from quire.process.ipc import encode
+from quire.process.local.channel import Channel
 
 HEALTH_INTERVAL_S = 0.5  # interval of the worker health checks of an idle engine
 
@@ -69,7 +70,7 @@ class CoreServer:
         if not self._refused:
             return outputs
         refused, self._refused = self._refused, []
-        return EngineOutputs([*refused, *outputs.outputs], outputs.stats)
+        return msgspec.structs.replace(outputs, outputs=[*refused, *outputs.outputs])
 
     def _apply_commands(self) -> None:
         while (command := self._channel.take()) is not None:

@@ -8,8 +8,9 @@ from typing import Any, NoReturn
 
 from quire.errors import EngineDeadError
 from quire.launch.engine_process.engine_wire import Failed, ToEngine
-from quire.process.child_process import ChildProcess
-from quire.process.ipc import Channel
+from quire.process.children.child_process import ChildProcess
+from quire.process.interrupts import Interrupts
+from quire.process.local.channel import Channel
 from quire.process.wake_event import WakeEvent
 
 EXIT_GRACE_S = 1.0  # time for a failed process to exit by itself
@@ -41,6 +42,7 @@ class EngineLink:
         self._wake = WakeEvent()
         self._death: EngineDeadError | None = None
         self.num_sent = 0
+        self._interrupts = Interrupts()
         channel.watch(process.fileno())
         channel.watch(self._wake.fileno())
 
@@ -56,11 +58,12 @@ class EngineLink:
             EngineDeadError: The engine is dead.
         """
         self._check_alive()
-        try:
-            self.channel.send(command)
-        except EngineDeadError:
-            self._raise_process_death()
-        self.num_sent += 1
+        with self._interrupts:
+            try:
+                self.channel.send(command)
+            except EngineDeadError:
+                self._raise_process_death()
+            self.num_sent += 1
 
     def receive(self, *, can_wake: bool = False) -> Any:
         """Wait for the next message.
@@ -145,6 +148,7 @@ class EngineLink:
         if not self._wake.close():
             return
         self._death = death
+        self.channel.drain(patience_s)
         self._process.end(patience_s)
         self.channel.close()
 

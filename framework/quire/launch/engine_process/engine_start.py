@@ -19,9 +19,10 @@ from quire.launch.engine_process.engine_wire import (
     Refused,
 )
 from quire.messages import Started
-from quire.process.child_process import ChildProcess, SocketFolder
-from quire.process.ipc import Channel, encode
-from quire.process.python_child import python_arguments
+from quire.process.children.child_process import ChildProcess, SocketFolder
+from quire.process.children.python_child import python_arguments
+from quire.process.ipc import encode
+from quire.process.local.channel import Channel
 
 MODULE = "quire.launch.engine_process.entry"
 

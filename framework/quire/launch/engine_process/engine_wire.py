@@ -15,7 +15,9 @@ from quire.messages import (
     EngineOutputs,
     EngineRequest,
     EngineStats,
+    KVEventBatch,
     LoadAdapter,
+    ReadKVSnapshot,
     ResetPrefixCache,
     Started,
 )
@@ -149,5 +151,6 @@ FromEngine = Connected | Ready | Refused | Failed | Stepped | Reply
 REPLY_TYPES: dict[type[Any], Any] = {
     LoadAdapter: None,
     ResetPrefixCache: None,
+    ReadKVSnapshot: list[KVEventBatch],
     ReadStats: EngineStats,
 }

@@ -36,7 +36,8 @@ from quire.messages import (
     EngineStats,
     Started,
 )
-from quire.process.ipc import Channel, decode
+from quire.process.ipc import decode
+from quire.process.local.channel import Channel
 
 STOP_TIMEOUT_S = 10.0  # time for the running step to complete, before the process is killed
 NEVER = sys.maxsize
@@ -225,12 +226,13 @@ class RemoteCore:
         return stats
 
     def check_health(self) -> None:
-        """Check that the engine is alive.
+        """Check that the engine is alive, and take what it has sent while nothing was waited for.
 
         Raises:
             EngineDeadError: The engine is dead.
         """
-        self._link.check()
+        while (message := self._link.poll()) is not None:
+            self._take(message)
 
     def end(self, reason: str) -> NoReturn:
         """End the process now, and raise the reason, as later calls do.
@@ -253,7 +255,7 @@ class RemoteCore:
     def _next_step(self) -> EngineOutputs:
         stepped = self._inbox.popleft()
         self._stats = stepped.outputs.stats
-        return EngineOutputs(self._expected(stepped), self._stats)
+        return EngineOutputs(self._expected(stepped), self._stats, stepped.outputs.kv_events)
 
     def _refuse(self, request_id: str, error: QuireError) -> None:
         """Fail a request with the next step, without sending it to the engine."""

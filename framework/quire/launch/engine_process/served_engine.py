@@ -7,10 +7,11 @@ parts as the parent.
 import gc
 import logging
 import sys
+from contextlib import suppress
 
 from quire.compose.composition import Composition
 from quire.engine.core import EngineCore
-from quire.errors import PluginError, QuireError
+from quire.errors import EngineDeadError, PluginError, QuireError
 from quire.frontend.dispatch.engine_client import death_by
 from quire.launch.agreement import difference, own_choices
 from quire.launch.composing import compose_engine
@@ -20,6 +21,7 @@ from quire.launch.engine_process.engine_wire import (
     Connected,
     EngineConfig,
     Failed,
+    FromEngine,
     Ready,
     Refused,
     ToEngine,
@@ -27,7 +29,7 @@ from quire.launch.engine_process.engine_wire import (
 from quire.messages import Started
 from quire.plugins.loading import load_plugins
 from quire.process.error_message import ErrorMessage
-from quire.process.ipc import Channel
+from quire.process.local.channel import Channel
 
 LINGER_S = 2.0  # time for the parent to read the last message
 
@@ -47,12 +49,12 @@ def run(config: EngineConfig) -> int:
         core, started = start(config)
     except BaseException as error:  # noqa: BLE001 - the edge of the process: sent to the parent
         _log(error)
-        channel.send(Refused(ErrorMessage.of(error)))
+        _tell(channel, Refused(ErrorMessage.of(error)))
         channel.close(LINGER_S)
         return 1
     gc.collect()
     gc.freeze()  # these objects stay alive, so that collections during steps can skip them
-    channel.send(Ready(started))
+    _tell(channel, Ready(started))
     was_stopped = serve(core, channel)
     channel.close(LINGER_S)
     return 0 if was_stopped else 1
@@ -80,7 +82,7 @@ def serve(core: EngineCore, channel: Channel) -> bool:
         CoreServer(core, channel).serve()
     except BaseException as error:  # noqa: BLE001 - the edge of the process: sent to the parent
         _log(error)
-        channel.send(Failed(ErrorMessage.of(death_by(error))))
+        _tell(channel, Failed(ErrorMessage.of(death_by(error))))
         return False
     finally:
         core.shutdown()
@@ -100,6 +102,12 @@ def check_agreement(config: EngineConfig, composition: Composition) -> None:
             "the engine process chose other parts than its parent; was a plugin installed or "
             f"changed in between?\n{found}"
         )
+
+
+def _tell(channel: Channel, message: FromEngine) -> None:
+    """Send a message to a parent that may be gone; then the next `take` says so."""
+    with suppress(EngineDeadError):
+        channel.send(message)
 
 
 def _log(error: BaseException) -> None:

@@ -20,7 +20,7 @@ from quire.messages import (
     LoadAdapter,
     Started,
 )
-from quire.process.ipc import Channel
+from quire.process.local.channel import Channel
 
 SILENCE_S = 5.0  # after which a replica that owes a message is sent no new requests
 
@@ -98,7 +98,7 @@ class Replica:
         self._start: EngineStart | None = None
         self._preparing: RemoteCore | None = None
         self._calls: dict[int, AdapterRef | None] = {}  # open while preparing; None: statistics
-        self._probe: int | None = None  # call that asks for a sign of life
+        self._questions: list[int] = []  # open calls for statistics, which are also signs of life
         self._restarts = RestartTimes()
         self._num_blocks: int | None = None
 
@@ -129,9 +129,19 @@ class Replica:
         """Time at which it is ended unless a message arrives before; None if it owes none."""
         return None if self.owed_since_s is None else self.owed_since_s + self._limits.stall_s
 
+    @property
+    def silence_s(self) -> float | None:
+        """Time from which it may hang unless a message arrives before; None if it owes none."""
+        return None if self.owed_since_s is None else self.owed_since_s + SILENCE_S
+
     def is_silent(self, now_s: float) -> bool:
         """Whether it has owed a message for so long that it may hang."""
-        return self.owed_since_s is not None and now_s - self.owed_since_s >= SILENCE_S
+        return self.silence_s is not None and now_s >= self.silence_s
+
+    @property
+    def has_current_stats(self) -> bool:
+        """Whether it has replied to each `ask_for_stats`, or died."""
+        return not self._questions
 
     def launch(self, now_s: float) -> None:
         """Launch its process.
@@ -174,7 +184,16 @@ class Replica:
         """
         self._expect_answer(now_s).add(request)
 
-    def call(self, command: Control | ReadStats, now_s: float) -> int:
+    def ask_for_stats(self, now_s: float) -> None:
+        """Ask for current statistics; `poll_step` takes the reply.
+
+        Raises:
+            EngineDeadError: It died.
+            RuntimeError: The replica is not up.
+        """
+        self._questions.append(self._expect_answer(now_s).call(ReadStats()))
+
+    def call(self, command: Control, now_s: float) -> int:
         """Send a command, as `RemoteCore.call` does.
 
         Raises:
@@ -202,7 +221,7 @@ class Replica:
         outputs = core.poll_step()
         if outputs is not None:
             self.stats = outputs.stats
-        self._take_probe(core)
+        self._take_stats(core)
         if core.num_received != num_received:
             self.owed_since_s = now_s if _owes_message(core) else None
         elif outputs is None and self.stall_s is not None and now_s >= self.stall_s:
@@ -215,7 +234,8 @@ class Replica:
         self.last_error = error
         self.core = self._start = self._preparing = None
         self._calls.clear()
-        self.owed_since_s = self.start_by_s = self._probe = None
+        self._questions.clear()
+        self.owed_since_s = self.start_by_s = None
         self.next_start_s = self._restarts.next_after(now_s) if may_restart else None
 
     def kill(self) -> None:
@@ -254,13 +274,12 @@ class Replica:
             EngineDeadError: It died.
         """
         if self.owed_since_s is not None and not _owes_message(core):
-            self._probe = core.call(ReadStats())
+            self._questions.append(core.call(ReadStats()))
 
-    def _take_probe(self, core: RemoteCore) -> None:
-        """Take the reply to a sign of life that was asked for, if it has arrived."""
-        if self._probe is not None and core.has_result(self._probe):
-            probe, self._probe = self._probe, None
-            self.stats = core.result(probe)
+    def _take_stats(self, core: RemoteCore) -> None:
+        """Take the statistics that were asked for, as far as they have arrived."""
+        while self._questions and core.has_result(self._questions[0]):
+            self.stats = core.result(self._questions.pop(0))
 
     def _end_start(self) -> NoReturn:
         """End the process, as it does not come up.

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.errors import EngineDeadError, QuireError
-from quire.launch.engine_process.engine_wire import ReadStats
 from quire.launch.engine_process.remote_core import RemoteCore
 from quire.launch.replicas.replica import Replica
 from quire.messages import AdapterRef, Control, EngineOutputs
-from quire.process.channel_set import ChannelSet
+from quire.process.local.channel_set import ChannelSet
 from quire.process.wake_event import WakeEvent
 
 
@@ -129,7 +128,18 @@ class ReplicaGroup:
         events = [event for replica in self.replicas if (event := self._poll(replica)) is not None]
         return [*events, *self._flush(), *self._take_completed()]
 
-    def begin(self, command: Control | ReadStats) -> tuple[GroupCall, list[Died]]:
+    def ask_for_stats(self) -> list[Died]:
+        """Ask the replicas that answer for their statistics; return those that turn out dead."""
+        now_s, deaths = self._clock(), []
+        for replica in self.replicas:
+            try:
+                if replica.core is not None and not replica.is_silent(now_s):
+                    replica.ask_for_stats(now_s)
+            except EngineDeadError as death:
+                deaths.append(self._bury(replica, death))
+        return deaths
+
+    def begin(self, command: Control) -> tuple[GroupCall, list[Died]]:
         """Send a command to all replicas that are up; `poll` says when the call is complete.
 
         Returns:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from quire.compose.layer_specs import layer_specs
+from quire.compose.sizes.layer_specs import layer_specs
 from quire.config import DEFAULT_EXECUTOR
 from quire.engine.kv_cache.block_hash import BlockHasher
 from quire.engine.kv_cache.kv_plan import NULL_BLOCKS, fixed_plan
@@ -13,7 +13,7 @@ from quire.launch.engine_process.engine_start import EngineStart
 from quire.launch.replicas.replica import Replica, ReplicaLimits
 from quire.launch.replicas.replica_devices import divide_devices
 from quire.launch.replicas.replicated_core import ReplicatedCore
-from quire.launch.replicas.router import Router
+from quire.launch.replicas.routing.router import Router
 from quire.machine.nvml import visible_devices
 from quire.messages import Started
 
@@ -42,7 +42,7 @@ def start_replicas(composed: Composed) -> tuple[ReplicatedCore, Started]:
         Router(num_replicas, hasher),
         num_groups,
         settings.scheduler.request_timeout_s,
-        num_replicas * settings.scheduler.max_num_queued,
+        num_replicas * (settings.scheduler.max_num_seqs + settings.scheduler.max_num_queued),
     )
     return core, core.start()
 

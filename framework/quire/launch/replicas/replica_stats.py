@@ -1,18 +1,21 @@
 """Statistics of several replicas as those of one engine."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from quire.messages import EngineStats, ReplicaStats
 
 NOTHING = EngineStats()
 
 
-def sum_stats(past: EngineStats, current: Sequence[EngineStats | None]) -> EngineStats:
+def sum_stats(
+    past: EngineStats, current: Sequence[EngineStats | None], silent: Collection[int] = ()
+) -> EngineStats:
     """Return the sum over the replicas.
 
     Args:
         past: Counters of the replicas that died, so that no counter ever decreases.
         current: Latest statistics of each replica; None: it does not take requests.
+        silent: Indices of the replicas that may hang.
     """
     up = [stats for stats in current if stats is not None]
     counters = sum_counters([past, *up])
@@ -29,7 +32,7 @@ def sum_stats(past: EngineStats, current: Sequence[EngineStats | None]) -> Engin
         num_prefix_hits=counters.num_prefix_hits,
         prefix_hit_rate=_mean_hit_rate(up),
         num_store_hits=counters.num_store_hits,
-        replicas=[_gauges(stats) for stats in current],
+        replicas=[_gauges(stats, is_silent=index in silent) for index, stats in enumerate(current)],
     )
 
 
@@ -52,7 +55,7 @@ def _mean_hit_rate(up: Sequence[EngineStats]) -> float:
     return hits / num_queries if num_queries else 0.0
 
 
-def _gauges(stats: EngineStats | None) -> ReplicaStats:
+def _gauges(stats: EngineStats | None, *, is_silent: bool) -> ReplicaStats:
     if stats is None:
         return ReplicaStats(is_up=False)
-    return ReplicaStats(True, stats.num_running, stats.num_waiting)
+    return ReplicaStats(True, stats.num_running, stats.num_waiting, is_silent)

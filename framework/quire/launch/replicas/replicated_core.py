@@ -24,8 +24,7 @@ from quire.errors import (
     ReplicaDeadError,
     RequestTimeoutError,
 )
-from quire.launch.engine_process.engine_wire import ReadStats
-from quire.launch.replicas.replica import Replica
+from quire.launch.replicas.replica import SILENCE_S, Replica
 from quire.launch.replicas.replica_group import (
     CameUp,
     CompletedCall,
@@ -35,8 +34,9 @@ from quire.launch.replicas.replica_group import (
     ReplicaEvent,
     ReplicaGroup,
 )
+from quire.launch.replicas.replica_kv_feed import ReplicaKVFeed
 from quire.launch.replicas.replica_stats import sum_counters, sum_stats
-from quire.launch.replicas.router import Router
+from quire.launch.replicas.routing.router import Router
 from quire.messages import (
     AdapterRef,
     Control,
@@ -46,11 +46,13 @@ from quire.messages import (
     EngineStats,
     ErrorReport,
     LoadAdapter,
+    ReadKVSnapshot,
     ResetPrefixCache,
     Started,
 )
 
 ENGINE_FIRST_S = 0.5  # after a request's deadline, for its engine to report it
+MIN_DEADLINES = 64  # up to which those of requests that have ended are kept
 HEARTBEAT_S = 5.0  # for which `step` waits while a replica answers
 
 logger = logging.getLogger(__name__)
@@ -83,7 +85,7 @@ class _OpenCall:
         replaced: Adapter that had the name of the one that it loads.
     """
 
-    command: Control | ReadStats
+    command: Control
     outcome: Future[Any] = field(default_factory=Future)
     replaced: AdapterRef | None = None
 
@@ -99,8 +101,8 @@ class ReplicatedCore:
         router: Router of as many replicas.
         num_groups: Number of KV groups of the model, among which a replica's blocks are divided.
         request_timeout_s: Default and upper limit of a request's timeout, as in the engines.
-        max_num_held: Number of requests that may wait for a replica while none is up; more are
-            refused.
+        max_num_open: Number of requests that may be unfinished while no replica answers; more are
+            refused. As long as one answers, the engines refuse what is too much.
         clock: Function that returns the time in seconds.
     """
 
@@ -110,21 +112,23 @@ class ReplicatedCore:
         router: Router,
         num_groups: int = 1,
         request_timeout_s: float | None = None,
-        max_num_held: int = sys.maxsize,
+        max_num_open: int = sys.maxsize,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._group = ReplicaGroup(replicas, clock)
         self._router = router
         self._num_groups = max(1, num_groups)
         self._request_timeout_s = request_timeout_s
-        self._max_num_held = max_num_held
+        self._max_num_open = max_num_open
         self._clock = clock
         self._deadlines: list[tuple[float, str]] = []  # a heap; some requests may have ended
+        self._max_deadlines = MIN_DEADLINES
         self._open: dict[str, _OpenRequest] = {}
         self._held: dict[str, _OpenRequest] = {}  # that wait for a replica, in order
         self._queued: list[_OpenCall] = []  # that wait for a replica, in order
         self._calls: dict[GroupCall, _OpenCall] = {}
         self._outbox: list[EngineOutput] = []
+        self._kv_feed = ReplicaKVFeed()
         self._num_scheduled_tokens = 0
         self._has_step = False  # a step has completed since the last `step`
         self._past = EngineStats()  # counters of the replicas that died
@@ -163,13 +167,12 @@ class ReplicatedCore:
         self._group.check_owner()
         if request.request_id in self._open:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use")
-        if not self._router.has_replica and len(self._held) >= self._max_num_held:
+        if len(self._open) >= self._max_num_open and not self._has_answering():
             self._outbox.append(failed_output(request.request_id, self._overload()))
             return
         opened = _OpenRequest(request)
-        if (deadline_s := request.deadline_s(self._request_timeout_s)) < math.inf:
-            heapq.heappush(self._deadlines, (deadline_s + ENGINE_FIRST_S, request.request_id))
         self._open[request.request_id] = self._held[request.request_id] = opened
+        self._add_deadline(request)
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Abort requests; unknown ids are ignored."""
@@ -186,7 +189,8 @@ class ReplicatedCore:
 
     def has_work(self) -> bool:
         """Whether a step would have outputs."""
-        return bool(self._open or self._outbox or self._calls or self._queued)
+        has_news = self._outbox or self._kv_feed
+        return bool(self._open or has_news or self._calls or self._queued)
 
     def step(self) -> EngineOutputs | None:
         """Wait for the next step of any replica, and return all outputs that have arrived.
@@ -201,7 +205,7 @@ class ReplicatedCore:
         heartbeat_s = self._clock() + HEARTBEAT_S
         while True:
             self._advance()
-            if self._has_step or self._outbox or not self.has_work():
+            if self._has_step or self._outbox or self._kv_feed or not self.has_work():
                 return self._take_outputs()
             if self._clock() >= heartbeat_s and self._has_answering():
                 return self._take_outputs()
@@ -227,7 +231,9 @@ class ReplicatedCore:
             QuireError: A replica refused the command.
             EngineDeadError: All replicas are dead, and none is started again.
         """
-        return self._wait_for(self.begin_control(command))
+        outcome = self.begin_control(command)
+        self._wait_until(outcome.done)
+        return outcome.result()
 
     def begin_control(self, command: Control) -> Future[Any]:
         """Begin what `control` does; `step` completes it, while the replicas go on.
@@ -247,13 +253,15 @@ class ReplicatedCore:
     def stats(self) -> EngineStats:
         """Return the sum of the current statistics of all replicas.
 
+        A replica that may hang is not waited for: it counts with its last statistics, and is marked
+        as silent.
+
         Raises:
             EngineDeadError: All replicas are dead, and none is started again.
         """
-        self._check_alive()
-        opened = _OpenCall(ReadStats())
-        self._queued.append(opened)
-        self._wait_for(opened.outcome)
+        self._advance()
+        self._apply(self._group.ask_for_stats())
+        self._wait_until(lambda: not self._late_replicas(), self._seconds_to_silence)
         return self._sum()
 
     def check_health(self) -> None:
@@ -280,6 +288,7 @@ class ReplicatedCore:
         """
         self._check_alive()
         self._expire(self._clock())
+        self._mark_silent()
         self._send_queued()
         self._apply(self._group.poll())
         while self._send_queued():  # of replicas that died, and to those that came up
@@ -323,6 +332,7 @@ class ReplicatedCore:
         name = f"replica {replica.index} of {len(self._group.replicas)}, process {died.pid},"
         if died.was_up:
             self._past = sum_counters([self._past, replica.stats])
+        self._kv_feed.take_death(replica.index)
         lost = self._router.stop(replica.index)
         num_failed = sum([self._lose(request_id, name, died.error) for request_id in lost])
         logger.error(
@@ -357,7 +367,6 @@ class ReplicatedCore:
         """Send the queued requests to replicas, if any is up; return whether any was sent."""
         if not (self._held and self._router.has_replica):
             return False
-        self._mark_silent()
         for request_id in list(self._held):
             opened = self._held.pop(request_id)
             placement = self._router.place(opened.request, self._clock())
@@ -371,16 +380,41 @@ class ReplicatedCore:
         return any(each.core is not None and not each.is_silent(now_s) for each in replicas)
 
     def _mark_silent(self) -> None:
-        """Tell the router which replicas may hang."""
-        now_s = self._clock()
+        """Tell the router and the log which replicas may hang."""
+        now_s, loads = self._clock(), self._router.loads
         for replica in self._group.replicas:
-            if self._router.loads.is_up(replica.index):
-                is_silent = replica.is_silent(now_s)
-                self._router.loads.mark_silent(replica.index, is_silent=is_silent, now_s=now_s)
+            index, is_silent = replica.index, replica.is_silent(now_s)
+            if not loads.is_up(index) or is_silent == loads.is_silent(index):
+                continue
+            loads.mark_silent(index, is_silent=is_silent, now_s=now_s)
+            name = f"replica {index} of {len(self._group.replicas)}, process {replica.pid},"
+            if is_silent:
+                logger.warning(
+                    "%s owes an answer and has sent nothing for %g s; new requests go to others "
+                    "as long as one of them answers",
+                    name,
+                    SILENCE_S,
+                )
+            else:
+                logger.info("%s answers again", name)
 
     def _seconds_to_expiry(self) -> float:
         """Return the seconds until a request may have to fail; infinity without deadlines."""
         return max(0.0, self._deadlines[0][0] - self._clock()) if self._deadlines else math.inf
+
+    def _add_deadline(self, request: EngineRequest) -> None:
+        """Record the deadline of an open request; once they have doubled, drop those of others."""
+        if (limit_s := self._deadline_s(request)) == math.inf:
+            return
+        heapq.heappush(self._deadlines, (limit_s, request.request_id))
+        if len(self._deadlines) > self._max_deadlines:
+            open_ones = [opened.request for opened in self._open.values()]
+            found = [(self._deadline_s(each), each.request_id) for each in open_ones]
+            self._deadlines = sorted(entry for entry in found if entry[0] < math.inf)
+            self._max_deadlines = max(MIN_DEADLINES, 2 * len(self._deadlines))
+
+    def _deadline_s(self, request: EngineRequest) -> float:
+        return request.deadline_s(self._request_timeout_s) + ENGINE_FIRST_S
 
     def _expire(self, now_s: float) -> None:
         """Fail the requests whose engine, if they have one, did not report their timeout."""
@@ -401,11 +435,11 @@ class ReplicatedCore:
             self._outbox.append(failed_output(request_id, report))
 
     def _overload(self) -> ErrorReport:
-        """Return the error of a request that is refused while no replica is up."""
+        """Return the error of a request that is refused while no replica answers."""
         return ErrorReport(
             OverloadedError.code,
-            f"{len(self._held)} requests wait for a replica to start again, and no more may "
-            "(max_num_queued of each replica); try again later",
+            f"{len(self._open)} requests wait for a replica to answer or to start again, and no "
+            "more may (max_num_seqs and max_num_queued of each replica); try again later",
         )
 
     def _abort_on(self, replica: Replica, request_ids: list[str]) -> None:
@@ -418,6 +452,7 @@ class ReplicatedCore:
         self._has_step = True
         self._num_scheduled_tokens += step.outputs.stats.num_scheduled_tokens
         index, outputs = step.replica.index, step.outputs.outputs
+        self._kv_feed.take(index, step.outputs.kv_events)
         current = self._router.apply(index, step.incarnation, outputs)
         for output in current:
             if output.finish_reason is not None:
@@ -448,7 +483,7 @@ class ReplicatedCore:
         num_tokens, self._num_scheduled_tokens = self._num_scheduled_tokens, 0
         self._has_step = False
         stats = msgspec.structs.replace(self._sum(), num_scheduled_tokens=num_tokens)
-        return EngineOutputs(outputs, stats)
+        return EngineOutputs(outputs, stats, self._kv_feed.pop())
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -472,17 +507,17 @@ class ReplicatedCore:
         elif not call.results:
             self._queued.append(opened)
         else:
-            self._apply_call(opened.command, call.results)
-            opened.outcome.set_result(next(iter(call.results.values())))
+            opened.outcome.set_result(self._apply_call(opened.command, call.results))
 
-    def _apply_call(self, command: Control | ReadStats, results: dict[Replica, Any]) -> None:
-        """Apply what all replicas have done."""
+    def _apply_call(self, command: Control, results: dict[Replica, Any]) -> Any:
+        """Apply what all replicas have done, and return their common result."""
         match command:
+            case ReadKVSnapshot():
+                snapshots = {replica.index: result for replica, result in results.items()}
+                return self._kv_feed.join_snapshots(snapshots)
             case ResetPrefixCache():
                 self._router.reset_prefix_caches()
-            case ReadStats():
-                for replica, stats in results.items():
-                    replica.stats = stats
+        return next(iter(results.values()))
 
     def _forget_adapter(self, opened: _OpenCall) -> None:
         """Let replicas that start not load an adapter that one of them has refused."""
@@ -496,21 +531,40 @@ class ReplicatedCore:
         else:
             adapters[adapter.name] = opened.replaced
 
-    def _wait_for(self, outcome: Future[Any]) -> Any:
-        """Wait for the outcome of a call; a call of `wake` is kept for the next step.
+    def _wait_until(
+        self, is_over: Callable[[], bool], limit_s: Callable[[], float] = lambda: math.inf
+    ) -> None:
+        """Wait for what replicas send; a call of `wake` is kept for the next step.
+
+        Args:
+            is_over: Function that returns whether nothing is waited for any more.
+            limit_s: Function that returns after how many seconds `is_over` may change by itself.
 
         Raises:
             EngineDeadError: All replicas are dead, and none is started again.
         """
         was_woken = False
         self._advance()
-        while not outcome.done():
-            was_woken = self._group.wait() or was_woken
+        while not is_over():
+            was_woken = self._group.wait(limit_s()) or was_woken
             self._advance()
         if was_woken:
             self._group.wake()
-        return outcome.result()
+
+    # -- statistics ------------------------------------------------------------------------------
+
+    def _late_replicas(self) -> list[Replica]:
+        """Return the replicas that were asked for statistics, and will soon reply or be silent."""
+        now_s, replicas = self._clock(), self._group.replicas
+        return [r for r in replicas if not (r.has_current_stats or r.is_silent(now_s))]
+
+    def _seconds_to_silence(self) -> float:
+        """Return the seconds until the first of the replicas that are late counts as silent."""
+        times = [r.silence_s for r in self._late_replicas() if r.silence_s is not None]
+        return max(0.0, min(times, default=math.inf) - self._clock())
 
     def _sum(self) -> EngineStats:
-        current = [None if each.core is None else each.stats for each in self._group.replicas]
-        return sum_stats(self._past, current)
+        now_s, replicas = self._clock(), self._group.replicas
+        current = [None if replica.core is None else replica.stats for replica in replicas]
+        silent = {replica.index for replica in replicas if replica.is_silent(now_s)}
+        return sum_stats(self._past, current, silent)

@@ -2,7 +2,7 @@
 
 from quire.errors import EngineDeadError
 from quire.launch.workers.worker_wire import GetKey, KeyValue, SetKey
-from quire.process.hub_channel import HubChannel
+from quire.process.hub import HubChannel
 
 
 class KeyExchange:

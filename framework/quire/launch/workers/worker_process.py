@@ -7,8 +7,8 @@ watchdog runs, so the death of the engine is always noticed at once.
 import signal
 import sys
 
-from quire.process.stack_dump import enable_stack_dumps, offer_stack
-from quire.process.watchdog import die_with, leave_to_parent
+from quire.process.children.stack_dump import enable_stack_dumps, offer_stack
+from quire.process.children.watchdog import die_with, leave_to_parent
 
 
 def main(arguments: list[str]) -> int:

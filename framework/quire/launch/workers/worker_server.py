@@ -28,6 +28,7 @@ from quire.launch.workers.worker_wire import (
     Halt,
     Halted,
     Joined,
+    Launch,
     Loaded,
     LoadWeights,
     Resume,
@@ -42,11 +43,13 @@ from quire.launch.workers.worker_wire import (
     WorkerFailed,
     WorkerRefused,
 )
-from quire.messages import RankPlace, StepPlan, WorkerControl
+from quire.messages import RankPlace, StepPlan
 from quire.plugins.loading import load_plugins
 from quire.process.error_message import ErrorMessage
-from quire.process.hub_channel import HubChannel
+from quire.process.hub import HubChannel
 from quire.process.launch_key import LaunchKey
+from quire.process.local.local_channel import LocalChannel
+from quire.process.network.network_channel import NetworkChannel
 
 if TYPE_CHECKING:  # it loads torch
     from quire.worker.rank_worker import RankWorker
@@ -64,19 +67,16 @@ def run(config: WorkerConfig, stack_fd: int) -> int:
         stream=sys.stderr,
         format=f"%(asctime)s %(levelname)s worker {config.rank} %(name)s: %(message)s",
     )
-    key = None if config.key is None else LaunchKey.from_text(config.key)
-    channel = HubChannel(ToWorker, config.address, key)
     try:
-        channel.connect(config.settings.parallel.worker_start_timeout_s)
+        channel = _connected(config)
     except QuireError as error:
         logger.critical("this worker cannot join the engine: %s", error)
-        channel.close()
         return 1
     try:
         composed = compose_engine(config.settings, load_plugins(config.settings.plugins))
     except BaseException as error:  # noqa: BLE001 - the edge of the process: sent to the engine
         _log(error)
-        channel.send(WorkerRefused(config.rank, ErrorMessage.of(error)))
+        _send_last(channel, WorkerRefused(config.rank, ErrorMessage.of(error)))
         channel.close(LINGER_S)
         return 1
     channel.send(
@@ -84,13 +84,30 @@ def run(config: WorkerConfig, stack_fd: int) -> int:
             rank=config.rank,
             node=socket.gethostname(),
             pid=os.getpid(),
-            choices=own_choices(composed.composition, is_local=key is None),
+            choices=own_choices(composed.composition, is_local=config.key is None),
             stack_fd=stack_fd,
         )
     )
     was_stopped = serve(WorkerServer(composed, config.rank, channel), channel)
     channel.close(LINGER_S)
     return 0 if was_stopped else 1
+
+
+def _connected(config: WorkerConfig) -> HubChannel:
+    """Connect to the engine.
+
+    Raises:
+        QuireError: It cannot be reached in time, or has another key.
+    """
+    if config.key is None:
+        return LocalChannel(ToWorker, config.address)
+    channel = NetworkChannel(ToWorker, config.address, LaunchKey.from_text(config.key))
+    try:
+        channel.connect(config.settings.parallel.worker_start_timeout_s)
+    except BaseException:
+        channel.close()
+        raise
+    return channel
 
 
 def serve(server: WorkerServer, channel: HubChannel) -> bool:
@@ -103,7 +120,7 @@ def serve(server: WorkerServer, channel: HubChannel) -> bool:
         server.serve()
     except BaseException as error:  # noqa: BLE001 - the edge of the process: sent to the engine
         _log(error)
-        channel.send(server.report(error))
+        _send_last(channel, server.report(error))
         return False
     finally:
         server.shutdown()
@@ -177,12 +194,14 @@ class WorkerServer:
                 self._load(message.places)
             case Allocate():
                 self._allocate(message.kv_bytes)
-            case Execute() if self._is_halted:
+            case Execute() | Launch() if self._is_halted:
                 self._start_transfers(message.plan)
             case Execute():
                 self._compute(message.plan.plan_id, lambda: self._running.execute(message.plan))
             case Sample():
                 self._compute(message.plan_id, lambda: self._sample(message))
+            case Launch():
+                self._compute(message.plan.plan_id, lambda: self._launch(message))
             case Halt():
                 self._halt()
                 self._channel.send(Halted(self._loaded.can_resume))
@@ -191,7 +210,7 @@ class WorkerServer:
                 self._loaded.resume(message.epoch)
                 self._channel.send(Resumed())
             case Run():
-                self._channel.send(self._returned(message.command))
+                self._channel.send(self._returned(message))
             case _:
                 raise EngineDeadError(f"the engine sent {message!r} unexpectedly")
 
@@ -229,7 +248,8 @@ class WorkerServer:
 
     def _start_transfers(self, plan: StepPlan) -> None:
         """Start the transfers of a plan and compute nothing, so that all ranks move the blocks."""
-        if plan.kv_transfers or plan.kv_loads or plan.kv_saves or plan.stop_kv_store:
+        has_new = plan.kv_transfers or plan.kv_loads or plan.kv_saves
+        if has_new or plan.kv_resent or plan.stop_kv_store:
             self._running.execute(
                 StepPlan(
                     plan_id=plan.plan_id,
@@ -237,9 +257,15 @@ class WorkerServer:
                     kv_transfers=plan.kv_transfers,
                     kv_loads=plan.kv_loads,
                     kv_saves=plan.kv_saves,
+                    kv_resent=plan.kv_resent,
+                    kv_applied=plan.kv_applied,
                     stop_kv_store=plan.stop_kv_store,
                 )
             )
+
+    def _launch(self, message: Launch) -> None:
+        self._running.launch(message.plan, message.masks)
+        self._sampled.append(message.plan.plan_id)
 
     def _sample(self, message: Sample) -> None:
         self._running.sample(message.plan_id, message.masks)
@@ -253,12 +279,12 @@ class WorkerServer:
         self._is_halted = True
         self._sampled.clear()
 
-    def _returned(self, command: WorkerControl) -> Returned:
+    def _returned(self, message: Run) -> Returned:
         """Run a command; a `QuireError` becomes its result."""
         try:
-            return Returned(self._running.control(command))
+            return Returned(message.call_id, self._running.control(message.command))
         except QuireError as error:
-            return Returned(None, ErrorMessage.of(error))
+            return Returned(message.call_id, None, ErrorMessage.of(error))
 
     @property
     def _loaded(self) -> RankWorker:
@@ -277,6 +303,14 @@ def _report(plan_id: int, error: StepFailedError | CollectiveError) -> StepFaile
     if isinstance(error, CollectiveError):
         return StepFailed(plan_id, None, {}, str(error))
     return StepFailed(plan_id, error.report, error.slots, str(error))
+
+
+def _send_last(channel: HubChannel, message: WorkerFailed | WorkerRefused) -> None:
+    """Send the error that ends this process, unless the engine itself is lost."""
+    try:
+        channel.send(message)
+    except EngineDeadError as lost:
+        logger.critical("this worker ends: %s", lost)
 
 
 def _log(error: BaseException) -> None:

@@ -1,7 +1,7 @@
 """Messages between the engine and the processes of its workers.
 
 engine -> worker   WorkerConfig on its standard input; then LoadWeights, Allocate, Execute, Sample,
-                   Run, KeyValue and Stop; Halt and Resume after a failed step
+                   Launch, Run, KeyValue and Stop; Halt and Resume after a failed step
 worker -> engine   Joined or WorkerRefused; Loaded; Allocated; one Completed or StepFailed per step;
                    Halted; Resumed; Returned; WorkerFailed; SetKey and GetKey, with which ranks find
                    each other
@@ -118,6 +118,13 @@ class Sample(msgspec.Struct, frozen=True, tag=True, array_like=True):
     masks: list[RowBitmask]
 
 
+class Launch(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Launches the forward pass and the sampling of a step."""
+
+    plan: StepPlan
+    masks: list[RowBitmask]
+
+
 class Completed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The result of a step on one rank."""
 
@@ -171,12 +178,14 @@ class Resumed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Run(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Run a command between two steps."""
 
+    call_id: int
     command: WorkerControl
 
 
 class Returned(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Result of a command, or its error."""
 
+    call_id: int
     value: Any
     error: ErrorMessage | None = None
 
@@ -211,7 +220,9 @@ class Stop(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Shut down and exit."""
 
 
-ToWorker = LoadWeights | Allocate | Execute | Sample | Halt | Resume | Run | KeyValue | Stop
+ToWorker = (
+    LoadWeights | Allocate | Execute | Sample | Launch | Halt | Resume | Run | KeyValue | Stop
+)
 FromWorker = (
     Joined
     | WorkerRefused

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,8 +16,8 @@ from quire.layers.attention.caching_layer import CachingLayer
 from quire.layers.attention.rotary import Rotation, rotate
 from quire.layers.context import LayerContext
 from quire.layers.layer import frozen
-from quire.layers.norm import QKNorm
 from quire.layers.parallel import shard, shard_kv_heads
+from quire.layers.qk_norm import HeadNorms
 from quire.layers.returned import check_returned
 
 
@@ -37,6 +37,9 @@ class Attention(CachingLayer[AttentionBackend]):
             all.
         has_sinks: Whether the checkpoint has a sink for each query head. The layer's `KVLayer` must
             have the same value, so that a backend with sinks is chosen.
+        alibi_slopes: Slope of each query head of the whole model, for linear biases by distance
+            instead of a rotary embedding: `alibi_slopes(num_heads)` of `quire.layers`. None: there
+            are none. The layer's `KVLayer` must have `has_alibi` alike.
 
     Attributes:
         sinks: `[H]` float32, the parameter of that name, if there is one.
@@ -60,18 +63,25 @@ class Attention(CachingLayer[AttentionBackend]):
         logit_soft_cap: float | None = None,
         attention_chunk: int | None = None,
         has_sinks: bool = False,
+        alibi_slopes: Sequence[float] | None = None,
     ) -> None:
         local_heads = shard("num_attention_heads", num_heads, context.tp)
         num_kv_heads = len(shard_kv_heads(num_kv_heads, context.tp))
         super().__init__(name, len(local_heads), num_kv_heads, head_dim)
         self.has_sinks = has_sinks
+        self.has_alibi = alibi_slopes is not None
         self._all_heads, self._heads = num_heads, local_heads
         self._width = len(local_heads) * head_dim  # elements of all query heads
         self._kv_scales: dict[str, float] = {}
         sinks = frozen((len(local_heads),), torch.float32, context.device) if has_sinks else None
         self.register_parameter("sinks", sinks)
         self.params = AttentionLayerParams(
-            scale, sliding_window, logit_soft_cap, sinks, attention_chunk=attention_chunk
+            scale,
+            sliding_window,
+            logit_soft_cap,
+            sinks,
+            attention_chunk=attention_chunk,
+            alibi_slopes=_own_slopes(alibi_slopes, local_heads, context),
         )
 
     def optional_weights(self, path: str) -> Mapping[str, str]:
@@ -134,12 +144,13 @@ class Attention(CachingLayer[AttentionBackend]):
         self,
         qkv: Tensor,  # [T, (H + 2 * K) * D], contiguous; may be written over
         rotation: Rotation,
-        norm: QKNorm | None,
+        norm: HeadNorms | None,
         batch: ForwardBatch,
     ) -> Tensor:  # [T, H * D]
         """Apply norm and rotation to q and k of the projection, then do what `forward` does.
 
-        A backend with `fuses_rotary` does all of it in one pass with the write to the cache.
+        A backend with `fuses_rotary` does all of it in one pass with the write to the cache, but
+        for norms that are not fused.
 
         Raises:
             RequestFailedError: The backend's result is not `[T, H, D]` of `qkv`'s dtype and device.
@@ -147,6 +158,9 @@ class Attention(CachingLayer[AttentionBackend]):
         backend, kv_cache, metadata = self._bound(batch)
         num_rotated = self.num_heads + self.num_kv_heads
         heads = qkv.view(-1, num_rotated + self.num_kv_heads, self.head_dim)
+        if norm is not None and not norm.is_fused:
+            norm(heads[:, :num_rotated])
+            norm = None
         if backend.fuses_rotary:
             step = _rotary_step(rotation, norm)
             out = backend.forward_rotary(heads, step, kv_cache, metadata, self.params)
@@ -160,7 +174,16 @@ class Attention(CachingLayer[AttentionBackend]):
         )
 
 
-def _rotary_step(rotation: Rotation, norm: QKNorm | None) -> RotaryStep:
+def _own_slopes(
+    slopes: Sequence[float] | None, heads: range, context: LayerContext
+) -> Tensor | None:
+    if slopes is None:
+        return None
+    own = slopes[heads.start : heads.stop]
+    return torch.tensor(own, dtype=torch.float32, device=context.device)
+
+
+def _rotary_step(rotation: Rotation, norm: HeadNorms | None) -> RotaryStep:
     if norm is None:
         return RotaryStep(rotation.table, rotation.positions)
     return RotaryStep(rotation.table, rotation.positions, norm.weight, norm.eps)

@@ -25,6 +25,7 @@ class CachingLayer(Layer, Generic[Backend]):
     Attributes:
         contract: Class that a backend of such layers must extend.
         has_sinks: True if the heads have learned sinks.
+        has_alibi: True if the scores have linear biases (ALiBi).
         backend_index: Index of the layer's backend in the worker, and of its metadata in a batch;
             -1 if no backend is bound.
     """
@@ -38,6 +39,7 @@ class CachingLayer(Layer, Generic[Backend]):
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.has_sinks = False
+        self.has_alibi = False
         self.backend_index = -1
         self._backend: Backend | None = None
         self._kv_cache: Tensor | None = None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from quire.layers.attention.rope_frequencies import attention_factor, frequencies
 from quire.layers.attention.rope_parameters import RopeParameters
 from quire.layers.context import LayerContext
 from quire.layers.layer import Layer
@@ -47,7 +47,7 @@ class RotaryEmbedding(Layer):
     """The table of a rotary embedding (Su et al., 2021), computed in float32.
 
     Args:
-        head_dim: Elements per head; all are rotated, the first half against the second.
+        head_dim: Elements per head, in the order that `head_order` returns for the embedding.
         max_positions: Number of rows of the table.
         rope: Wavelengths and their scaling.
         context: Settings to build the layer with.
@@ -60,8 +60,10 @@ class RotaryEmbedding(Layer):
     ) -> None:
         super().__init__()
         positions = torch.arange(max_positions, dtype=torch.float32)
-        angles = torch.outer(positions, frequencies(head_dim, rope))  # [P, D / 2]
-        cos, sin = angles.cos(), angles.sin()
+        by_pair = frequencies(head_dim, rope, max_positions)
+        angles = torch.outer(positions, by_pair)  # [P, D / 2]
+        factor = torch.where(by_pair > 0, attention_factor(rope, max_positions), 1.0)
+        cos, sin = angles.cos() * factor, angles.sin() * factor
         table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1)
         table = table.to(device=context.device, dtype=context.dtype)
         self.register_buffer("table", table, persistent=False)
@@ -75,20 +77,3 @@ def rotate(heads: Tensor, rotation: Rotation) -> Tensor:
     """Return a new tensor with each head of `[T, any, D]` rotated by its token's angles."""
     swapped = heads.roll(heads.shape[-1] // 2, -1)
     return torch.addcmul(heads * rotation.cos, swapped, rotation.sin)
-
-
-def frequencies(head_dim: int, rope: RopeParameters) -> Tensor:
-    """Return the angle per position of each pair of elements, `[D / 2]` float32."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    plain = 1.0 / (rope.theta**exponents)
-    if rope.kind == "linear":
-        return plain / rope.factor
-    return _llama3(plain, rope) if rope.kind == "llama3" else plain
-
-
-def _llama3(plain: Tensor, rope: RopeParameters) -> Tensor:
-    """Scale long waves, keep short ones, and interpolate between them (Llama 3.1)."""
-    turns = rope.original_max_positions * plain / (2 * math.pi)  # within the original context
-    low, high = rope.low_freq_factor, rope.high_freq_factor
-    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
-    return kept * plain + (1.0 - kept) * plain / rope.factor

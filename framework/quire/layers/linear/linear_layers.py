@@ -7,9 +7,7 @@ narrowed in the same way.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -19,25 +17,12 @@ from quire.interfaces.lora import AdapterBatch, AdapterModule
 from quire.interfaces.quantization import LinearMethod
 from quire.layers.context import LayerContext
 from quire.layers.layer import Layer, frozen
+from quire.layers.linear.linear_slice import LinearSlice
 from quire.layers.linear.lora_stacks import LoRASlice, LoRAStacks
 from quire.layers.linear.prepacked import Prepacked
 from quire.layers.linear.row_tiles import InTiles
 from quire.layers.parallel import shard, shard_kv_heads
-
-
-@dataclass(frozen=True, slots=True)
-class LinearSlice:
-    """One matrix of the checkpoint, and the rows of it that this device has.
-
-    Attributes:
-        name: Last name of the checkpoint's module: `q_proj`.
-        num_rows: Number of rows in the checkpoint.
-        rows: Rows of this device.
-    """
-
-    name: str
-    num_rows: int
-    rows: range
+from quire.layers.partial_sums import summed
 
 
 class Unquantized(LinearMethod):
@@ -65,7 +50,7 @@ class Unquantized(LinearMethod):
 
 
 class ParallelLinear(Layer):
-    """Base of the four linear layers below.
+    """Base of the linear layers below.
 
     Args:
         name: Module path in the model; quantization methods may depend on it.
@@ -110,14 +95,13 @@ class ParallelLinear(Layer):
 
     def load_weight(self, parameter: str, tensor: Tensor, part: str) -> None:
         """Copy this device's rows and columns of one checkpoint matrix to the parameter."""
-        rows = self.slices[part].rows
-        row_shard = tensor[rows.start : rows.stop]
+        row_shard = self.slices[part].cut(tensor)
         if tensor.dim() == 2:
             row_shard = row_shard[:, self.columns.start : self.columns.stop]
         if parameter == "weight":
             self.method.expect(self, tensor.dtype)
         offset = self.offsets[part]
-        self.get_parameter(parameter)[offset : offset + len(rows)].copy_(row_shard)
+        self.get_parameter(parameter)[offset : offset + len(row_shard)].copy_(row_shard)
 
     def finish_loading(self) -> None:
         """Repack the weight by the quantization method."""
@@ -126,7 +110,7 @@ class ParallelLinear(Layer):
     def enable_lora(self, max_loras: int, max_rank: int) -> None:
         """Allocate memory for adapters."""
         lora_slices = tuple(
-            LoRASlice(self.offsets[part.name], part.rows) for part in self.slices.values()
+            LoRASlice(self.offsets[part.name], part) for part in self.slices.values()
         )
         context = self.context
         self.lora = LoRAStacks(lora_slices, self.columns, max_loras, max_rank, context)
@@ -195,6 +179,16 @@ class ColumnParallelLinear(MergedColumnParallelLinear):
         super().__init__(name, in_features, parts, bias=bias, context=context)
 
 
+class ReplicatedLinear(ParallelLinear):
+    """One matrix that every device has whole: all outputs on every device, without a collective."""
+
+    def __init__(
+        self, name: str, in_features: int, out_features: int, *, bias: bool, context: LayerContext
+    ) -> None:
+        slices = (LinearSlice(_last_name(name), out_features, range(out_features)),)
+        super().__init__(name, in_features, range(in_features), slices, bias=bias, context=context)
+
+
 class QKVParallelLinear(ParallelLinear):
     """Query, key and value projections in one product, sharded by heads: `[T, (H + 2K) * D]`.
 
@@ -206,7 +200,10 @@ class QKVParallelLinear(ParallelLinear):
         num_heads: Number of query heads of the whole model.
         num_kv_heads: Number of key/value heads of the whole model.
         head_dim: Elements per head.
-        parts: The checkpoint's names of the three projections.
+        parts: The checkpoint's names of the projections: of queries, of keys, and of values unless
+            those are the keys, `[T, (H + K) * D]`.
+        qk_order: Checkpoint's index of each element of a query or key head, as `head_order` returns
+            it for the rotary embedding; None: they stay in order.
         bias: Whether each projection has a bias.
         context: Settings to build the layer with.
     """
@@ -219,16 +216,18 @@ class QKVParallelLinear(ParallelLinear):
         num_kv_heads: int,
         head_dim: int,
         *,
-        parts: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj"),
+        parts: tuple[str, ...] = ("q_proj", "k_proj", "v_proj"),
+        qk_order: Sequence[int] | None = None,
         bias: bool,
         context: LayerContext,
     ) -> None:
         heads = shard("num_attention_heads", num_heads, context.tp)
         kv_heads = shard_kv_heads(num_kv_heads, context.tp)
         counts = (num_heads, num_kv_heads, num_kv_heads)
+        own, orders = (heads, kv_heads, kv_heads), (qk_order, qk_order, None)
         slices = tuple(
-            LinearSlice(part, count * head_dim, _head_rows(mine, head_dim))
-            for part, count, mine in zip(parts, counts, (heads, kv_heads, kv_heads), strict=True)
+            LinearSlice(part, count * head_dim, _head_rows(mine, head_dim), order)
+            for part, count, mine, order in zip(parts, counts, own, orders, strict=False)
         )
         super().__init__(name, hidden_size, range(hidden_size), slices, bias=bias, context=context)
 
@@ -248,15 +247,8 @@ class RowParallelLinear(ParallelLinear):
         """Return all outputs, on every device: `[T, in / tp] -> [T, out]`."""
         if self.tp.size == 1:
             return super().forward(x, adapters)
-        out = self._sum(self._project(x, adapters, None))
+        out = summed(self._project(x, adapters, None), self.context)
         return out if self.bias is None else out.add_(self.bias)
-
-    def _sum(self, partial: Tensor) -> Tensor:  # [T, out], both
-        """Sum the devices' partial outputs; in batch-invariant mode always in rank order."""
-        if not self.context.batch_invariant:
-            return self.tp.all_reduce(partial)
-        first, *rest = self.tp.all_gather(partial, -1).chunk(self.tp.size, -1)
-        return functools.reduce(torch.add, rest, first)
 
 
 def linear_method(name: str, context: LayerContext) -> LinearMethod:

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from quire.interfaces.lora import AdapterBatch, AdapterModule
 from quire.layers.context import LayerContext
+from quire.layers.linear.linear_slice import LinearSlice
 from quire.layers.linear.row_tiles import Product, in_tiles, largest_tile, random_rows, refusal
 from quire.native.layer_kernels import cpu_lora
 
@@ -31,11 +32,16 @@ class LoRASlice:
 
     Attributes:
         offset: First output of the matrix on this device.
-        rows: This device's rows of the checkpoint's matrix.
+        matrix: The matrix, and what this device has of it.
     """
 
     offset: int
-    rows: range
+    matrix: LinearSlice
+
+    @property
+    def end(self) -> int:
+        """Output behind the last one."""
+        return self.offset + len(self.matrix.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +90,7 @@ class LoRAStacks:
         self.columns = columns
         self.batch_invariant = context.batch_invariant
         dtype, device = context.dtype, context.device
-        rows, out_features = len(slices) * max_rank, sum(len(part.rows) for part in slices)
+        rows, out_features = len(slices) * max_rank, slices[-1].end
         self.a = torch.zeros(max_loras, rows, len(columns), dtype=dtype, device=device)
         is_native = context.kernels == "native" and not context.batch_invariant
         shape = (max_loras, max_rank, out_features)
@@ -96,7 +102,7 @@ class LoRAStacks:
         self._kernels = _Kernels(self.a, self.b, slices) if context.kernels == "triton" else None
         self._add_by_token: cpu_lora.AddLoRA | None = None
         if is_native:
-            output_ends = [part.offset + len(part.rows) for part in slices]
+            output_ends = [part.end for part in slices]
             self._add_by_token = cpu_lora.AddLoRA(self.a, self.b.mT, output_ends)
 
     def set(self, index: int, modules: Sequence[AdapterModule | None]) -> None:
@@ -148,9 +154,9 @@ class LoRAStacks:
         last = first + rank
         a = module.a[:, self.columns.start : self.columns.stop]
         _copy_async(a, self.a[index, first:last])
-        start, stop = part.offset, part.offset + len(part.rows)
+        start, stop = part.offset, part.end
         b = self.b[index, start:stop, :rank]
-        _copy_async(module.b[part.rows.start : part.rows.stop], b)
+        _copy_async(part.matrix.cut(module.b), b)
         b.mul_(module.scale)
         return _AdapterSlice(start, stop, first, last, b.t())
 
@@ -164,7 +170,7 @@ class _Kernels:
         self.shrink, self.expand = lora.shrink, lora.expand
         self.a, self.b = a, b
         self.spans = torch.zeros(len(a), len(slices) + 1, dtype=torch.int32, device=a.device)
-        outputs = [(part.offset, part.offset + len(part.rows)) for part in slices]
+        outputs = [(part.offset, part.end) for part in slices]
         tiles = lora.output_tiles(outputs)
         self.tiles = torch.tensor(tiles, dtype=torch.int32, device=a.device)
 

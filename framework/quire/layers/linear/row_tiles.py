@@ -13,14 +13,15 @@ Measured in float32 on one core of a Zen 5 against one product of all rows: 512 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from quire.errors import RefusedError
-from quire.interfaces.quantization import LinearMethod
+from quire.interfaces.quantization import GroupedProduct, GroupedWeight, LinearMethod
 
 SMALL_TILE = 16  # rows
 LARGE_TILE = 128
@@ -147,6 +148,17 @@ class InTiles(LinearMethod):
     def rows(self, layer: nn.Module, token_ids: Tensor) -> Tensor:
         """Return rows of the weight."""
         return self.method.rows(layer, token_ids)
+
+    def grouped_product(self, weights: Sequence[GroupedWeight]) -> GroupedProduct | None:
+        """Return the other method's product if it is batch-invariant."""
+        if not self.is_batch_invariant:
+            return None
+        inner = [
+            replace(weight, method=weight.method.method)
+            for weight in weights
+            if isinstance(weight.method, InTiles)
+        ]
+        return self.method.grouped_product(inner)
 
 
 def refusal(what: str, dtype: torch.dtype) -> RefusedError:

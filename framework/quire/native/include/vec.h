@@ -145,9 +145,9 @@ INLINE vf round_to_integer(vf v) {  // to nearest; for |v| < 2^22
     return (v + magic) - magic;
 }
 
-// Returns y near one, and n, such that e^x = 2^n * y.
+// Reduces x, and returns y and n, such that e^x = 2^n * (1 + x + y * x^2) with the reduced x.
 // Cephes' reduction (Moshier), by the nearest multiple of log 2 in two parts, and its polynomial.
-INLINE vf exp_without_power(vf x, vf& n) {
+INLINE vf exp_polynomial(vf& x, vf& n) {
     n = round_to_integer(x * set1(1.44269504f));
     x = fma(n, set1(-0.693359375f), x);
     x = fma(n, set1(2.12194440e-4f), x);
@@ -156,7 +156,12 @@ INLINE vf exp_without_power(vf x, vf& n) {
     y = fma(y, x, set1(8.3334519073e-3f));
     y = fma(y, x, set1(4.1665795894e-2f));
     y = fma(y, x, set1(1.6666665459e-1f));
-    y = fma(y, x, set1(5.0000001201e-1f));
+    return fma(y, x, set1(5.0000001201e-1f));
+}
+
+// Returns y near one, and n, such that e^x = 2^n * y.
+INLINE vf exp_without_power(vf x, vf& n) {
+    vf y = exp_polynomial(x, n);
     return fma(y, x * x, x + set1(1.0f));
 }
 

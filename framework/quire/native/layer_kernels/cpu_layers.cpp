@@ -1,8 +1,8 @@
-// Norms, gated activations and masks of float32 rows, each in one pass.
-//
-// A row is computed independently and always in the same order, and its last elements are computed
-// in a padded vector. So a row's bits depend neither on its batch nor on the number of threads.
+// Norms, activations and masks of float32 rows, each in one pass. An element's bits depend neither on
+// its batch nor on the number of threads.
+#include "activations.h"
 #include "export.h"
+#include "norms.h"
 #include "rows.h"
 
 namespace {
@@ -10,121 +10,41 @@ namespace {
 // Fewer elements per thread take less time than passing them to a thread that is awake.
 constexpr long ELEMENTS_PER_THREAD = 1 << 12;
 
-constexpr int CHAINS = 4;  // independent partial sums
+constexpr long PIECE = 1 << 10;  // elements of an activation that one thread computes at once
 
-// Returns the sum of squares of x + residual, and writes x + residual to `total`, if there is a
-// residual.
-template <bool HAS_RESIDUAL>
-INLINE float sum_of_squares(const float* x, const float* residual, float* total, long size) {
-    vf sums[CHAINS] = {};
-    long i = 0;
-    for (; i + CHAINS * LANES <= size; i += CHAINS * LANES)
-        for (int c = 0; c < CHAINS; c++) {
-            vf v = load(x + i + c * LANES);
-            if (HAS_RESIDUAL) {
-                v = v + load(residual + i + c * LANES);
-                store(total + i + c * LANES, v);
-            }
-            sums[c] = fma(v, v, sums[c]);
-        }
-    for (; i < size; i += LANES) {
-        long count = size - i < LANES ? size - i : LANES;
-        vf v = load_part(x + i, count);
-        if (HAS_RESIDUAL) {
-            v = v + load_part(residual + i, count);
-            store_part(total + i, v, count);
-        }
-        sums[0] = fma(v, v, sums[0]);
-    }
-    return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
-}
+INLINE long pieces_of(long size) { return (size + PIECE - 1) / PIECE; }
+INLINE long end_of(long begin, long size) { return begin + PIECE < size ? begin + PIECE : size; }
 
-INLINE void multiply(const float* x, float factor, const float* weight, float* out, long size) {
-    const vf scale = set1(factor);
+template <class Function>
+void activate_piece(const float* x, float* out, long size, const float* coefficients) {
     long i = 0;
-    for (; i + LANES <= size; i += LANES) store(out + i, load(x + i) * scale * load(weight + i));
+    for (; i + LANES <= size; i += LANES) store(out + i, Function::of(load(x + i), coefficients));
     if (i < size) {
-        vf product = load_part(x + i, size - i) * scale * load_part(weight + i, size - i);
-        store_part(out + i, product, size - i);
+        vf v = load_part(x + i, size - i);
+        store_part(out + i, Function::of(v, coefficients), size - i);
     }
 }
 
-// Returns 1 / sqrt(mean + eps). Squares of large numbers overflow, and those of small numbers
-// underflow, so such rows are summed again in float64.
-INLINE float inverse_length(const float* x, float squares, long size, float eps) {
-    double mean = squares;
-    if (!(squares > 1e-30f && squares < 1e38f)) {
-        mean = 0;
-        for (long i = 0; i < size; i++) mean += (double)x[i] * x[i];
-    }
-    return (float)(1.0 / std::sqrt(mean / size + eps));
-}
-
-template <bool HAS_RESIDUAL>
-void norm_row(
-    const float* x, const float* residual, const float* weight, float* out, float* total,
-    long size, float eps
+template <class Function>
+void gate_piece(
+    const float* gate, const float* up, float* out, long size, const float* coefficients
 ) {
-    float squares = sum_of_squares<HAS_RESIDUAL>(x, residual, total, size);
-    const float* summed = HAS_RESIDUAL ? total : x;
-    multiply(summed, inverse_length(summed, squares, size, eps), weight, out, size);
-}
-
-INLINE vf absolute(vf v) { return from_bits(bits(v) & set1i(0x7fffffff)); }
-
-// e^v for v <= 0: the result of `exp`, without the steps that only positive v need.
-INLINE vf exp_of_negative(vf v) {
-    const vf low = set1(-87.33654f), zeros = zero();
-    vf x = max(v, low);
-    vf n, y = exp_without_power(x, n);
-    y = y * from_bits((__builtin_convertvector(n, vi) + set1i(127)) << 23);
-    return v < low ? zeros : y;
-}
-
-// x * sigmoid(slope), without overflow. NaN stays NaN, because x is NaN wherever the slope is.
-INLINE vf gated(vf x, vf slope) {
-    const vf one = set1(1.0f);
-    vf small = exp_of_negative(-absolute(slope));
-    vf above = slope >= zero() ? one : small;
-    return x * (above / (one + small));
-}
-
-struct Silu {
-    INLINE vf of(vf gate) { return gated(gate, gate); }
-};
-
-struct GeluTanh {  // (1 + tanh(u)) / 2 is the sigmoid of 2 * u
-    INLINE vf of(vf gate) {
-        const vf slope = set1(1.5957691216057308f), cube = set1(0.044715f);
-        return gated(gate, slope * fma(cube * gate * gate, gate, gate));
-    }
-};
-
-template <class Activation>
-void gate_row(const float* gate, float* out, long size) {
-    const float* up = gate + size;
     long i = 0;
     for (; i + LANES <= size; i += LANES) {
-        store(out + i, Activation::of(load(gate + i)) * load(up + i));
+        store(out + i, Function::of(load(gate + i), coefficients) * load(up + i));
     }
     if (i < size) {
-        vf product = Activation::of(load_part(gate + i, size - i)) * load_part(up + i, size - i);
-        store_part(out + i, product, size - i);
+        vf v = Function::of(load_part(gate + i, size - i), coefficients);
+        store_part(out + i, v * load_part(up + i, size - i), size - i);
     }
-}
-
-template <class Activation>
-void gate_rows(const float* gate_up, float* out, long rows, long size, int threads) {
-    for_each_row(rows, rows * size, ELEMENTS_PER_THREAD, threads, [=](long row) {
-        gate_row<Activation>(gate_up + row * 2 * size, out + row * size, size);
-    });
 }
 
 }  // namespace
 
 // Constants of a row norm, for all calls of a layer.
 struct Norm {
-    const float* weight;  // [size]
+    const float* weight;  // [size], or null
+    const float* bias;    // [size], or null; layer norm only
     int64_t size;
     float eps;
     int32_t threads;
@@ -135,7 +55,7 @@ EXPORT void rms_norm(const Norm* norm, const float* x, float* out, long rows) {
     const Norm of = *norm;
     for_each_row(rows, rows * of.size, ELEMENTS_PER_THREAD, of.threads, [=](long row) {
         const long at = row * of.size;
-        norm_row<false>(x + at, nullptr, of.weight, out + at, nullptr, of.size, of.eps);
+        rms_norm_row<false>(x + at, nullptr, of.weight, out + at, nullptr, of.size, of.eps);
     });
 }
 
@@ -144,34 +64,135 @@ EXPORT void add_rms_norm(const Norm* norm, float* x, float* residual, long rows)
     const Norm of = *norm;
     for_each_row(rows, rows * of.size, ELEMENTS_PER_THREAD, of.threads, [=](long row) {
         float *own = x + row * of.size, *total = residual + row * of.size;
-        norm_row<true>(own, total, of.weight, own, total, of.size, of.eps);
+        rms_norm_row<true>(own, total, of.weight, own, total, of.size, of.eps);
     });
 }
 
-// Norms of heads, each with its own weight: x is [tokens, heads, size] with a token stride of
-// `stride` elements, weight is [heads, size].
-EXPORT void head_rms_norm(
-    const float* x, long stride, const float* weight, float* out,
-    long tokens, long heads, long size, float eps, int threads
+// out = norm(x) * weight + bias; both [rows, size].
+EXPORT void layer_norm(const Norm* norm, const float* x, float* out, long rows) {
+    const Norm of = *norm;
+    for_each_row(rows, rows * of.size, ELEMENTS_PER_THREAD, of.threads, [=](long row) {
+        const long at = row * of.size;
+        layer_norm_row<false>(
+            x + at, nullptr, of.weight, of.bias, out + at, nullptr, of.size, of.eps
+        );
+    });
+}
+
+// The same for x + residual, in place, as in `add_rms_norm`.
+EXPORT void add_layer_norm(const Norm* norm, float* x, float* residual, long rows) {
+    const Norm of = *norm;
+    for_each_row(rows, rows * of.size, ELEMENTS_PER_THREAD, of.threads, [=](long row) {
+        float *own = x + row * of.size, *total = residual + row * of.size;
+        layer_norm_row<true>(own, total, of.weight, of.bias, own, total, of.size, of.eps);
+    });
+}
+
+// Constants of norms of a token's groups of elements: heads, or all heads of a projection.
+struct GroupNorm {
+    const float* weight;    // [ends[groups - 1]], or null
+    const int64_t* ends;    // [groups]: a group's end in a token's elements
+    const double* counts;   // [groups]: elements that a group's squares are summed over
+    int64_t groups;
+    float eps;
+    int32_t is_centred;     // layer norm; otherwise RMS norm
+    int32_t threads;
+};
+
+// Tokens of x and out are `stride` and `out_stride` elements apart; out may be x.
+EXPORT void norm_groups(
+    const GroupNorm* norm, const float* x, long stride, float* out, long out_stride, long tokens
 ) {
-    const long elements = heads * size;
-    for_each_row(tokens, tokens * elements, ELEMENTS_PER_THREAD, threads, [=](long token) {
-        for (long at = 0; at < elements; at += size) {
-            const float* head = x + token * stride + at;
-            norm_row<false>(
-                head, nullptr, weight + at, out + token * elements + at, nullptr, size, eps
+    const GroupNorm of = *norm;
+    const long elements = of.ends[of.groups - 1];
+    for_each_row(tokens, tokens * elements, ELEMENTS_PER_THREAD, of.threads, [=](long token) {
+        const float* row = x + token * stride;
+        float* target = out + token * out_stride;
+        long at = 0;
+        for (long group = 0; group < of.groups; at = of.ends[group++]) {
+            const long size = of.ends[group] - at;
+            const float* weight = of.weight ? of.weight + at : nullptr;
+            if (of.is_centred) {
+                layer_norm_row<false>(
+                    row + at, nullptr, weight, nullptr, target + at, nullptr, size, of.eps
+                );
+            } else {
+                rms_norm_row<false>(row + at, nullptr, weight, target + at, nullptr, size, of.eps);
+            }
+        }
+    });
+}
+
+// squares [tokens, groups]: sums of the squares of this device's elements.
+EXPORT void square_groups(
+    const GroupNorm* norm, const float* x, long stride, float* squares, long tokens
+) {
+    const GroupNorm of = *norm;
+    const long elements = of.ends[of.groups - 1];
+    for_each_row(tokens, tokens * elements, ELEMENTS_PER_THREAD, of.threads, [=](long token) {
+        long at = 0;
+        for (long group = 0; group < of.groups; at = of.ends[group++]) {
+            squares[token * of.groups + group] = sum_of_squares<false>(
+                x + token * stride + at, nullptr, nullptr, of.ends[group] - at
             );
         }
     });
 }
 
-// out [rows, size] = activation(gate) * up, with gate_up [rows, 2 * size].
-EXPORT void silu_and_mul(const float* gate_up, float* out, long rows, long size, int threads) {
-    gate_rows<Silu>(gate_up, out, rows, size, threads);
+// x = x / sqrt(squares / counts + eps) * weight, in place, with the squares of all devices.
+EXPORT void scale_groups(
+    const GroupNorm* norm, const float* squares, float* x, long stride, long tokens
+) {
+    const GroupNorm of = *norm;
+    const long elements = of.ends[of.groups - 1];
+    for_each_row(tokens, tokens * elements, ELEMENTS_PER_THREAD, of.threads, [=](long token) {
+        float* row = x + token * stride;
+        long at = 0;
+        for (long group = 0; group < of.groups; at = of.ends[group++]) {
+            const double mean = squares[token * of.groups + group] / of.counts[group];
+            const float factor = (float)(1.0 / std::sqrt(mean + of.eps));
+            const float* weight = of.weight ? of.weight + at : nullptr;
+            multiply(row + at, factor, weight, row + at, of.ends[group] - at);
+        }
+    });
 }
 
-EXPORT void gelu_tanh_and_mul(const float* gate_up, float* out, long rows, long size, int threads) {
-    gate_rows<GeluTanh>(gate_up, out, rows, size, threads);
+// Constants of an activation, for all calls of a layer.
+struct Activation {
+    int32_t function;  // see `with_function`
+    int32_t threads;
+    float coefficients[4];
+};
+
+// out = activation(x), for all elements; out may be x.
+EXPORT void activate(const Activation* activation, const float* x, float* out, long size) {
+    with_function(activation->function, [=](auto function) {
+        for_each_row(
+            pieces_of(size), size, ELEMENTS_PER_THREAD, activation->threads, [=](long piece) {
+                const long at = piece * PIECE, count = end_of(at, size) - at;
+                activate_piece<decltype(function)>(
+                    x + at, out + at, count, activation->coefficients
+                );
+            }
+        );
+    });
+}
+
+// out [rows, size] = activation(gate) * up, with gate_up [rows, 2 * size].
+EXPORT void activate_gate(
+    const Activation* activation, const float* gate_up, float* out, long rows, long size
+) {
+    const long pieces = pieces_of(size), threads = activation->threads;
+    with_function(activation->function, [=](auto function) {
+        for_each_row(rows * pieces, rows * size, ELEMENTS_PER_THREAD, threads, [=](long index) {
+            const long row = index / pieces, at = index % pieces * PIECE;
+            const float* gate = gate_up + row * 2 * size + at;
+            gate_piece<decltype(function)>(
+                gate, gate + size, out + row * size + at, end_of(at, size) - at,
+                activation->coefficients
+            );
+        });
+    });
 }
 
 // Writes -inf where a bit is 0: row rows[i] of logits (with a row stride of `stride` elements) is

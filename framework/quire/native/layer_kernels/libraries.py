@@ -1,21 +1,25 @@
-"""Native libraries of layers and of LoRA adapters, without the tensors they compute with."""
+"""Native libraries of layers, experts and LoRA adapters, without the tensors they compute with."""
 
-from ctypes import c_float, c_int, c_long, c_void_p
+from ctypes import c_float, c_int, c_int64, c_long, c_void_p
 from pathlib import Path
 
 from quire.native.library import NativeLibrary
 
-_GATE = (c_void_p, c_void_p, c_long, c_long, c_int)
+_ROW_NORM = (c_void_p, c_void_p, c_void_p, c_long)
 
 LAYERS = NativeLibrary(
     "layers",
     Path(__file__).with_name("cpu_layers.cpp"),
     {
-        "rms_norm": (c_void_p, c_void_p, c_void_p, c_long),
-        "add_rms_norm": (c_void_p, c_void_p, c_void_p, c_long),
-        "head_rms_norm": (c_void_p, c_long, c_void_p, c_void_p, *(c_long,) * 3, c_float, c_int),
-        "silu_and_mul": _GATE,
-        "gelu_tanh_and_mul": _GATE,
+        "rms_norm": _ROW_NORM,
+        "add_rms_norm": _ROW_NORM,
+        "layer_norm": _ROW_NORM,
+        "add_layer_norm": _ROW_NORM,
+        "norm_groups": (c_void_p, c_void_p, c_long, c_void_p, c_long, c_long),
+        "square_groups": (c_void_p, c_void_p, c_long, c_void_p, c_long),
+        "scale_groups": (c_void_p, c_void_p, c_void_p, c_long, c_long),
+        "activate": (c_void_p, c_void_p, c_void_p, c_long),
+        "activate_gate": (c_void_p, c_void_p, c_void_p, c_long, c_long),
         "mask_logits": (c_void_p, c_long, c_long, c_void_p, c_long, c_void_p, c_long, c_int),
     },
     repeats=True,
@@ -25,3 +29,17 @@ ADAPTERS = NativeLibrary(
     Path(__file__).with_name("cpu_lora.cpp"),
     {"add_lora": (c_void_p, c_void_p, c_void_p, c_long, c_void_p, c_void_p, c_int)},
 )
+EXPERTS = NativeLibrary(
+    "experts",
+    Path(__file__).with_name("cpu_moe.cpp"),
+    {
+        "route": (*(c_void_p,) * 6, c_long),
+        "group_rows": (c_void_p, c_long, c_int64, c_long, c_void_p, c_void_p, c_void_p),
+        "gather_rows": (
+            c_void_p, c_void_p, c_void_p, c_long, c_void_p, c_long, c_long, c_void_p, c_int,
+        ),
+        "combine_rows": (c_void_p, c_void_p, c_void_p, *(c_long,) * 3, c_void_p, c_int),
+        "clamped_swiglu": (c_void_p, c_void_p, c_long, c_long, c_float, c_float, c_int),
+    },
+    repeats=True,
+)  # fmt: skip

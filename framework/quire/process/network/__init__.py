@@ -1,5 +1,7 @@
 """Connections between machines: addresses, encryption, and who may connect.
 
+network_hub        one process, and several that connect to it
+network_channel    such a process's end
 tcp_address        addresses, never of all interfaces
 secure_socket      options of both ends
 entrance           a hub's port with all that guards it

@@ -8,6 +8,7 @@ ZeroMQ asks for each connection before it delivers any message. The answer must 
 so it comes from a thread.
 """
 
+import logging
 import math
 import threading
 import time
@@ -22,9 +23,12 @@ from quire.process.network.half_open import HalfOpenConnections
 from quire.process.network.secure_socket import ZAP_DOMAIN, monitor, monitored
 from quire.process.wake_event import WakeEvent
 
+logger = logging.getLogger(__name__)
+
 ZAP_ADDRESS = "inproc://zeromq.zap.01"  # where ZeroMQ asks (RFC 27)
 ZAP_VERSION = b"1.0"
 MIN_REPORT_INTERVAL_S = 0.1  # strangers who connect and disconnect cannot wake the engine more
+CLOSE_TIMEOUT_S = 5.0  # more than the socket lingers
 REPEAT_S = 1.0  # a socket learns of a disconnection a little later than its monitor
 
 
@@ -69,10 +73,19 @@ class ConnectionGuard:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread and terminate the context; the guarded socket must be closed before."""
+        """End the thread and terminate the context; the guarded socket must be closed before.
+
+        ZeroMQ may wait for connections that do not end. They must not keep the engine from ending.
+        """
         self._end.set()
         if threading.current_thread() is not self._thread:  # garbage may be collected in any thread
-            self._thread.join()
+            self._thread.join(CLOSE_TIMEOUT_S)
+            if self._thread.is_alive():
+                logger.warning(
+                    "connections of workers did not close within %g s; they end with this process",
+                    CLOSE_TIMEOUT_S,
+                )
+                return
         self._end.close()
         self.disconnections.close()
 

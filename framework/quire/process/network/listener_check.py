@@ -48,7 +48,7 @@ def reachable_listener(address: TcpAddress, timeout_s: float) -> Listener:
         except (OSError, UnicodeError) as error:  # the latter of an impossible name
             if left_s <= RETRY_S:
                 raise QuireError(
-                    f"the engine at {address} cannot be reached within {timeout_s:g} s: "
+                    f"the engine at {address} cannot be reached within {round(timeout_s, 1):g} s: "
                     f"{_reason(error)}; check that it runs and still waits for workers, that it "
                     "listens at this address, and that no firewall is between"
                 ) from error

@@ -10,9 +10,7 @@ from typing import Any
 
 import zmq
 
-from quire.errors import SettingsError
 from quire.process.launch_key import LaunchKey
-from quire.process.network.tcp_address import is_tcp
 
 ZAP_DOMAIN = b"quire"
 HEARTBEAT_S = 1.0
@@ -22,18 +20,6 @@ PIECE_BYTES = 256 * 1024
 _ENCRYPTION_BYTES = 1024  # more than encryption adds to a frame
 _EVENT = struct.Struct("=Hi")
 _NEVER_MS = 10**9  # eleven days
-
-
-def check_secured(address: str, key: LaunchKey | None) -> None:
-    """Check that there is a key exactly if the address is one of the network.
-
-    Raises:
-        SettingsError: There is none although it is, or there is one although it is not.
-    """
-    if is_tcp(address) and key is None:
-        raise SettingsError(f"{address} needs a launch key: anyone could join there")
-    if not is_tcp(address) and key is not None:
-        raise SettingsError(f"{address} is on this machine and takes no launch key")
 
 
 def secure_listener(socket: zmq.Socket[bytes], key: LaunchKey) -> None:

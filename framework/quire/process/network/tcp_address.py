@@ -90,11 +90,6 @@ class TcpAddress:
         return resolved
 
 
-def is_tcp(address: str) -> bool:
-    """Whether an address is one of the network."""
-    return address.startswith(SCHEME)
-
-
 def _is_host(text: str) -> bool:
     """Whether a text is a name, an IPv4 address, or an IPv6 address in brackets."""
     if text.startswith("[") and text.endswith("]"):

@@ -36,6 +36,7 @@ class DeclaredCases(KVBackendCases[SceneSizes]):
             "soft_cap": (2.0, 30.0) if declared.logit_soft_cap else (),
             "bounds": list(self.bounds()),
             "sinks": list(self.sinks()),
+            "alibi": list(self.alibi()),
             "rotary": list(self.rotary()),
             "scaled_dtype": sorted({"float8_e4m3fn"} & declared.kv_dtypes),
             "invariant": list(self.invariant()),
@@ -81,6 +82,24 @@ class DeclaredCases(KVBackendCases[SceneSizes]):
         if declared.batch_invariant:
             yield replace(plain, batch_invariant=True)
 
+    def alibi(self) -> Iterator[SceneSizes]:
+        """Return linear biases alone, and with each feature that changes the scores."""
+        declared, plain = self.declared, replace(self.plain, has_alibi=True)
+        if not declared.alibi:
+            return
+        yield plain
+        yield replace(plain, num_heads=4, num_kv_heads=4)
+        for dtype, kv_dtype in self.types():
+            yield plain.with_types(dtype, kv_dtype)
+        if declared.sliding_window:
+            yield replace(plain, window=33)
+        if declared.logit_soft_cap:
+            yield replace(plain, soft_cap=2.0)
+        if declared.sinks:
+            yield replace(plain, has_sinks=True)
+        if declared.batch_invariant:
+            yield replace(plain, batch_invariant=True)
+
     def rotary(self) -> Iterator[SceneSizes]:
         """Return rotary embeddings with and without a norm, and with every KV-cache dtype."""
         if not self.fuses_rotary:
@@ -107,6 +126,8 @@ class DeclaredCases(KVBackendCases[SceneSizes]):
             yield replace(plain, chunk=33)
         if declared.batch_invariant:
             yield replace(plain, batch_invariant=True)
+        if declared.alibi:
+            yield replace(plain, has_alibi=True)
         if self.fuses_rotary:
             yield replace(plain, rotary="normed")
 
@@ -129,3 +150,5 @@ class DeclaredCases(KVBackendCases[SceneSizes]):
             yield replace(plain, soft_cap=2.0)
         if declared.sinks:
             yield replace(plain, has_sinks=True)
+        if declared.alibi:
+            yield replace(plain, has_alibi=True)

@@ -84,6 +84,10 @@ class AttentionBackendContract(KVBackendContract[AttentionScene]):
         """Test the sink of each query head: one more logit, without a value."""
         self._check_ragged(self._scene(sinks))
 
+    def test_scores_have_a_bias_by_distance(self, alibi: SceneSizes) -> None:
+        """Test linear biases: each query head's slope times the distance of a key."""
+        self._check_ragged(self._scene(alibi))
+
     def test_each_layer_has_its_own_scales(self, scaled_dtype: str) -> None:
         """Test two layers of one step that store K and V with different scales."""
         scene = self._scene(replace(self._plain(), kv_dtype=scaled_dtype))

@@ -36,6 +36,7 @@ class SceneSizes(PoolSizes):
     chunk: int | None = None
     soft_cap: float | None = None
     has_sinks: bool = False
+    has_alibi: bool = False
     k_scale: float = 1.0
     v_scale: float = 1.0
     rotary: str | None = None  # "plain" or "normed": the backend applies the rotary embedding
@@ -48,6 +49,7 @@ class SceneSizes(PoolSizes):
             f"chunk{self.chunk}": self.chunk,
             f"cap{self.soft_cap}": self.soft_cap,
             "sinks": self.has_sinks,
+            "alibi": self.has_alibi,
             f"{self.rotary}-rotary": self.rotary,
             "invariant": self.batch_invariant,
             self.kv_dtype: self.kv_dtype != self.dtype,
@@ -77,6 +79,7 @@ class SceneSizes(PoolSizes):
             attention_chunk=self.chunk,
             logit_soft_cap=self.soft_cap,
             has_sinks=self.has_sinks,
+            has_alibi=self.has_alibi,
             batch_invariant=self.batch_invariant,
         )
 
@@ -103,6 +106,7 @@ class SceneSizes(PoolSizes):
             self.k_scale,
             self.v_scale,
             self.chunk,
+            torch.linspace(0.5, 0.02, self.num_heads).to(self.device) if self.has_alibi else None,
         )
 
     def with_types(self, dtype: str, kv_dtype: str) -> Self:

@@ -80,6 +80,9 @@ def reference_attention(
             scores = keys @ q[row, head] * layer.scale
             if layer.logit_soft_cap is not None:
                 scores = layer.logit_soft_cap * torch.tanh(scores / layer.logit_soft_cap)
+            if layer.alibi_slopes is not None:
+                distances = torch.arange(start, end).to(scores) - (end - 1)
+                scores = scores + layer.alibi_slopes[head].to(scores) * distances
             if layer.sinks is not None:  # one more logit, without a value
                 scores = torch.cat((scores, layer.sinks[head : head + 1].to(scores)))
             out[row, head] = scores.softmax(0)[: len(values)] @ values

@@ -2,6 +2,7 @@
 
 Gloo's and NCCL's all-reduce add up each element on one rank and send the sum to the others, so all
 ranks have the same bits. The order of the sum depends on the size of the tensor and of the group.
+On GPUs of one node, small tensors may be added up in symmetric memory instead of by NCCL.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from quire.layers.parallel import TensorParallelGroup
 from quire.worker.device.group_place import Exchange, GroupPlace
 from quire.worker.device.process_group import ProcessGroup
 from quire.worker.device.rendezvous import Rendezvous
+from quire.worker.device.symmetric_memory import SymmetricMemory
 
 REDUCED = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -28,12 +30,15 @@ class DistributedGroup(TensorParallelGroup):
         device: Device of the tensors.
     """
 
+    is_traceable = False  # a trace of the calls has none of torch.distributed
+
     def __init__(self, connections: ProcessGroup, place: GroupPlace, device: torch.device) -> None:
         self.rank = place.rank
         self.size = place.size
         self.can_reset = connections.can_reset
         self._connections = connections
         self._is_cuda = device.type == "cuda"
+        self._symmetric: SymmetricMemory | None = None
 
     @classmethod
     def join(
@@ -66,6 +71,10 @@ class DistributedGroup(TensorParallelGroup):
         )
         return cls(ProcessGroup(rendezvous, "collective"), place, device)
 
+    def use_symmetric_memory(self, memory: SymmetricMemory | None) -> None:
+        """Add up small tensors in symmetric memory, which all ranks have joined, or none has."""
+        self._symmetric = memory
+
     def all_reduce(self, x: Tensor) -> Tensor:
         """Add up `x` over all ranks, in place if it is contiguous.
 
@@ -77,6 +86,10 @@ class DistributedGroup(TensorParallelGroup):
         if x.dtype not in REDUCED:
             raise ValueError(f"all_reduce adds up {', '.join(map(str, REDUCED))}, not {x.dtype}")
         x = x.contiguous()
+        symmetric = self._symmetric
+        if symmetric is not None and (kernel := symmetric.kernel_for(x)) is not None:
+            with self._connections.call():
+                return symmetric.all_reduce(x, kernel)
         total = x if self._is_cuda else x.float()
         with self._connections.call() as backend:
             backend.allreduce([total]).wait()
@@ -111,6 +124,8 @@ class DistributedGroup(TensorParallelGroup):
 
     def close(self) -> None:
         """Close the connections; the calls of the other ranks fail."""
+        if self._symmetric is not None:
+            self._symmetric.close()
         self._connections.close()
 
 

@@ -16,13 +16,14 @@ from quire.worker.device.process_group import ProcessGroup
 from quire.worker.device.rendezvous import Rendezvous
 
 SENDER, RECEIVER = 0, 1  # ranks of a link
-NUM_PARTS, TENSORS = 0, 1  # tags
+NUM_PARTS, TENSORS = 0, 1  # tags; that of a message is TENSORS and its number of tokens
 
 
 class DistributedLink(StageLink):
     """Link whose sender has rank 0 and whose receiver has rank 1.
 
-    A message is one tensor. Whether it has a residual is sent once, before the first one.
+    A message is one tensor. Whether it has a residual is sent once, before the first one. With
+    Gloo, a message of another number of tokens than the receiver expects never arrives.
 
     Args:
         connections: Connection of the two ranks.
@@ -77,8 +78,10 @@ class DistributedLink(StageLink):
         """Begin to send a step's tensors; waits while the receiver has too many to receive.
 
         Raises:
-            ValueError: There is a residual, and was none in the first message, or the reverse.
+            ValueError: There is a residual, and was none in the first message, or the reverse; or
+                the tensors are larger than the messages, or of another dtype.
         """
+        self._shape.check(tensors)
         parts = [tensors.hidden_states]
         if tensors.residual is not None:
             parts.append(tensors.residual)
@@ -92,7 +95,8 @@ class DistributedLink(StageLink):
                 self._announcement = backend.send([self._header], RECEIVER, NUM_PARTS)
             if len(self._sent) == self._shape.num_messages:
                 self._connections.wait_for_message(self._sent.popleft()[0])
-            self._sent.append((backend.send([message], RECEIVER, TENSORS), message))
+            tag = TENSORS + message.shape[1]
+            self._sent.append((backend.send([message], RECEIVER, tag), message))
 
     def receive(self, num_tokens: int) -> StageTensors:
         """Wait for the tensors of the next step."""
@@ -102,7 +106,8 @@ class DistributedLink(StageLink):
                 self._num_parts = int(self._header)
             size = (self._num_parts, num_tokens, self._shape.hidden_size)
             message = torch.empty(size, dtype=self._shape.dtype, device=self._device)
-            self._connections.wait_for_message(backend.recv([message], SENDER, TENSORS))
+            tag = TENSORS + num_tokens
+            self._connections.wait_for_message(backend.recv([message], SENDER, tag))
         hidden_states, *residual = message.unbind()
         return StageTensors(hidden_states, residual[0] if residual else None)
 

@@ -10,6 +10,7 @@ import msgspec
 import torch
 
 from quire.errors import CollectiveError
+from quire.interfaces.model import StageTensors
 from quire.native.collectives.shared_segment import SegmentHandle
 
 
@@ -50,6 +51,21 @@ class StageShape:
     dtype: torch.dtype
     max_num_tokens: int
     num_messages: int
+
+    def check(self, tensors: StageTensors) -> None:
+        """Check tensors before they are sent.
+
+        Raises:
+            ValueError: They are larger than the messages, or of another dtype.
+        """
+        num_tokens = len(tensors.hidden_states)
+        expected = (min(num_tokens, self.max_num_tokens), self.hidden_size)
+        for part in (tensors.hidden_states, tensors.residual):
+            if part is not None and (part.shape != expected or part.dtype != self.dtype):
+                raise ValueError(
+                    f"a stage sends up to {self.max_num_tokens} tokens of {self.hidden_size} "
+                    f"{self.dtype}, not {list(part.shape)} of {part.dtype}"
+                )
 
 
 class Exchange(Protocol):

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from quire.errors import CollectiveError
+from quire.errors import CollectiveError, SettingsError
 from quire.machine.network_interfaces import interface_of, listening_address
 from quire.process.network.listening_sockets import admit_no_more, listening_sockets
 from quire.worker.device.channel_store import ChannelStore
@@ -72,7 +72,7 @@ class Rendezvous:
 
         Raises:
             CollectiveError: The ranks do not come in time, or cannot be reached.
-            SettingsError: The address is not one of this machine's interfaces.
+            SettingsError: The address is not one of this machine's interfaces; there is no NCCL.
         """
         key = self.key if epoch == 1 else f"{self.key}, epoch {epoch}"
         store = ChannelStore(self.exchange, key, timeout_s)
@@ -97,6 +97,11 @@ class Rendezvous:
         return backend
 
     def _connect_nccl(self, store: ChannelStore, timeout: timedelta) -> Backend:
+        if not dist.is_nccl_available():
+            raise SettingsError(
+                "this build of torch has no NCCL, by which ranks on GPUs exchange tensors; install "
+                "one that has it, or serve the model with one worker"
+            )
         _use_interface(self.interface_address)
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout

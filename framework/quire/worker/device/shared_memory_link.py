@@ -92,8 +92,7 @@ class SharedMemoryLink(StageLink):
         if tensors.residual is not None:
             parts.append(tensors.residual)
         num_tokens = len(parts[0])
-        for part in parts:
-            self._check(part, num_tokens)
+        self._shape.check(tensors)
         number = self._number + 1
         self._library.begin_message(self._state)
         if number > self._shape.num_messages:
@@ -144,15 +143,6 @@ class SharedMemoryLink(StageLink):
         self._member.leave()
         self._ring = None
         self._member.close()
-
-    def _check(self, part: Tensor, num_tokens: int) -> None:
-        shape = self._shape
-        expected = (min(num_tokens, shape.max_num_tokens), shape.hidden_size)
-        if part.shape != expected or part.dtype != shape.dtype:
-            raise ValueError(
-                f"a stage sends up to {shape.max_num_tokens} tokens of {shape.hidden_size} "
-                f"{shape.dtype}, not {list(part.shape)} of {part.dtype}"
-            )
 
     def _message(self, number: int) -> Tensor:
         """Return the bytes of a message in the ring."""

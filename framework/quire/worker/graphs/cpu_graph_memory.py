@@ -12,7 +12,7 @@ import functools
 import mmap
 import weakref
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,32 +24,32 @@ from quire.native.recording import CallTrace
 
 CHUNK_BYTES = 2**22
 ALIGNMENT = 64
-ALLOCATIONS = frozenset(
-    {
-        torch.ops.aten.empty.memory_format,
-        torch.ops.aten.empty_like.default,
-        torch.ops.aten.empty_strided.default,
-        torch.ops.aten.new_empty.default,
-    }
+
+
+def _operators(*names: str) -> frozenset[Any]:
+    """Return operators of torch by their schema names, such as `add.Tensor`."""
+    paths = (name.split(".") for name in names)
+    return frozenset(getattr(getattr(torch.ops.aten, name), overload) for name, overload in paths)
+
+
+ALLOCATIONS = _operators(
+    "empty.memory_format", "empty_like.default", "empty_strided.default", "new_empty.default"
 )
-IN_PLACE = frozenset(
-    {
-        torch.ops.aten.mul_.Tensor,
-        torch.ops.aten.mul_.Scalar,
-        torch.ops.aten.add_.Tensor,
-        torch.ops.aten.masked_fill_.Scalar,
-    }
+IN_PLACE = _operators(
+    *("add_.Tensor", "sub_.Tensor", "mul_.Tensor", "mul_.Scalar", "div_.Tensor"),
+    *("addcmul_.default", "clamp_.default", "masked_fill_.Scalar", "copy_.default"),
+    *("neg_.default", "relu_.default", "sigmoid_.default", "silu_.default", "tanh_.default"),
 )
-OUT_OF_PLACE = frozenset(
-    {
-        torch.ops.aten.embedding.default,
-        torch.ops.aten.to.dtype,
-        torch.ops.aten.sub.Tensor,  # from here on: ids of other ranks, in an embedding
-        torch.ops.aten.lt.Scalar,
-        torch.ops.aten.ge.Scalar,
-        torch.ops.aten.__or__.Tensor,
-        torch.ops.aten.masked_fill.Scalar,
-    }
+OUT_OF_PLACE = _operators(
+    *("add.Tensor", "sub.Tensor", "mul.Tensor", "mul.Scalar", "div.Tensor", "addcmul.default"),
+    *("lt.Scalar", "ge.Scalar", "__or__.Tensor", "where.self", "masked_fill.Scalar"),
+    *("abs.default", "clamp.default", "minimum.default", "maximum.default", "neg.default"),
+    *("erf.default", "exp.default", "log.default", "log1p.default", "tanh.default"),
+    *("floor.default", "reciprocal.default", "rsqrt.default", "sqrt.default", "square.default"),
+    *("gelu.default", "relu.default", "sigmoid.default", "silu.default"),
+    *("layer_norm.default", "rms_norm.default", "mean.dim", "sum.dim_IntList"),
+    *("cat.default", "embedding.default", "index_select.default", "roll.default", "to.dtype"),
+    *("clone.default", "contiguous.default", "reshape.default"),
 )
 UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 
@@ -115,8 +115,8 @@ class GraphAllocator:
 class TracingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that moves torch's allocations to graph memory, and traces its operators.
 
-    The few operators that layers use around compiled functions are traced like calls of those. Any
-    other operator makes the trace unavailable.
+    The operators that layers use around compiled functions are traced like calls of those. Any
+    other one, such as a matrix product, makes the trace unavailable.
 
     Attributes:
         operands: Addresses of the storages that the traced operators use.
@@ -152,11 +152,11 @@ class TracingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._trace.append(operator, ())
         elif func in OUT_OF_PLACE:
             result = self._relocated(result).copy_(result)
-            self._trace.append(lambda: result.copy_(operator()), ())
+            self._trace.append(_into(result, func, operator), ())
         else:
             self._trace.mark_unreplayable(f"{func} is computed by torch")
             return result
-        self.operands |= {_address(one) for one in (*args, result) if isinstance(one, Tensor)}
+        self.operands |= set(map(_address, _tensors([args, kwargs, result])))
         return result
 
     def _relocated(self, allocated: Tensor) -> Tensor:
@@ -174,8 +174,39 @@ class TracingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _is_view(result: Any, args: Sequence[Any]) -> bool:
     """Whether an operator that may return views or copies (`reshape`, `to`) returned views."""
     results = result if isinstance(result, (list, tuple)) else [result]
-    given = {_address(arg) for arg in args if isinstance(arg, Tensor)}
+    given = set(map(_address, _tensors(args)))
     return all(_address(made) in given for made in results)
+
+
+def _into(result: Tensor, func: Any, operator: functools.partial[Any]) -> Callable[[], object]:
+    """Return a function that computes an out-of-place operator to the memory of its result."""
+    variant = _out_variant(func)
+    if variant is None:
+        return lambda: result.copy_(operator())
+    return functools.partial(variant, *operator.args, **operator.keywords, out=result)
+
+
+@functools.cache
+def _out_variant(func: Any) -> Any | None:
+    """Return the overload of an operator with the same arguments and `out`, if it has one."""
+    arguments = [(one.name, str(one.type)) for one in func._schema.arguments]
+    for name in func.overloadpacket.overloads():
+        overload = getattr(func.overloadpacket, name)
+        given = [(one.name, str(one.type)) for one in overload._schema.arguments]
+        if given == [*arguments, ("out", "Tensor")]:
+            return overload
+    return None
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    """Yield the tensors among an operator's arguments, those in lists and mappings included."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, Mapping):
+        yield from _tensors(list(values.values()))
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from _tensors(value)
 
 
 def _address(tensor: Tensor) -> int:

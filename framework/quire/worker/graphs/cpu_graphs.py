@@ -11,7 +11,11 @@ graph if torch computes anything in it, if it calls functions that cannot be rep
 replay, tried once in cleared memory, does not give the same bits. It then runs through Python.
 
 Where layers are sharded over several devices, a step is traced by all of them together, and has a
-graph on all of them or on none: both ways call the same collective operations.
+graph on all of them or on none: both ways call the same collective operations. Those must be
+calls of compiled functions as well (`is_traceable` of the group).
+
+A pipeline stage has graphs of its layers; it receives before and sends after. So each stage decides
+for itself.
 """
 
 from __future__ import annotations
@@ -25,17 +29,19 @@ import torch
 from torch import Tensor
 
 from quire.interfaces.attention import KVBackend, StepLayout
-from quire.interfaces.model import ForwardBatch
+from quire.interfaces.model import ForwardBatch, StageTensors
 from quire.layers.parallel import TensorParallelGroup
 from quire.native.recording import CallTrace, trace_calls
 from quire.worker.batch.slots import SlotTables
 from quire.worker.batch.step_inputs import StepInputs
 from quire.worker.graphs.agreement import all_agree
 from quire.worker.graphs.cpu_graph_memory import GraphAllocator, GraphMemory, TracingMode
+from quire.worker.graphs.received_tensors import ReceivedTensors
+from quire.worker.stage_forward import Computed, tensors_of
 
 MAX_REQUESTS = 64  # per step; with more, kernels take most of the time
 
-Forward = Callable[[Tensor, Tensor, ForwardBatch], Tensor]
+Compute = Callable[[Tensor, Tensor, ForwardBatch, StageTensors | None], Computed]
 
 _TRACE_LOCK = threading.Lock()  # torch's dispatch modes set process-wide flags
 
@@ -49,19 +55,19 @@ class CPUGraph:
     Attributes:
         calls: Traced calls.
         batch: Metadata prepared by the backends; calls use its addresses.
-        hidden_states: Output of the calls, `[R, hidden_size]`.
+        computed: Output of the calls.
     """
 
     calls: CallTrace
     batch: ForwardBatch
-    hidden_states: Tensor
+    computed: Computed
 
 
 class CPUGraphs:
     """The CPU graphs of one worker.
 
     Args:
-        forward: Forward pass of the model.
+        compute: Function that computes the layers of the worker's stage.
         backends: Attention backends by backend index; all support captured steps.
         tables: Slot tables of the running requests.
         group: Tensor-parallel group of the worker.
@@ -69,12 +75,12 @@ class CPUGraphs:
 
     def __init__(
         self,
-        forward: Forward,
+        compute: Compute,
         backends: Sequence[KVBackend],
         tables: SlotTables,
         group: TensorParallelGroup,
     ) -> None:
-        self._forward = forward
+        self._compute_layers = compute
         self._group = group
         self._backends = backends
         self._groups = tables.backend_groups
@@ -87,6 +93,7 @@ class CPUGraphs:
         self._positions = torch.zeros(size, dtype=torch.int64)
         self._query_start = torch.arange(size + 1, dtype=torch.int32)
         self._seq_lens = torch.zeros(size, dtype=torch.int32)
+        self._received: ReceivedTensors | None = None
         self._slot_mapping: dict[int, Tensor] = {}
         self._block_table: dict[int, Tensor] = {}
         for kv_group in set(self._groups):
@@ -94,10 +101,10 @@ class CPUGraphs:
             self._slot_mapping[kv_group] = torch.zeros(size, dtype=torch.int64)
             self._block_table[kv_group] = torch.zeros(size, width, dtype=torch.int32)
 
-    def hidden_states_of(self, inputs: StepInputs) -> Tensor | None:
+    def compute(self, inputs: StepInputs, received: StageTensors | None) -> Computed | None:
         """Compute a step by its graph; None if it must run through Python.
 
-        The next step overwrites the returned tensor.
+        The next step overwrites the returned tensors. What was received stays as it is.
         """
         count = len(inputs.slots)
         if (
@@ -107,12 +114,13 @@ class CPUGraphs:
         ):
             return None
         self._fill(inputs, count)
+        self._fill_received(received)
         step = self._steps.get(count)
         if step is not None:
             step.calls.replay()
-            return step.hidden_states
+            return step.computed
         with _TRACE_LOCK:
-            traced = self._trace(count)
+            traced = self._trace(count, received)
         if isinstance(traced, str):
             if traced not in self._unavailable_reasons.values():
                 logger.info(
@@ -123,7 +131,7 @@ class CPUGraphs:
             self._unavailable_reasons[count] = traced
             return None
         self._steps[count] = traced
-        return traced.hidden_states
+        return traced.computed
 
     def _fill(self, inputs: StepInputs, count: int) -> None:
         """Copy a step's inputs to the buffers of the graphs."""
@@ -134,7 +142,15 @@ class CPUGraphs:
             self._slot_mapping[group][:count] = layout.slot_mapping
             self._block_table[group][:count, : layout.block_table.shape[1]] = layout.block_table
 
-    def _trace(self, count: int) -> CPUGraph | str:
+    def _fill_received(self, received: StageTensors | None) -> None:
+        """Copy the tensors of the stage before to the buffers of the graphs."""
+        if received is None:
+            return
+        if self._received is None:
+            self._received = ReceivedTensors(received, self._largest)
+        self._received.fill(received, len(received.hidden_states))
+
+    def _trace(self, count: int, received: StageTensors | None) -> CPUGraph | str:
         """Return the graph of a step after a trial replay, or the reason why there is none.
 
         Without a graph the step must be computed again: its KV blocks may hold anything.
@@ -143,25 +159,28 @@ class CPUGraphs:
         try:
             batch = self._prepare(count)
             ids, positions = self._input_ids[:count], self._positions[:count]
+            given = None if self._received is None else self._received.rows(count)
             with trace_calls() as calls, TracingMode(allocator, calls) as memory:
-                hidden_states = self._forward(ids, positions, batch)
-            reason = calls.reason
-            if allocator.addresses - memory.operands - {hidden_states.untyped_storage().data_ptr()}:
+                computed = self._compute_layers(ids, positions, batch, given)
+            outputs, reason = tensors_of(computed), calls.reason
+            results = {output.untyped_storage().data_ptr() for output in outputs}
+            if allocator.addresses - memory.operands - results:
                 reason = reason or "memory allocated in the step is still referenced after it"
             if (reason := self._agreed(reason)) is not None:
                 return reason
-            expected = hidden_states.clone()
+            expected = [output.clone() for output in outputs]
             self._memory.clear()
+            self._fill_received(received)  # layers may have written to the buffers
             calls.replay()
         except Exception as error:  # reported if it fails again without tracing
             if self._group.size > 1:  # the other devices are within a collective operation
                 raise
             logger.debug("tracing a decode step failed", exc_info=True)
             return f"{type(error).__name__}: {error}"
-        is_same = _same_bits(hidden_states, expected)
+        is_same = all(map(_same_bits, outputs, expected))
         reason = None if is_same else "the replay of the traced calls gives other hidden states"
         reason = self._agreed(reason)
-        return CPUGraph(calls, batch, hidden_states) if reason is None else reason
+        return CPUGraph(calls, batch, computed) if reason is None else reason
 
     def _prepare(self, count: int) -> ForwardBatch:
         """Let the backends prepare for steps of `count` requests."""

@@ -19,6 +19,9 @@ Result = TypeVar("Result")
 class StepCapture(ABC):
     """Interface for capturing a function so that it can be replayed."""
 
+    def warm_up(self, run: Callable[[], Result]) -> None:  # noqa: B027 (most need none)
+        """Run a function before its capture, as often as that needs."""
+
     @abstractmethod
     def capture(self, run: Callable[[], Result]) -> Callable[[], Result]:
         """Return a function that replays `run`; each replay overwrites the returned tensors."""
@@ -46,12 +49,15 @@ class CUDAGraphs(StepCapture):
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def capture(self, run: Callable[[], Result]) -> Callable[[], Result]:
-        """Run once as a warm-up, and once more for the capture."""
-        caller_stream = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(caller_stream)
+    def warm_up(self, run: Callable[[], Result]) -> None:
+        """Run once: kernels are compiled, and libraries allocate what they keep."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             run()
+
+    def capture(self, run: Callable[[], Result]) -> Callable[[], Result]:
+        """Capture what a run launches; nothing is computed."""
+        caller_stream = torch.cuda.current_stream(self._device)
         graph = torch.cuda.CUDAGraph()
         try:
             with (

@@ -1,5 +1,8 @@
 """Checkpoint files: lookup of the safetensors files, and checks of their headers.
 
+An index decides which files belong to the checkpoint; files beside them are ignored. Without one
+they are `model.safetensors`, a complete set of numbered files, or Mistral's `consolidated` files.
+
 Headers are checked before any weight is read. Only safetensors are supported: a pickle is refused
 by its file name and never opened. A header gives the byte range of each tensor. All ranges are
 compared with the file's size first, so a damaged file is an error with its name, not an allocation.
@@ -8,7 +11,8 @@ compared with the file's size first, so a damaged file is an error with its name
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -19,11 +23,14 @@ from quire.errors import CheckpointCorruptError, CheckpointNotFoundError, Unsafe
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+CONSOLIDATED = "consolidated.safetensors"  # Mistral's own layout
+NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
+LFS_POINTER = b"version https://git-lfs"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 ELEMENT_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1,
-    "U16": 2, "U32": 4, "U64": 8, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1,
+    "U16": 2, "U32": 4, "U64": 8, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
 }  # fmt: skip
 
 
@@ -34,6 +41,7 @@ class StoredTensor:
     name: str
     file: Path
     shape: tuple[int, ...]
+    dtype: str  # as safetensors names it: "BF16"
     num_bytes: int
 
 
@@ -47,10 +55,13 @@ def find_weight_files(folder: Path) -> list[Path]:
     """
     if not folder.is_dir():
         raise CheckpointNotFoundError(f"no such model folder: {str(folder)!r}")
-    if (folder / INDEX).is_file():
-        return _shards(folder)
-    if (folder / SINGLE).is_file():
-        return [folder / SINGLE]
+    for stem in (SINGLE, CONSOLIDATED):
+        if (folder / f"{stem}.index.json").is_file():
+            return _shards(folder, f"{stem}.index.json")
+        if (folder / stem).is_file():
+            return [folder / stem]
+        if numbered := _numbered_files(folder, stem.removesuffix(".safetensors")):
+            return numbered
     pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
     if pickles:
         raise UnsafeCheckpointError(
@@ -58,7 +69,7 @@ def find_weight_files(folder: Path) -> list[Path]:
             "code when loaded, so quire does not open them; convert them to safetensors"
         )
     raise CheckpointNotFoundError(
-        f"{str(folder)!r} has no {SINGLE} and no {INDEX}; is the copy complete?"
+        f"{str(folder)!r} has no {SINGLE}, no {INDEX} and no {CONSOLIDATED}; is the copy complete?"
     )
 
 
@@ -70,14 +81,21 @@ def read_headers(files: list[Path]) -> dict[str, StoredTensor]:
             same name.
     """
     found: dict[str, StoredTensor] = {}
+    damaged: list[CheckpointCorruptError] = []
     for file in files:
-        for tensor in read_header(file):
+        try:
+            tensors = read_header(file)
+        except CheckpointCorruptError as error:
+            damaged.append(error)
+            continue
+        for tensor in tensors:
             if tensor.name in found:
                 other = found[tensor.name].file.name
                 raise CheckpointCorruptError(
                     f"tensor {tensor.name} is both in {other} and in {file.name}"
                 )
             found[tensor.name] = tensor
+    _check_damaged(damaged, len(files))
     return found
 
 
@@ -96,33 +114,68 @@ def read_header(file: Path) -> list[StoredTensor]:
     return [tensor for _, _, tensor in spans]
 
 
-def _shards(folder: Path) -> list[Path]:
-    """Return the files that the index names."""
-    index = folder / INDEX
+def _shards(folder: Path, index_name: str) -> list[Path]:
+    """Return the files that an index names."""
+    index = folder / index_name
     try:
         names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointCorruptError(f"{str(index)!r} is not a weight index: {error}") from error
     if not all(isinstance(name, str) and Path(name).name == name for name in names):
         raise CheckpointCorruptError(f"{str(index)!r} names files outside its folder")
+    unsafe = [name for name in names if not name.endswith(".safetensors")]
+    if unsafe:
+        raise UnsafeCheckpointError(
+            f"{str(index)!r} names {', '.join(unsafe)}; only .safetensors files are supported"
+        )
+    return _present(folder, names)
+
+
+def _numbered_files(folder: Path, stem: str) -> list[Path]:
+    """Return the files of a set that has no index, such as `model-00001-of-00003.safetensors`."""
+    found = [NUMBERED.fullmatch(file.name) for file in folder.iterdir()]
+    counts = {match["count"] for match in found if match is not None and match["stem"] == stem}
+    if not counts:
+        return []
+    if len(counts) > 1:
+        raise CheckpointCorruptError(
+            f"{str(folder)!r} has files of several sets, of {' and of '.join(sorted(counts))}, and "
+            f"no {stem}.safetensors.index.json that says which to load"
+        )
+    count = counts.pop()
+    numbers = range(1, int(count) + 1)
+    return _present(folder, [f"{stem}-{i:05d}-of-{count}.safetensors" for i in numbers])
+
+
+def _present(folder: Path, names: Sequence[str]) -> list[Path]:
+    """Return the paths of files, all of which must exist."""
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise CheckpointCorruptError(
             f"{str(folder)!r} lacks {len(missing)} of {len(names)} weight files: "
             f"{', '.join(missing)}; copy it completely"
         )
-    unsafe = [name for name in names if not name.endswith(".safetensors")]
-    if unsafe:
-        raise UnsafeCheckpointError(
-            f"{str(index)!r} names {', '.join(unsafe)}; only .safetensors files are supported"
-        )
     return [folder / name for name in names]
+
+
+def _check_damaged(damaged: Sequence[CheckpointCorruptError], num_files: int) -> None:
+    """Raise the error of a damaged file, or one that names all of several."""
+    if len(damaged) == 1:
+        raise damaged[0]
+    if damaged:
+        reasons = "; ".join(map(str, damaged))
+        raise CheckpointCorruptError(
+            f"{len(damaged)} of {num_files} weight files are damaged: {reasons}"
+        )
 
 
 def _read_json(file: Path) -> tuple[Mapping[str, Any], int]:
     """Return the header, and the number of bytes of data that follow it."""
     size = file.stat().st_size
     with file.open("rb") as stream:
+        if stream.read(len(LFS_POINTER)) == LFS_POINTER:
+            raise _corrupt(file, "it is a Git LFS pointer to the weights; run `git lfs pull`")
+        stream.seek(0)
         length = int.from_bytes(stream.read(8), "little")
         if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
             raise _corrupt(file, f"its header claims {length} bytes, but the file has {size}")
@@ -154,7 +207,7 @@ def _span(file: Path, name: str, entry: Any) -> tuple[int, int, StoredTensor]:
             f"tensor {name} of shape {list(shape)} and dtype {dtype} takes {expected} bytes, but "
             f"its byte range is {begin} to {end}",
         )
-    return begin, end, StoredTensor(name, file, shape, end - begin)
+    return begin, end, StoredTensor(name, file, shape, dtype, end - begin)
 
 
 def _check_spans(file: Path, spans: list[tuple[int, int]], data_bytes: int) -> None:

@@ -13,7 +13,7 @@ from quire.interfaces.attention import AttentionShape, KVBackend
 from quire.interfaces.kv_cache import KVCacheSpec, KVGroup, KVPlan
 from quire.interfaces.model import Model
 from quire.layers.attention.caching_layer import CachingLayer
-from quire.worker.loading.weight_loading import as_module
+from quire.worker.loading.weight_targets import as_module
 from quire.worker.parts import WorkerParts
 
 
@@ -202,6 +202,11 @@ def _check_description(layer: CachingLayer[Any], spec: KVCacheSpec) -> None:
         raise PluginLoadError(
             f"layer {layer.name} has has_sinks={layer.has_sinks}, but the model's description "
             f"has has_sinks={spec.layer.has_sinks}: the two must agree"
+        )
+    if layer.has_alibi != spec.layer.has_alibi:
+        raise PluginLoadError(
+            f"layer {layer.name} has has_alibi={layer.has_alibi}, but the model's description "
+            f"has has_alibi={spec.layer.has_alibi}: the two must agree"
         )
     if layer.head_dim != spec.layer.head_dim:
         raise PluginLoadError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -19,20 +19,22 @@ import numpy as np
 import torch
 
 from quire.errors import AdapterError, QuireError, RefusedError
-from quire.interfaces.lora import Adapter, AdapterBatch, AdapterModule, LoRASource
+from quire.interfaces.lora import AdapterBatch, AdapterModule, LoRASource
 from quire.interfaces.model import Model
+from quire.interfaces.weight_rules import WeightRules
 from quire.layers.linear.linear_layers import ParallelLinear
 from quire.messages import AdapterRef
 from quire.worker.device.copies import upload
 from quire.worker.device.device_faults import end_if_device_failed
-from quire.worker.loading.weight_loading import as_module
+from quire.worker.loading.weight_targets import as_module
 from quire.worker.lora.base_model_check import BaseModel
+from quire.worker.lora.fused_modules import AdaptedModule, AdaptedModules
 
 MAX_LISTED = 4
 
 
 class AdaptedMatrix(NamedTuple):
-    """A matrix of the checkpoint, as the layer and the part of it that hold the matrix."""
+    """A matrix that adapters can change, as the layer and the part of it that hold the matrix."""
 
     layer: ParallelLinear
     part: str
@@ -69,7 +71,9 @@ class AdapterManager:
         self.max_loras = max_loras
         self.max_rank = max_rank
         self.targets = adapted_matrices(model)
-        self._shapes = _shapes(adapted_matrices(model if whole_model is None else whole_model))
+        whole_model = model if whole_model is None else whole_model
+        shapes = _shapes(adapted_matrices(whole_model))
+        self._modules = AdaptedModules(shapes, WeightRules(whole_model.weight_rules))
         self._layers = list(dict.fromkeys(target.layer for target in self.targets.values()))
         for layer in self._layers:
             layer.enable_lora(max_loras, max_rank)
@@ -93,9 +97,9 @@ class AdapterManager:
         key = _key(ref)
         if key not in self._indexes:
             with _as_adapter_error(ref):
-                adapter = self._read(ref)
+                matrices = self._read(ref)
                 index = self._free_index({_key(other) for other in in_use}, ref)
-                self._load_into(index, adapter)
+                self._load_into(index, matrices)
             self._indexes[key] = index
         self._indexes.move_to_end(key)
         return self._indexes[key]
@@ -114,7 +118,8 @@ class AdapterManager:
             self._last = (key, _batch(indexes, query_lens, self._device))
         return self._last[1]
 
-    def _read(self, ref: AdapterRef) -> Adapter:
+    def _read(self, ref: AdapterRef) -> dict[str, AdapterModule]:
+        """Return an adapter that fits the model, by the model's names of its matrices."""
         source = self._sources.get(ref.source, self.source)
         adapter = source.read(Path(ref.path), self.max_rank)
         if ref.content_hash and adapter.content_hash != ref.content_hash:
@@ -122,32 +127,35 @@ class AdapterManager:
                 f"adapter {ref.name!r}: its files have changed since it was registered; register "
                 "it again"
             )
-        self._check(ref.name, adapter.modules)
+        found = self._find_modules(ref.name, adapter.modules)
+        for module, matrices in adapter.modules.items():
+            self._check_shape(ref.name, module, found[module], matrices)
+            _check_finite(ref.name, module, matrices)
         if self._base is not None:
             self._base.check(ref, adapter.base_model)
-        return adapter
+        return _split(ref.name, found, adapter.modules)
 
-    def _check(self, name: str, modules: Mapping[str, AdapterModule]) -> None:
-        unknown = [module for module in modules if module not in self._shapes]
+    def _find_modules(self, name: str, modules: Iterable[str]) -> dict[str, AdaptedModule]:
+        found = {module: self._modules.find(module) for module in modules}
+        unknown = [module for module, adapted in found.items() if adapted is None]
         if unknown:
             raise AdapterError(
                 f"adapter {name!r} changes {len(unknown)} module(s) that are not linear layers of "
                 f"the model: {', '.join(unknown[:MAX_LISTED])}; was it trained on another base "
                 "model?"
             )
-        for module, matrices in modules.items():
-            self._check_shape(name, module, matrices)
-            _check_finite(name, module, matrices)
+        return {module: adapted for module, adapted in found.items() if adapted is not None}
 
-    def _check_shape(self, name: str, module: str, matrices: AdapterModule) -> None:
-        num_rows, num_columns = self._shapes[module]
+    def _check_shape(
+        self, name: str, module: str, adapted: AdaptedModule, matrices: AdapterModule
+    ) -> None:
         rank = len(matrices.a) if matrices.a.dim() else 0
         if rank > self.max_rank:
             raise AdapterError(
                 f"adapter {name!r} has rank {rank} at {module}; max_lora_rank is {self.max_rank}"
             )
         given = (tuple(matrices.a.shape), tuple(matrices.b.shape))
-        expected = ((rank, num_columns), (num_rows, rank))
+        expected = ((rank, adapted.num_columns), (sum(adapted.num_rows), rank))
         if given != expected:
             raise AdapterError(
                 f"adapter {name!r} does not fit the model at {module}: A and B have shapes "
@@ -170,19 +178,19 @@ class AdapterManager:
             "(max_loras)"
         )
 
-    def _load_into(self, index: int, adapter: Adapter) -> None:
+    def _load_into(self, index: int, matrices: Mapping[str, AdapterModule]) -> None:
         try:
-            self._write(index, adapter)
+            self._write(index, matrices)
         except BaseException:
             self._clear(index)  # a free slot must hold no adapter
             raise
 
-    def _write(self, index: int, adapter: Adapter) -> None:
+    def _write(self, index: int, matrices: Mapping[str, AdapterModule]) -> None:
         changes: dict[ParallelLinear, dict[str, AdapterModule]] = {}
-        for module, matrices in adapter.modules.items():
-            if module in self.targets:  # else another stage has it
-                layer, part = self.targets[module]
-                changes.setdefault(layer, {})[part] = matrices
+        for name, matrix in matrices.items():
+            if name in self.targets:  # else another stage has it
+                layer, part = self.targets[name]
+                changes.setdefault(layer, {})[part] = matrix
         for layer, parts in changes.items():
             layer.set_adapter(index, parts)
 
@@ -192,7 +200,7 @@ class AdapterManager:
 
 
 def adapted_matrices(model: Model) -> dict[str, AdaptedMatrix]:
-    """Return the matrices that adapters can change, by the checkpoint's module names.
+    """Return the matrices that adapters can change, by the model's names.
 
     Raises:
         AdapterError: The model has no such matrices.
@@ -211,11 +219,27 @@ def adapted_matrices(model: Model) -> dict[str, AdaptedMatrix]:
 
 
 def _shapes(targets: Mapping[str, AdaptedMatrix]) -> dict[str, tuple[int, int]]:
-    """Return the shape of each matrix in the checkpoint, by the module's name."""
+    """Return the shape of each whole matrix, by its name."""
     return {
-        module: (layer.slices[part].num_rows, layer.num_columns)
-        for module, (layer, part) in targets.items()
+        name: (layer.slices[part].num_rows, layer.num_columns)
+        for name, (layer, part) in targets.items()
     }
+
+
+def _split(
+    name: str, found: Mapping[str, AdaptedModule], modules: Mapping[str, AdapterModule]
+) -> dict[str, AdapterModule]:
+    """Return the matrices of an adapter by the model's names."""
+    owners: dict[str, str] = {}
+    matrices: dict[str, AdapterModule] = {}
+    for module, fused in modules.items():
+        for part, matrix in found[module].split(fused).items():
+            if part in owners:
+                raise AdapterError(
+                    f"adapter {name!r} changes {part} twice, as {owners[part]} and as {module}"
+                )
+            owners[part], matrices[part] = module, matrix
+    return matrices
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from quire.interfaces.sampling import LogitsProcessor, SampledRows, Sampler, Sam
 from quire.layers.attention.caching_layer import CachingLayer
 from quire.layers.vocabulary import VocabularyShard
 from quire.worker.batch.slots import SlotTables
-from quire.worker.loading.weight_loading import as_module
+from quire.worker.loading.weight_targets import as_module
 from quire.worker.lora.adapter_manager import AdapterManager
 from quire.worker.stage_forward import Forward
 

@@ -3,13 +3,14 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
+from quire.compose.choices.kernel_choice import num_captures
 from quire.compose.composition import Composition
-from quire.compose.kernel_choice import num_captures
-from quire.compose.memory_profile import (
+from quire.compose.sizes.memory_profile import (
     MemoryProfile,
     captured_bytes,
     groups_of,
@@ -25,13 +26,13 @@ from quire.layers.parallel import SingleDevice, TensorParallelGroup
 from quire.layers.vocabulary import VocabularyShard
 from quire.worker.batch.slots import SlotTables
 from quire.worker.loading.kv_cache_binding import attention_shape
-from quire.worker.loading.weight_loading import as_module
+from quire.worker.loading.weight_targets import as_module
 from quire.worker.lora.adapter_manager import AdapterManager
 from quire.worker.memory.device_memory import MemoryMeter, enough_memory
 from quire.worker.memory.largest_step import BackendKind, LargestStep
 from quire.worker.parts import WorkerParts
 from quire.worker.stage import WHOLE_MODEL, Stage
-from quire.worker.stage_forward import stage_forward
+from quire.worker.stage_forward import StageForward
 
 logger = logging.getLogger(__name__)
 
@@ -111,9 +112,12 @@ def measure(loaded: LoadedModel, meter: MemoryMeter) -> MemoryProfile:
             sampling_bytes = meter.peak_bytes(lambda: step.sample(rows))
         graph_bytes = 0
         if largest:
-            num_logits = len(_vocabulary(loaded).token_ids)
-            graph_bytes = captured_bytes(num_captures(composition), largest, num_logits)
-            graph_bytes += meter.peak_bytes(lambda: step.decode(largest))
+            is_last = loaded.stage.is_last
+            num_logits = len(_vocabulary(loaded).token_ids) if is_last else 0
+            num_graphs = num_captures(composition, is_last_stage=is_last)
+            graph_bytes = captured_bytes(num_graphs, largest, num_logits)
+            decode = step.decode if is_last else partial(step.forward, largest)
+            graph_bytes += meter.peak_bytes(lambda: decode(largest))
     held_bytes, total_bytes = meter.held_bytes(), meter.total_bytes()
     return MemoryProfile(
         total_bytes=total_bytes,
@@ -202,7 +206,7 @@ def _largest_step(loaded: LoadedModel, kinds: Mapping[str, BackendKind]) -> Larg
         loaded.adapters,
         composition.max_model_len,
         _vocabulary(loaded),
-        forward=stage_forward(
+        forward=StageForward(
             loaded.model, loaded.stage, composition.description, str(composition.model)
         ),
         resident=_device_inputs(loaded, tables),

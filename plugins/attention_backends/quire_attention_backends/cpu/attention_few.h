@@ -163,11 +163,12 @@ void add_values(float* sum, const float* factors, const float* weights, const Si
                                         std::min(j + VALUE_KEYS, values.count), 0);
 }
 
-// Turns the scores of a row into softmax weights; the visible keys are [first, last). Returns the
-// factor by which the row's sum must be multiplied.
+// Turns the scores of a row into softmax weights; the visible keys are [first, last), and the query
+// is at `query`, relative to the tile. Returns the factor by which the row's sum must be multiplied.
 template <class Kind>
 float weigh_few(float* scores, const Layer& layer, const float* k_scales, const float* v_scales,
-                long count, long first, long last, float& largest, float& total) {
+                long count, long first, long last, float slope, long query, float& largest,
+                float& total) {
     if (std::max(0L, first) >= last) {  // no visible key
         std::fill(scores, scores + rounded_up(count, LANES), 0.0f);
         return 1.0f;
@@ -177,6 +178,7 @@ float weigh_few(float* scores, const Layer& layer, const float* k_scales, const 
         vf score = load(scores + j);
         if (Kind::HAS_ROW_SCALES) score = score * load(k_scales + j);
         if (layer.cap != 0.0f) score = set1(layer.cap) * tanh_of(score);
+        if (slope != 0.0f) score = score + linear_bias(slope, j, query);
         if (j < first || j + LANES > last) score = hide_outside(score, j, first, last);
         most = max(score, most);
         store(scores + j, score);
@@ -242,8 +244,8 @@ void attend_few_rows(const Work& work, const Scratch& scratch, const State& stat
         factors[r] = weigh_few<Kind>(
             scratch.scores + r * FEW_KEYS, work.layer, tile.keys.scales, tile.values.scales,
             tile.count, work.first_key(position) - tile.at,
-            std::min(position + 1 - tile.at, tile.count), state.largest[row + r],
-            state.total[row + r]);
+            std::min(position + 1 - tile.at, tile.count), work.slope(item, row + r),
+            position - tile.at, state.largest[row + r], state.total[row + r]);
     }
     add_values<Kind, ROWS>(state.sum + row * sizes.row, factors, scratch.scores, sizes, values);
 }

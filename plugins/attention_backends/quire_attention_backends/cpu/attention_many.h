@@ -84,9 +84,9 @@ inline void score_many(float* scores, const float* q, const float* k, const Size
 }
 
 // Turns the scores of a row into softmax weights: those of visible keys, zeros in the rest of
-// `tile`.
-inline float weigh_many(float* scores, const Layer& layer, Span seen, Span tile, float& largest,
-                        float& total) {
+// `tile`. The query is at `query`, relative to the tile.
+inline float weigh_many(float* scores, const Layer& layer, Span seen, Span tile, float slope,
+                        long query, float& largest, float& total) {
     long from = tile.first / LANES * LANES, to = rounded_up(tile.last, LANES);
     long begin = seen.first / LANES * LANES, end = rounded_up(seen.last, LANES);
     if (seen.is_empty()) begin = end = to;
@@ -97,6 +97,7 @@ inline float weigh_many(float* scores, const Layer& layer, Span seen, Span tile,
     for (long j = begin; j < end; j += LANES) {
         vf score = load(scores + j);
         if (layer.cap != 0.0f) score = set1(layer.cap) * tanh_of(score);
+        if (slope != 0.0f) score = score + linear_bias(slope, j, query);
         if (j < seen.first || j + LANES > seen.last)
             score = hide_outside(score, j, seen.first, seen.last);
         most = max(score, most);
@@ -168,9 +169,12 @@ void attend_many(const Work& work, const Scratch& scratch, const State& state, c
         score_many(scratch.scores, scratch.q, scratch.k, sizes, spans, num_rows, count);
         for (long row = 0; row < num_rows; row++) {
             Span seen = span_of(work, item, row, at, count), tile = spans[row / TILE_ROWS];
-            scratch.factors[row] =
-                weigh_many(scratch.scores + row * MANY_KEYS, work.layer, seen, tile,
-                           state.largest[row], state.total[row]);
+            const bool is_padding = row >= item.num_rows;
+            scratch.factors[row] = weigh_many(
+                scratch.scores + row * MANY_KEYS, work.layer, seen, tile,
+                is_padding ? 0.0f : work.slope(item, row),
+                is_padding ? 0 : work.position(item, row) - at, state.largest[row],
+                state.total[row]);
         }
         add_many(state.sum, scratch.factors, scratch.scores, scratch.v, sizes, spans, num_rows);
     }

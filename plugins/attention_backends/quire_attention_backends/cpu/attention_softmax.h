@@ -41,6 +41,11 @@ INLINE vi lane_numbers() {
     return lanes;
 }
 
+// The linear bias of keys from `at` on for a query at the position `query` relative to them.
+INLINE vf linear_bias(float slope, long at, long query) {
+    return set1(slope) * to_float(lane_numbers() + set1i((int32_t)(at - query)));
+}
+
 // The scores of a row with -inf for keys outside [first, last).
 INLINE vf hide_outside(vf scores, long at, long first, long last) {
     vi key = lane_numbers() + set1i((int32_t)at);

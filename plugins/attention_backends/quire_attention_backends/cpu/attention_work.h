@@ -25,6 +25,7 @@ constexpr long ROW_COST = 8;  // cost of reading a key, in rows multiplied by it
 constexpr long PIECE_COST = 4096;  // minimum cost of a piece
 constexpr long PIECES = 4;  // per thread, so that other threads can take over from a delayed one
 constexpr long COLUMNS = TILE_COLUMNS;
+constexpr float LOG2_E = 1.44269504f;
 static_assert(MANY_ROWS % TILE_ROWS == 0 && MANY_KEYS % COLUMNS == 0 && FEW_KEYS % LANES == 0, "");
 
 inline long rounded_up(long size, long unit) { return (size + unit - 1) / unit * unit; }
@@ -41,7 +42,8 @@ struct Heads {
 struct Layer {
     uint8_t* pages;
     int64_t page_bytes, window, chunk;
-    const float* sinks;  // [H], natural logarithms, or null
+    const float* sinks;   // [H], natural logarithms, or null
+    const float* slopes;  // [H], of linear biases, or null
     float scale, cap, k_scale, v_scale;
 };
 
@@ -181,6 +183,10 @@ public:
     long head(const Item& item, long row) const {
         long at = item.first_row + row % item.num_rows;
         return (item.head + row / item.num_rows) * group + at % group;
+    }
+    // The slope of a row's linear bias, as an exponent to base 2; 0 without biases.
+    float slope(const Item& item, long row) const {
+        return layer.slopes ? layer.slopes[head(item, row)] * LOG2_E : 0.0f;
     }
     long token(const Item& item, long row) const {
         long at = item.first_row + row % item.num_rows;

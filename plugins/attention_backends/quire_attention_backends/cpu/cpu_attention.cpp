@@ -14,7 +14,6 @@
 namespace {
 
 constexpr long WRITTEN_ROWS = 32;  // minimum rows to write per thread
-constexpr float LOG2_E = 1.44269504f;
 
 struct Pieces {
     long total, count;

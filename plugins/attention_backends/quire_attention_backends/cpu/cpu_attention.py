@@ -178,6 +178,7 @@ def _layer_constants(
         layer.sliding_window or 0,
         layer.attention_chunk or 0,
         None if layer.sinks is None else layer.sinks.data_ptr(),
+        None if layer.alibi_slopes is None else layer.alibi_slopes.data_ptr(),
         *score_factors(layer, k_scale),
         k_scale,
         v_scale,

@@ -36,6 +36,7 @@ class LayerArguments(Structure):
         ("window", c_int64),
         ("chunk", c_int64),
         ("sinks", c_void_p),
+        ("slopes", c_void_p),
         ("scale", c_float),
         ("cap", c_float),
         ("k_scale", c_float),

@@ -31,6 +31,8 @@ class SpanBatch:
         mask: `[n, 1 or K, 1 or q * G, L]`, 0 or -inf, to be added to the scores.
         is_explicit: True if the scores are computed by explicit matrix products, not by a fused
             kernel.
+        distances: `[n, q, L]` float32, positions of the keys relative to the queries; None unless
+            linear biases are to be computed.
     """
 
     num_spans: int
@@ -38,6 +40,7 @@ class SpanBatch:
     context: Tensor
     mask: Tensor
     is_explicit: bool
+    distances: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +51,13 @@ class SpanKeys:
         tables: `[n, blocks]`, the block table of each span, cut to the blocks that are read.
         read: `[n, L]`, positions to read, each visible to a query of the span.
         is_hidden: `[n, q, L]`, True where a key is hidden from a query or is a padding copy.
+        distances: `[n, q, L]` float32, positions of the keys relative to the queries.
     """
 
     tables: Tensor
     read: Tensor
     is_hidden: Tensor
+    distances: Tensor
 
 
 def build(
@@ -62,6 +67,7 @@ def build(
     shape: AttentionShape,
     rows: CacheRows,
     is_explicit: bool,
+    has_alibi: bool = False,
 ) -> SpanBatch:
     """Build the gather indices and the mask of a batch of spans."""
     found = span_keys(spans, block_table, shape.block_size, bounds)
@@ -72,6 +78,7 @@ def build(
         (first[None, :, None, :] + rows.head_rows[:, None, :, None]).view(-1),
         _mask(found.is_hidden, shape, is_explicit),
         is_explicit,
+        found.distances if has_alibi else None,
     )
 
 
@@ -90,6 +97,7 @@ def span_keys(
         block_table[:, :num_blocks].index_select(0, requests.view(-1)),
         keys.clamp(first_seen, last),
         bounds.hidden_mask(keys.unsqueeze(1), queries.unsqueeze(2)),
+        (keys.unsqueeze(1) - queries.unsqueeze(2)).float(),
     )
 
 

@@ -45,6 +45,17 @@ def folded_sinks(
     return rows.reshape(num_spans * shape.num_kv_heads, -1, 1)
 
 
+def linear_biases(
+    slopes: Tensor,  # [H] float32
+    distances: Tensor,  # [n, q, L] float32
+    shape: AttentionShape,
+) -> Tensor:  # [n, K, q * G, L]
+    """Return the bias of each folded row's scores (ALiBi)."""
+    heads = slopes.view(1, shape.num_kv_heads, 1, -1, 1)
+    biases = heads * distances[:, None, :, None]  # [n, K, q, G, L]
+    return biases.flatten(2, 3)
+
+
 def explicit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
     """Attend by explicit matrix products, in the dtype of the inputs."""
     scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=scale)
@@ -64,15 +75,18 @@ def explicit_float32(
     mask: Tensor,  # [n, 1 or K, 1 or q * G, L]
     layer: AttentionLayerParams,
     sinks: Tensor | None,  # [n * K, q * G, 1]
+    biases: Tensor | None,  # [n, K, q * G, L]
 ) -> Tensor:
-    """Attend with capped scores or sinks by explicit products in float32."""
+    """Attend with capped scores, sinks or linear biases by explicit products in float32."""
     scores = torch.bmm(q.float(), k.float().transpose(1, 2))
     cap = layer.logit_soft_cap
     if cap is None:
         scores.mul_(layer.scale)
     else:
         scores.mul_(layer.scale / cap).tanh_().mul_(cap)
-    scores.view(len(mask), -1, *scores.shape[1:]).add_(mask)
+    by_span = scores.view(len(mask), -1, *scores.shape[1:]).add_(mask)
+    if biases is not None:
+        by_span.add_(biases)
     if sinks is None:
         weights = scores.softmax(-1)
     else:

@@ -42,12 +42,15 @@ class TiledBatch:
         num_queries: q.
         context: `[2 * c * n * K * 128]` int64, rows of the cache: all of K, then all of V.
         mask: `[c, n, 1, M, 128]` float32, 0 or -inf, to be added to the scores.
+        distances: `[n, q, c * 128]` float32, positions of the keys relative to the queries; None
+            unless linear biases are to be computed.
     """
 
     num_spans: int
     num_queries: int
     context: Tensor
     mask: Tensor
+    distances: Tensor | None
 
 
 def build_tiled(
@@ -56,6 +59,7 @@ def build_tiled(
     bounds: AttentionBounds,
     shape: AttentionShape,
     rows: CacheRows,
+    has_alibi: bool = False,
 ) -> TiledBatch:
     """Build the gather indices and the mask of a batch of spans."""
     num_spans, size = len(spans), spans.num_queries
@@ -69,7 +73,8 @@ def build_tiled(
     mask = mask.view(num_spans, size, -1, TILE).permute(2, 0, 1, 3)  # [c, n, q, 128]
     mask = mask.repeat_interleave(shape.num_heads // shape.num_kv_heads, 2)
     mask = functional.pad(mask, (0, 0, 0, -mask.shape[2] % ROWS)).unsqueeze(2)
-    return TiledBatch(num_spans, size, context.reshape(-1), mask)
+    distances = found.distances if has_alibi else None
+    return TiledBatch(num_spans, size, context.reshape(-1), mask, distances)
 
 
 def attend_in_tiles(
@@ -79,6 +84,7 @@ def attend_in_tiles(
     scale: float,
     soft_cap: float | None,
     sinks: Tensor | None = None,  # [n * K, q * G, 1] float32
+    biases: Tensor | None = None,  # [n, K, q * G, c * 128] float32
 ) -> Tensor:  # [n * K, q * G, D] float32
     """Attend; each row of the output has the same bits in every batch."""
     num_tiles, num_spans, _, num_rows, _ = mask.shape
@@ -91,7 +97,10 @@ def attend_in_tiles(
     scores.mul_(scale)
     if soft_cap is not None:
         scores.div_(soft_cap).tanh_().mul_(soft_cap)
-    scores.view(num_tiles, num_spans, -1, num_rows, TILE).add_(mask)
+    by_span = scores.view(num_tiles, num_spans, -1, num_rows, TILE).add_(mask)
+    if biases is not None:
+        by_tile = biases.view(*biases.shape[:3], num_tiles, TILE).movedim(-2, 0)
+        by_span[:, :, :, :num_query_rows].add_(by_tile)
     largest = scores.amax((0, 3), keepdim=True)  # [1, n * K, M, 1]
     if sinks is not None:
         sinks = functional.pad(sinks, (0, 0, 0, num_rows - num_query_rows))

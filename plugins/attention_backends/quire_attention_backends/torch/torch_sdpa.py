@@ -56,6 +56,7 @@ from quire_attention_backends.torch.span_products import (
     fold,
     folded_sinks,
     fused,
+    linear_biases,
     unfold,
 )
 from quire_attention_backends.torch.spans import MAX_QUERIES, Spans, batches, cut
@@ -99,7 +100,8 @@ class StepMetadata:
         held_batch: The held batch of this step; None if its context is not held.
         written_rows: `[2 * T * K]` int64, rows of the cache to write: all of K, then all of V;
             built by the first layer.
-        step_batches: Batches by attention bounds, built by the first layer that has them.
+        step_batches: Batches by attention bounds and whether there are linear biases, built by the
+            first layer that has them.
         varlens: Arguments of the varlen kernel by window, built by the first layer that has it;
             None: the kernel is not used.
     """
@@ -107,7 +109,7 @@ class StepMetadata:
     step: StepLayout
     held_batch: HeldBatch | None
     written_rows: Tensor | None = None
-    step_batches: dict[AttentionBounds, StepBatches] = field(default_factory=dict)
+    step_batches: dict[tuple[AttentionBounds, bool], StepBatches] = field(default_factory=dict)
     varlens: dict[int | None, VarlenBatch | None] = field(default_factory=dict)
 
 
@@ -230,10 +232,11 @@ class TorchSDPABackend(PagesBackend):
         self, q: Tensor, pages: Pages, metadata: StepMetadata, layer: AttentionLayerParams
     ) -> Tensor:  # [T, H, D]
         bounds = AttentionBounds.of(layer)
-        prepared = metadata.step_batches.get(bounds)
+        key = bounds, layer.alibi_slopes is not None
+        prepared = metadata.step_batches.get(key)
         if prepared is None:
-            prepared = self._build_step(metadata.step, bounds, pages)
-            metadata.step_batches[bounds] = prepared
+            prepared = self._build_step(metadata.step, *key, pages)
+            metadata.step_batches[key] = prepared
         if not prepared.batches:  # a step with only padding
             return torch.empty_like(q)
         outputs = [
@@ -245,7 +248,9 @@ class TorchSDPABackend(PagesBackend):
     def _token_bytes(self, pages: Pages) -> int:
         return 2 * self.shape.num_kv_heads * self.shape.head_dim * pages.data.itemsize
 
-    def _build_step(self, step: StepLayout, bounds: AttentionBounds, pages: Pages) -> StepBatches:
+    def _build_step(
+        self, step: StepLayout, bounds: AttentionBounds, has_alibi: bool, pages: Pages
+    ) -> StepBatches:
         token_bytes = self._token_bytes(pages)
         max_bytes = MAX_GATHERED_BYTES[self.shape.device.type]
         limits = CALL_COST_BYTES / token_bytes, max_bytes // token_bytes
@@ -253,19 +258,24 @@ class TorchSDPABackend(PagesBackend):
         spans = cut(step.query_lens_host, step.seq_lens_host, bounds, tile)
         grouped = batches(spans, *limits)
         rows = self._rows_of(pages)
-        built = [self._build(some, step.block_table, bounds, rows) for some in grouped]
+        built = [self._build(some, step.block_table, bounds, rows, has_alibi) for some in grouped]
         num_rows = max((len(batch.context) for batch in built), default=0)
         order = QueryOrder.of(grouped, len(step.slot_mapping), step.block_table.device)
         return StepBatches(order, built, pages.data.new_empty(num_rows, self.shape.head_dim))
 
     def _build(
-        self, spans: Spans, block_table: Tensor, bounds: AttentionBounds, rows: CacheRows
+        self,
+        spans: Spans,
+        block_table: Tensor,
+        bounds: AttentionBounds,
+        rows: CacheRows,
+        has_alibi: bool,
     ) -> SpanBatch | TiledBatch:
         shape = self.shape
         if shape.batch_invariant:
-            return build_tiled(spans, block_table, bounds, shape, rows)
+            return build_tiled(spans, block_table, bounds, shape, rows, has_alibi)
         is_explicit = shape.dtype == torch.float32 and spans.num_queries <= MAX_EXPLICIT_QUERIES
-        return build(spans, block_table, bounds, shape, rows, is_explicit)
+        return build(spans, block_table, bounds, shape, rows, is_explicit, has_alibi)
 
     def _attend(
         self,
@@ -279,14 +289,17 @@ class TorchSDPABackend(PagesBackend):
         found = read_rows(pages, self._rows_of(pages), batch.context, gathered, layer)
         folded = fold(q, *sizes)  # [n * K, q * G, D]
         sinks = None if layer.sinks is None else folded_sinks(layer.sinks, *sizes)
+        biases = None
+        if layer.alibi_slopes is not None and batch.distances is not None:
+            biases = linear_biases(layer.alibi_slopes, batch.distances, self.shape)
         if isinstance(batch, TiledBatch):
             wide = attend_in_tiles(
-                folded, found, batch.mask, layer.scale, layer.logit_soft_cap, sinks
+                folded, found, batch.mask, layer.scale, layer.logit_soft_cap, sinks, biases
             )
             return unfold(wide.to(q.dtype), *sizes)
         k, v = found.to(q.dtype).view(2, len(folded), -1, q.shape[2])
-        if layer.logit_soft_cap is not None or sinks is not None:
-            out = explicit_float32(folded, k, v, batch.mask, layer, sinks)
+        if layer.logit_soft_cap is not None or sinks is not None or biases is not None:
+            out = explicit_float32(folded, k, v, batch.mask, layer, sinks, biases)
         elif batch.is_explicit:
             out = explicit(folded, k, v, batch.mask.flatten(0, 1), layer.scale)
         else:
@@ -296,4 +309,5 @@ class TorchSDPABackend(PagesBackend):
 
 def _is_plain(layer: AttentionLayerParams) -> bool:
     is_whole = layer.sliding_window is None and layer.attention_chunk is None
-    return is_whole and layer.logit_soft_cap is None and layer.sinks is None
+    changes = (layer.logit_soft_cap, layer.sinks, layer.alibi_slopes)
+    return is_whole and all(change is None for change in changes)

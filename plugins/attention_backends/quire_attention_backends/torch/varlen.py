@@ -82,7 +82,12 @@ class VarlenAttention:
         has_heads = self.supports_gqa or shape.num_heads == shape.num_kv_heads
         has_head_dim = shape.head_dim % 8 == 0 and shape.head_dim <= MAX_HEAD_DIM
         has_shape = is_half and has_heads and has_head_dim and not shape.batch_invariant
-        features = (layer.logit_soft_cap, layer.sinks, layer.attention_chunk)
+        features = (
+            layer.logit_soft_cap,
+            layer.sinks,
+            layer.attention_chunk,
+            layer.alibi_slopes,
+        )
         return has_shape and all(feature is None for feature in features)
 
     def run(

@@ -67,6 +67,7 @@ def _attend(
     data_ptr,
     scales_ptr,
     sinks_ptr,
+    slopes_ptr,
     table_ptr,
     query_start_ptr,
     seq_lens_ptr,
@@ -82,6 +83,7 @@ def _attend(
     chunk,
     score_factor,
     cap_factor,
+    alibi_factor,
     out_factor,
     work_ptr,  # items or blocks of the plan
     K: tl.constexpr,
@@ -98,6 +100,7 @@ def _attend(
     TYPE: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
     HAS_BOUNDS: tl.constexpr,
     IS_FIXED: tl.constexpr,
     IS_ITEM: tl.constexpr,
@@ -144,18 +147,21 @@ def _attend(
         table_ptr, k_ptr, k_ptr + K * S * D, k_scales_ptr, k_scales_ptr + K * S, page_stride,
         scales_stride,
     )  # fmt: skip
-    bounds, factors = (window, chunk), (score_factor, cap_factor)
+    slopes = positions  # not read
+    if HAS_ALIBI:
+        slopes = tl.load(slopes_ptr + of_head, mask=is_row, other=0.0) * alibi_factor
+    bounds, factors = (window, chunk), (score_factor, cap_factor, slopes)
     slot_row = head * (SHORT * G) + row
     if IS_FIXED:
         acc, row_max, row_sum = attend_splits(
             q, positions, start, end, low, slot, acc_ptr, stats_ptr, slot_row, is_row,
             K * SHORT * G, cache, bounds, factors, TYPE, D, S, DP, M, N, SPLIT, KIND, BY_ROWS,
-            HAS_CAP, HAS_BOUNDS,
+            HAS_CAP, HAS_ALIBI, HAS_BOUNDS,
         )  # fmt: skip
     elif IS_ITEM:
         acc, row_max, row_sum = attend_tiles(
             q, empty_state(M, DP), positions, start, end, low, cache, bounds, factors, TYPE, D, S,
-            DP, N, KIND, BY_ROWS, HAS_CAP, HAS_BOUNDS, True,
+            DP, N, KIND, BY_ROWS, HAS_CAP, HAS_ALIBI, HAS_BOUNDS, True,
         )  # fmt: skip
         if slot >= 0:
             into = slot.to(tl.int64) * (K * SHORT * G) + slot_row
@@ -169,15 +175,15 @@ def _attend(
             full_start = tl.minimum((seen_by_all + N - 1) // N * N, full_end)
             state = attend_tiles(
                 q, state, positions, start, full_start, low, cache, bounds, factors, TYPE, D, S, DP,
-                N, KIND, BY_ROWS, HAS_CAP, HAS_BOUNDS, True,
+                N, KIND, BY_ROWS, HAS_CAP, HAS_ALIBI, HAS_BOUNDS, True,
             )  # fmt: skip
         state = attend_tiles(
             q, state, positions, full_start, full_end, low, cache, bounds, factors, TYPE, D, S, DP,
-            N, KIND, BY_ROWS, HAS_CAP, HAS_BOUNDS, False,
+            N, KIND, BY_ROWS, HAS_CAP, HAS_ALIBI, HAS_BOUNDS, False,
         )  # fmt: skip
         acc, row_max, row_sum = attend_tiles(
             q, state, positions, full_end, end, low, cache, bounds, factors, TYPE, D, S, DP, N,
-            KIND, BY_ROWS, HAS_CAP, HAS_BOUNDS, True,
+            KIND, BY_ROWS, HAS_CAP, HAS_ALIBI, HAS_BOUNDS, True,
         )  # fmt: skip
     if slot < 0:
         store_output(

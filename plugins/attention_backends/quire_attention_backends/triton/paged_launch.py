@@ -15,7 +15,7 @@ from quire_attention_backends.shared.attention_bounds import AttentionBounds
 from quire_attention_backends.shared.kv_codec import FLOAT8_UNIT
 from quire_attention_backends.shared.kv_layout import Pages, kind_of
 from quire_attention_backends.shared.launch_sizes import next_power_of_two
-from quire_attention_backends.shared.score_factors import kv_units, score_factors
+from quire_attention_backends.shared.score_factors import LOG2_E, kv_units, score_factors
 from quire_attention_backends.shared.split_plan import SplitPlan, SplitSizes
 from quire_attention_backends.triton.paged_sizes import (
     TileSizes,
@@ -65,6 +65,7 @@ class LayerLaunch:
         bounds: Attention bounds of the layer.
         score_factor: Factor that turns scores into exponents to base 2.
         cap_factor: Factor of scores before the soft cap; 0 if there is none.
+        alibi_factor: Factor that turns slopes of linear biases into units of scores.
         out_factor: Factor of the output.
         items: Constants and launch options of `_attend` for items.
         blocks: Constants and launch options of `_attend` for blocks.
@@ -75,6 +76,7 @@ class LayerLaunch:
     bounds: AttentionBounds
     score_factor: float
     cap_factor: float
+    alibi_factor: float
     out_factor: float
     items: dict[str, Any]
     blocks: dict[str, Any]
@@ -94,6 +96,7 @@ class LayerLaunch:
             AttentionBounds.of(layer),
             score_factor,
             cap_factor,
+            LOG2_E / score_factor,
             1 / V_LIFT if kind_of(shape.kv_dtype) == "int8" else v_unit,
             {**_constants(shape, splits, layer, decode_sizes(shape)), "IS_ITEM": True},
             {**_constants(shape, splits, layer, prompt_sizes(shape)), "IS_ITEM": False},
@@ -122,6 +125,7 @@ class PagedCall:
             data,
             data if scales is None else scales,
             self.out if layer.sinks is None else layer.sinks,
+            self.out if layer.alibi_slopes is None else layer.alibi_slopes,
             step.block_table,
             step.query_start,
             step.seq_lens,
@@ -137,6 +141,7 @@ class PagedCall:
             layer.attention_chunk or 0,
             launch.score_factor,
             launch.cap_factor,
+            launch.alibi_factor,
             launch.out_factor,
         )
 
@@ -160,6 +165,7 @@ def _constants(
         "TYPE": _product_type(shape),
         "HAS_CAP": layer.logit_soft_cap is not None,
         "HAS_SINKS": layer.sinks is not None,
+        "HAS_ALIBI": layer.alibi_slopes is not None,
         "HAS_BOUNDS": layer.sliding_window is not None or layer.attention_chunk is not None,
         "IS_FIXED": shape.batch_invariant,
         "num_warps": sizes.num_warps,

@@ -104,9 +104,11 @@ def score_tile(
     window,
     chunk,
     cap_factor,
+    slopes,  # [M], in units of scores
     KIND: tl.constexpr,
     BY_ROWS: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
     HAS_BOUNDS: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ):
@@ -117,6 +119,8 @@ def score_tile(
     if HAS_CAP:
         bounded = tl.minimum(tl.maximum(scores * cap_factor, -TANH_LIMIT), TANH_LIMIT)
         scores = 1.0 - 2.0 / (1.0 + tl.exp2(bounded * TWO_LOG2_E))
+    if HAS_ALIBI:
+        scores += slopes[:, None] * (tokens[None, :] - positions[:, None]).to(tl.float32)
     if IS_MASKED:
         is_visible = tokens[None, :] <= positions[:, None]
         if HAS_BOUNDS:
@@ -165,7 +169,7 @@ def attend_tiles(
     low,  # keys before it are not read
     cache,  # pointers to the table, K, V and their scales; strides of pages and scales
     bounds,  # window, chunk
-    factors,  # score_factor, cap_factor
+    factors,  # score_factor, cap_factor, slopes
     TYPE: tl.constexpr,
     D: tl.constexpr,
     S: tl.constexpr,
@@ -174,6 +178,7 @@ def attend_tiles(
     KIND: tl.constexpr,
     BY_ROWS: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
     HAS_BOUNDS: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ):
@@ -186,7 +191,7 @@ def attend_tiles(
     acc, row_max, row_sum = state
     table_ptr, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, page_stride, scales_stride = cache
     window, chunk = bounds
-    score_factor, cap_factor = factors
+    score_factor, cap_factor, slopes = factors
     pages = pages_of(table_ptr, start, end, S, N)
     for token in range(start, end, N):
         tokens = token + tl.arange(0, N)
@@ -200,8 +205,8 @@ def attend_tiles(
             k_scales = tl.load(k_scales_ptr + at, mask=is_seen, other=0.0)
             v_scales = tl.load(v_scales_ptr + at, mask=is_seen, other=0.0)
         scores = score_tile(
-            q, k, k_scales, tokens, positions, window, chunk, cap_factor, KIND, BY_ROWS, HAS_CAP,
-            HAS_BOUNDS, IS_MASKED,
+            q, k, k_scales, tokens, positions, window, chunk, cap_factor, slopes, KIND, BY_ROWS,
+            HAS_CAP, HAS_ALIBI, HAS_BOUNDS, IS_MASKED,
         )  # fmt: skip
         v = load_rows(v_ptr, pages, page_stride, tokens, is_seen, TYPE, D, S, DP, KIND, IS_MASKED)
         acc, row_max, row_sum = accumulate_tile(
@@ -237,6 +242,7 @@ def attend_splits(
     KIND: tl.constexpr,
     BY_ROWS: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
     HAS_BOUNDS: tl.constexpr,
 ):
     """Compute each split from `start` to `end` separately; store the results or merge in order.
@@ -249,7 +255,7 @@ def attend_splits(
         part_acc, part_max, part_sum = attend_tiles(
             q, empty_state(M, DP), positions, tl.maximum(split, start),
             tl.minimum(split + SPLIT, end), low, cache, bounds, factors, TYPE, D, S, DP, N, KIND,
-            BY_ROWS, HAS_CAP, HAS_BOUNDS, True,
+            BY_ROWS, HAS_CAP, HAS_ALIBI, HAS_BOUNDS, True,
         )  # fmt: skip
         if slot >= 0:
             index = slot + (split - start // SPLIT * SPLIT) // SPLIT

@@ -6,5 +6,6 @@ ray_wire        messages between the engine and that process
 ray_driver      entry point of that process: placement group and actors
 ray_placement   which rank goes to which node
 ray_actor       the actor of a rank, which starts `quire worker` and watches it
-ray_child       start of a program that ends with its parent
+ray_relay       process through which `quire worker` outlives its actor
+ray_head        whether Ray's head still answers
 """

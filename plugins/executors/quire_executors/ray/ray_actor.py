@@ -1,4 +1,4 @@
-"""The actor of a rank: it starts `quire worker` as its child, and waits for its end.
+"""The actor of a rank: it starts `quire worker`, and waits for its end.
 
 Imported by Ray's workers on every node, with the quire that is installed there.
 """
@@ -10,15 +10,19 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-CHILD = "quire_executors.ray.ray_child"
+from quire_executors.ray.ray_relay import KILL
+
+RELAY = "quire_executors.ray.ray_relay"
+END_GROUP = "end"  # concurrency group of `end`, which is called while `wait` waits
 
 
 class AgentActor:
-    """The process of `quire worker`; it dies with the actor."""
+    """The process of `quire worker`, which ends with the engine, not with the actor."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._failure = "was not started"
+        self._raylet = os.getppid()
 
     def start(self, arguments: Sequence[str], key: str, environment: Mapping[str, str]) -> None:
         """Start `quire`; `wait` says if it cannot be started.
@@ -29,7 +33,7 @@ class AgentActor:
             environment: Variables to set, beside those that Ray has set for the actor.
         """
         python = [sys.executable, "-P", "-m"]
-        command = [*python, CHILD, str(os.getpid()), *python, "quire.cli", *arguments]
+        command = [*python, RELAY, *python, "quire.cli", *arguments]
         variables = dict(os.environ) | dict(environment)
         try:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=variables)
@@ -43,7 +47,21 @@ class AgentActor:
         if self._process is None:
             return self._failure
         code = self._process.wait()
+        if os.getppid() != self._raylet:
+            os._exit(0)  # Ray does not end an actor that was busy when its raylet died
         return f"exited with {code}" if code >= 0 else f"was killed by {_signal_name(-code)}"
+
+    def end(self, timeout_s: float) -> None:
+        """Wait until it has ended, which it does with the engine, and else kill it.
+
+        It is called in a concurrency group of its own.
+        """
+        if self._process is None:
+            return
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(KILL)
 
 
 def worker_arguments(address: str, rank: int, host_ip: str) -> list[str]:

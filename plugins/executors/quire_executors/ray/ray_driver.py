@@ -17,7 +17,7 @@ from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from quire.errors import CapacityError, QuireError
-from quire_executors.ray.ray_actor import AgentActor, worker_arguments
+from quire_executors.ray.ray_actor import END_GROUP, AgentActor, worker_arguments
 from quire_executors.ray.ray_placement import (
     NodeResources,
     Placement,
@@ -40,6 +40,7 @@ from quire_executors.ray.ray_wire import (
 MAX_FRAME_BYTES = 64 * 1024
 RESERVE_TIMEOUT_S = 30.0
 POLL_S = 0.2  # between looks at the actors and at the engine
+AGENT_END_S = 3.0  # for agents to end with their engine
 FREED_S = 2.0  # for Ray to count what an engine had that has just ended
 NODE_LABEL = "ray.io/node-id"
 ADVICE = "Some common causes include"  # in Ray's messages about workers that died
@@ -78,11 +79,13 @@ class RayDriver:
             self._send(Refused(isinstance(error, CapacityError), str(error)))
             return
         nodes = [f"{node.name} ({node.address})" for node in placement.nodes]
-        self._send(Reserved(ray.util.get_node_ip_address(), nodes))
+        head = ray.get_runtime_context().gcs_address
+        self._send(Reserved(ray.util.get_node_ip_address(), nodes, head))
         start = self._receive()
         if isinstance(start, StartAgents):
             self._start_actors(request, placement, group)
             self._watch(self._start_agents(start, request, placement))
+            self._end_agents()
         for actor in self._actors:
             ray.kill(actor)
 
@@ -121,7 +124,7 @@ class RayDriver:
         """Start an actor for each rank, in its reserved bundle."""
         amount = placement.amount
         devices = {"num_gpus": 1, "num_cpus": 0} if request.needs_gpus else {"num_cpus": amount}
-        actor_class = ray.remote(AgentActor)
+        actor_class = ray.remote(concurrency_groups={END_GROUP: 1})(AgentActor)
         for rank in range(request.num_ranks):
             strategy = PlacementGroupSchedulingStrategy(group, rank)
             options = {"scheduling_strategy": strategy, **devices}
@@ -137,6 +140,12 @@ class RayDriver:
             arguments = worker_arguments(start.address, rank, node.address)
             actor.start.remote(arguments, start.key, environment)
         return {actor.wait.remote(): rank for rank, actor in enumerate(self._actors)}
+
+    def _end_agents(self) -> None:
+        """Let the actors kill those agents that do not end with the engine, as stopped ones."""
+        group = {"concurrency_group": END_GROUP}
+        ends = [actor.end.options(**group).remote(AGENT_END_S) for actor in self._actors]
+        ray.wait(ends, num_returns=len(ends), timeout=AGENT_END_S + POLL_S)
 
     def _watch(self, ranks: dict[Any, int]) -> None:
         """Report each end, until the engine releases the ranks or ends."""

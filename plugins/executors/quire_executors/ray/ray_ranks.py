@@ -1,6 +1,7 @@
 """The ranks as Ray sees them: their places, and the ends of their actors, from Ray's driver."""
 
 import contextlib
+import logging
 import os
 import select
 import threading
@@ -8,6 +9,7 @@ from collections.abc import Sequence
 
 from quire.errors import CapacityError, EngineDeadError, RefusedError
 from quire.interfaces.executor import HelperProcess, JoinPoint, WorkerProcess
+from quire_executors.ray.ray_head import is_reachable
 from quire_executors.ray.ray_wire import (
     AgentEnded,
     FromDriver,
@@ -20,7 +22,9 @@ from quire_executors.ray.ray_wire import (
     encode,
 )
 
-RELEASE_TIMEOUT_S = 5.0
+RELEASE_TIMEOUT_S = 10.0
+
+logger = logging.getLogger(__name__)
 
 
 class RayRanks:
@@ -33,6 +37,7 @@ class RayRanks:
     def __init__(self, helper: HelperProcess) -> None:
         self._helper = helper
         self._nodes: list[str] = []
+        self._head = ""
         self._lock = threading.Lock()
         self._ends: dict[int, str] = {}
         self._events: list[int] = []
@@ -60,7 +65,7 @@ class RayRanks:
                     "with `ray status` whether its cluster does, and at RAY_ADDRESS"
                 )
             case Reserved():
-                self._nodes = message.nodes
+                self._nodes, self._head = message.nodes, message.head
                 return message.address
             case Refused(is_capacity=True):
                 raise CapacityError(message.message)
@@ -123,14 +128,32 @@ class RayRanks:
             self._watcher.join()
 
     def _watch(self) -> None:
-        """Record the ends of ranks until the driver ends; runs in a thread."""
+        """Record the ends of ranks until the driver ends or Ray's head is gone; in a thread.
+
+        Without its head, Ray ends the driver and all actors, but no `quire worker`. The engine is
+        connected to each of them, and notices by itself if one ends.
+        """
         try:
             while True:
                 message = self._receive(None)
                 if isinstance(message, AgentEnded):
+                    if not self._has_head():
+                        return
                     self._record([message.rank], message.how)
         except EngineDeadError as death:
-            self._record(range(len(self._events)), str(death))
+            if self._num_left and self._has_head():
+                self._record(range(len(self._events)), str(death))
+
+    def _has_head(self) -> bool:
+        """Whether Ray's head answers; if not, say so, and that the engine should be drained."""
+        if is_reachable(self._head):
+            return True
+        logger.warning(
+            "Ray's head %s is gone; it no longer guards these devices, and may give them to others "
+            "once it is back: drain this engine, which goes on without Ray, and start it again",
+            self._head,
+        )
+        return False
 
     def _record(self, ranks: Sequence[int], how: str) -> None:
         with self._lock:
@@ -171,6 +194,11 @@ class RayProcess(WorkerProcess):
         self._event = event
         self._how: str | None = None
 
+    @property
+    def pid(self) -> int | None:  # type: ignore[override]
+        """Process id on its machine; None until it is started."""
+        return self._process.pid
+
     def fileno(self) -> int | None:
         """Return the descriptor of the end that Ray reports; None once the process was ended."""
         return self._event if self._how is None else None
@@ -186,3 +214,7 @@ class RayProcess(WorkerProcess):
             self._how = how if seen is None else f"{how}; {seen}"
             self._ranks.leave(self._rank)
         return self._how
+
+    def state(self, stack_fd: int | None) -> str:
+        """Describe what the process is doing, as its agent sees it."""
+        return self._process.state(stack_fd)

@@ -35,10 +35,12 @@ class Reserved(msgspec.Struct, frozen=True, tag=True, array_like=True):
     Attributes:
         address: IP address of the engine's machine, as Ray's nodes reach it.
         nodes: Name of the machine of each rank, with its address.
+        head: Host and port of Ray's head.
     """
 
     address: str
     nodes: list[str]
+    head: str
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):

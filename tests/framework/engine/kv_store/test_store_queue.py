@@ -5,7 +5,6 @@ import time
 import pytest
 from engine_parts import make_core, make_message, make_plan, run_to_end
 
-from quire.engine.kv_cache.block_pool import BlockPool
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager, PrefixHit
 from quire.engine.kv_cache.kv_plan import fixed_plan
 from quire.engine.kv_store import store_queue
@@ -67,9 +66,10 @@ class Oracle(KVStoreScheduler):
 class Queue(StoreQueue):
     """With its store, and a clock that the test moves."""
 
-    def __init__(self, num_blocks=100, timeout_s=10.0, plan=None):
+    def __init__(self, num_blocks=100, timeout_s=10.0, plan=None, oracle=None):
         self.kv = KVCacheManager(plan or make_plan(num_blocks))
-        self.oracle = Oracle()
+        self.oracle = oracle or Oracle()
+        self.num_plans = 0
         self.transfers = KVTransfers(self.oracle, self.kv, timeout_s, "oracle")
         super().__init__(self.kv, self.transfers)
 
@@ -82,9 +82,14 @@ class Queue(StoreQueue):
     def ask(self, request, num_running=0):
         return self.try_defer(request, self.kv.find_prefix(request), num_running)
 
+    def plan_step(self):
+        """Return the part of the next plan that is for the store."""
+        self.num_plans += 1
+        return self.transfers.plan_step(self.num_plans)
+
     def end(self, *, done=(), failed=()):
         """Send the open transfers to the worker side, and report that some have ended."""
-        self.transfers.plan_step()
+        self.plan_step()
         return self.transfers.apply_report(TransferReport(list(done), list(failed)))
 
 
@@ -265,7 +270,7 @@ def test_what_is_open_costs_a_step_nothing(monkeypatch):
         for _ in range(50):
             start_s = time.perf_counter()
             queue.pop_ready(now_s)
-            queue.transfers.plan_step()
+            queue.plan_step()
             times.append(time.perf_counter() - start_s)
         return 1e6 * min(times)
 
@@ -344,32 +349,103 @@ def test_a_finished_request_is_not_requeued_when_its_load_ends(queue):
 
 def test_a_load_that_was_sent_keeps_its_blocks_until_the_worker_has_stopped(queue):
     loading(queue)
-    queue.transfers.plan_step()
+    queue.plan_step()
     queue.transfers.store.switch_off("failed")
     assert queue.kv.pool.num_used == 3, "the worker side may still write them"
-    planned = queue.transfers.plan_step()
-    assert (queue.transfers.num_open, planned.is_stopped, planned.loads) == (1, True, ())
+    planned = queue.plan_step()
+    assert (queue.transfers.num_open, planned.is_stopped, planned.planned.loads) == (1, True, [])
     queue.transfers.end_all()
     assert (queue.transfers.num_open, queue.kv.pool.num_used) == (0, 0)
 
 
-def test_after_an_interrupt_a_store_with_open_transfers_is_switched_off(queue, caplog):
+def test_after_an_interrupt_what_was_not_confirmed_is_sent_again_until_it_is(queue):
     queue.transfers.interrupt()
-    assert not queue.transfers.store.is_off, "nothing was open"
-    request = loading(queue)
-    queue.transfers.plan_step()
+    loading(queue)
+    plans = [queue.plan_step() for _ in range(3)]
+    assert [(plan.resent, plan.applied) for plan in plans] == [((), 0)] * 3
+    queue.transfers.confirm(1)
+    queue.transfers.interrupt()
+    plans.append(queue.plan_step())
+    assert plans[3].resent == (plans[1].planned, plans[2].planned)
+    assert plans[3].applied == 1
+    queue.transfers.interrupt()
+    plans.append(queue.plan_step())
+    assert plans[4].resent == tuple(plan.planned for plan in plans[1:4])
+    assert queue.plan_step().resent == ()
+    queue.transfers.confirm(5)
+    queue.transfers.interrupt()
+    assert [plan.plan_id for plan in queue.plan_step().resent] == [6]
+    assert not queue.transfers.store.is_off
+
+
+def test_what_all_workers_have_received_although_a_step_failed_is_not_sent_again(queue):
+    loading(queue)
+    queue.plan_step()
+    queue.transfers.confirm_sent()
+    queue.transfers.interrupt()
+    assert queue.plan_step().resent == ()
+
+
+class Interrupted(Oracle):
+    """A store in the middle of one of whose calls an interrupt comes."""
+
+    def __init__(self, call):
+        super().__init__()
+        self.call = call
+
+    def start_load(self, transfer_id, cross_blocks):
+        self._may_end("start_load")
+
+    def start_save(self, transfer_id, cross_blocks):
+        self._may_end("start_save")
+        return 3
+
+    def plan_step(self):
+        self._may_end("plan_step")
+        return b""
+
+    def finish(self, transfer_id, *, has_failed):
+        self._may_end("finish")
+
+    def _may_end(self, call):
+        if call == self.call:
+            raise KeyboardInterrupt
+
+
+def load_and_save(queue):
+    loading(queue)
+    queue.transfers.offer(saving(queue), range(3))
+    queue.end(done=[1])
+
+
+@pytest.mark.parametrize("call", ["start_load", "start_save", "plan_step", "finish"])
+def test_an_interrupt_in_the_middle_of_a_call_of_a_store_switches_it_off(call, caplog):
+    queue = Queue(oracle=Interrupted(call))
+    with pytest.raises(KeyboardInterrupt):
+        load_and_save(queue)
     queue.transfers.interrupt()
     assert queue.transfers.store.is_off
-    assert "oracle had 1 open transfers when a step was interrupted" in caplog.text
-    assert queue.pop_ready(0.0) == [request]
+    assert "oracle was interrupted in the middle of a call" in caplog.text
+    queue.transfers.end_all()
+    assert queue.transfers.num_open == 0
+
+
+def test_an_interrupt_between_two_calls_of_a_store_leaves_it_on(queue):
+    loading(queue)
+    queue.transfers.interrupt()
+    queue.transfers.offer(saving(queue), range(3))
+    queue.transfers.interrupt()
+    queue.end(done=[1])
+    queue.transfers.interrupt()
+    assert not queue.transfers.store.is_off
 
 
 def test_steps_that_failed_do_not_count_as_silence_of_a_store(queue, clock):
     loading(queue)
     for _ in range(5):
-        queue.transfers.plan_step()
+        queue.plan_step()
     clock[0] += 11.0
-    queue.transfers.forgive_silence()
+    queue.transfers.confirm_sent()
     queue.pop_ready(clock[0])
     assert not queue.transfers.store.is_off
 
@@ -408,10 +484,10 @@ def test_a_silent_store_is_off_after_its_time_and_so_many_steps(queue, clock):
     clock[0] += 1000.0
     loading(queue)
     for _ in range(MIN_SILENT_STEPS - 1):
-        queue.transfers.plan_step()
+        queue.plan_step()
     queue.transfers.pop_expired(clock[0] + 1e6)
     assert not queue.transfers.store.is_off, "a step may take long"
-    queue.transfers.plan_step()
+    queue.plan_step()
     queue.transfers.pop_expired(clock[0] + 9.99)
     assert not queue.transfers.store.is_off
     queue.transfers.pop_expired(clock[0] + 10.0)
@@ -421,7 +497,7 @@ def test_a_silent_store_is_off_after_its_time_and_so_many_steps(queue, clock):
 def test_steps_in_flight_have_not_reported_yet_and_do_not_count_as_silent(queue, clock):
     loading(queue)
     for _ in range(MIN_SILENT_STEPS + 2):
-        queue.transfers.plan_step()
+        queue.plan_step()
     queue.pop_ready(clock[0] + 1e6, num_in_flight=3)
     assert not queue.transfers.store.is_off
     queue.pop_ready(clock[0] + 1e6, num_in_flight=2)
@@ -432,7 +508,7 @@ def test_a_store_that_reports_is_not_silent(queue, clock):
     loading(queue)
     queue.ask(queue.request("b"))
     for _ in range(9):
-        queue.transfers.plan_step()
+        queue.plan_step()
     clock[0] += 9.0
     queue.end(done=[1])
     queue.transfers.pop_expired(clock[0] + 9.0)
@@ -495,7 +571,7 @@ def test_a_save_of_nothing_new_is_over_at_once(queue):
     assert len(queue.oracle.saved) == 3
     assert queue.transfers.num_open == 0
     assert [queue.kv.pool.references(block) for block in request.block_ids[0]] == [1, 1, 1]
-    assert queue.transfers.plan_step().saves == ()
+    assert queue.plan_step().planned.saves == []
 
 
 def test_what_may_not_be_found_is_not_saved(queue):
@@ -508,7 +584,7 @@ def test_what_may_not_be_found_is_not_saved(queue):
 def test_a_save_is_announced_once_and_as_a_save(queue):
     queue.oracle.num_new = 3
     queue.transfers.offer(saving(queue), range(3))
-    first, second = queue.transfers.plan_step(), queue.transfers.plan_step()
+    first, second = queue.plan_step().planned, queue.plan_step().planned
     assert (first.loads, first.saves) == ([], [1])
     assert (second.loads, second.saves) == ([], [])
     assert queue.transfers.num_open == 1
@@ -518,8 +594,13 @@ def test_a_save_is_announced_once_and_as_a_save(queue):
 
 
 def test_a_small_pool_has_room_for_one_cross_group_block():
-    assert OpenTransfers(BlockPool(4), 2).max_blocks == 2
-    assert OpenTransfers(BlockPool(41), 2).max_blocks == 10
+    specs = [
+        FullAttentionSpec(KVLayer("full", "full", 1, 8), 4, "float32"),
+        SlidingWindowSpec(KVLayer("window", "window", 1, 8, (("window", 8),)), 4, "float32"),
+    ]
+    for num_blocks, expected in ((4, 2), (41, 10)):
+        kv = KVCacheManager(fixed_plan(specs, num_blocks))
+        assert OpenTransfers(kv).max_blocks == expected
 
 
 def test_a_load_leaves_so_many_blocks_free(queue):

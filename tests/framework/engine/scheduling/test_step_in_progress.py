@@ -1,7 +1,7 @@
 import pytest
 from engine_parts import make_request
 
-from quire.engine.kv_store.kv_transfers import StepTransfers
+from quire.engine.kv_store.kv_transfers import NO_TRANSFERS
 from quire.engine.scheduling.step_in_progress import StepInProgress
 from quire.messages import NewBlocks, ScheduledRequest
 
@@ -23,7 +23,7 @@ def test_two_chunks_of_one_request_are_one():
     step, request = StepInProgress(20), with_slot("a", 1)
     step.add(request, 4)
     step.add(request, 6)
-    plan, chunks = step.finish(1, StepTransfers())
+    plan, chunks = step.finish(1, NO_TRANSFERS)
     assert plan.requests == [ScheduledRequest(1, 10, 1)]
     assert [chunk.end for chunk in chunks] == [10]
 
@@ -31,7 +31,7 @@ def test_two_chunks_of_one_request_are_one():
 def test_only_the_last_chunk_of_a_prompt_samples():
     step, request = StepInProgress(20), with_slot("a", 1)
     step.add(request, 9)
-    plan, _ = step.finish(1, StepTransfers())
+    plan, _ = step.finish(1, NO_TRANSFERS)
     assert plan.requests == [ScheduledRequest(1, 9, 0)]
     assert request.num_computed_tokens == 9
 
@@ -44,7 +44,7 @@ def test_a_request_that_is_removed_leaves_no_trace():
         step.note_blocks(request, [[7 + request.slot]])
     step.add(goes, 3)
     step.undo(goes)
-    plan, chunks = step.finish(1, StepTransfers())
+    plan, chunks = step.finish(1, NO_TRANSFERS)
     assert plan.requests == [ScheduledRequest(0, 1, 1)]
     assert plan.new_blocks == [NewBlocks(0, 0, [7])]
     assert (goes.num_computed_tokens, step.budget_left, chunks) == (0, 19, [])
@@ -55,7 +55,7 @@ def test_drafts_sample_at_every_position_and_are_committed_with_their_result():
     request.num_computed_tokens = 9
     step.add(request, 3)
     step.drafts[request] = [5, 6]
-    plan, chunks = step.finish(1, StepTransfers())
+    plan, chunks = step.finish(1, NO_TRANSFERS)
     assert plan.requests == [ScheduledRequest(2, 3, 3, [5, 6])]
     assert (request.num_computed_tokens, chunks) == (12, [])
 
@@ -73,4 +73,4 @@ def test_a_chunk_without_a_slot_is_rejected():
     step = StepInProgress(20)
     step.add(make_request("a"), 1)
     with pytest.raises(RuntimeError, match="request a is scheduled without a slot"):
-        step.finish(1, StepTransfers())
+        step.finish(1, NO_TRANSFERS)

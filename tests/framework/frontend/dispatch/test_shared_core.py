@@ -6,7 +6,8 @@ import time
 import warnings
 
 import pytest
-from scripted_core import Reply, ScriptedCore, echo
+from engine_parts import make_message
+from scripted_core import Reply, Running, ScriptedCore, echo
 
 from quire.errors import AdapterError, EngineDeadError, InvalidRequestError
 from quire.frontend.dispatch import shared_core as shared_core_module
@@ -125,6 +126,62 @@ class Noted(ScriptedCore):
     def shutdown(self):
         self.done.append("shutdown")
         super().shutdown()
+
+
+@pytest.fixture
+def held():
+    """A core that another thread holds, and a function that lets it step twice."""
+    shared = SharedCore(core := ScriptedCore(echo))
+    has_turn, may_step, has_stepped, is_over = (threading.Event() for _ in range(4))
+
+    def hold():
+        with shared.turn():
+            has_turn.set()
+            may_step.wait(10)
+            core.running["x"] = Running(make_message("x", max_tokens=9), Reply([1]))
+            shared.step()
+            core.running["y"] = Running(make_message("y", max_tokens=9), Reply([1]))
+            shared.step()
+            has_stepped.set()
+            is_over.wait(10)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    has_turn.wait(10)
+
+    def step():
+        may_step.set()
+        has_stepped.wait(10)
+
+    yield shared, step
+    is_over.set()
+    may_step.set()
+    holder.join(10)
+
+
+def test_while_another_thread_has_the_core_the_statistics_are_those_of_its_last_step(
+    held, monkeypatch
+):
+    monkeypatch.setattr(shared_core_module, "CLOSE_WAIT_S", 0.02)
+    shared, step = held
+    step()
+    assert shared.stats().num_running == 2
+    shared.close()
+    shared.close_soon = shared._is_closed = True
+    with pytest.raises(EngineDeadError, match="closed"):
+        shared.stats()
+
+
+def test_before_any_step_statistics_wait_for_one(held):
+    shared, step = held
+    found = []
+    asker = threading.Thread(target=lambda: found.append(shared.stats()))
+    asker.start()
+    asker.join(3 * shared_core_module.STATS_WAIT_S)
+    assert not found
+    step()
+    asker.join(10)
+    assert found[0].num_running in (1, 2)
 
 
 def test_an_idle_core_is_woken_and_shut_down():

@@ -4,6 +4,7 @@ import contextlib
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
@@ -19,13 +20,15 @@ from quire.launch.engine_process.engine_wire import (
     FromEngine,
     ReadStats,
     Reply,
+    Shutdown,
     Stepped,
     ToEngine,
 )
 from quire.launch.engine_process.remote_core import RemoteCore
 from quire.messages import EngineOutputs, EngineStats
 from quire.process.error_message import ErrorMessage
-from quire.process.ipc import Channel, encode
+from quire.process.ipc import encode
+from quire.process.local.channel import Channel
 
 
 class Peer:
@@ -34,7 +37,7 @@ class Peer:
     pid = 0
 
     def __init__(self, folder):
-        self.address = f"ipc://{folder}/a"
+        self.address = f"unix://{folder}/a"
         self.channel = Channel(FromEngine, self.address, is_listening=True)
         self.other = Channel(ToEngine, self.address, is_listening=False)
         self.ends = []
@@ -218,3 +221,12 @@ def test_steps_that_have_arrived_are_polled_one_by_one_before_the_death(peer, li
     assert [core.poll_step().stats.num_running for _ in range(2)] == [1, 2]
     with pytest.raises(EngineDeadError, match="exit code 3"):
         core.poll_step()
+
+
+def test_a_process_with_much_to_read_is_told_to_stop_before_its_time_runs(peer, link):
+    link.send(Abort(["x" * 10**6]))
+    link.send(Shutdown())
+    with ThreadPoolExecutor(1) as pool:
+        heard = pool.submit(lambda: [peer.hear(), peer.hear()])
+        link.close(EngineDeadError("over"), 5.0)
+        assert heard.result()[1] == Shutdown()

@@ -10,7 +10,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -205,26 +207,33 @@ def test_signals_that_a_terminal_or_a_supervisor_sends_are_left_to_the_parent(fo
     assert not is_running(pid)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("ctrl_c_interrupts")
-def has_three_stacks(shown: list[str]) -> bool:
-    """Whether the engine, the fork server and a grammar have printed theirs."""
-    return "".join(shown).count("(most recent call first)") >= 3
+@contextmanager
+def stderr_to(path: Path) -> Iterator[None]:
+    """Send this process's stderr to a file, and that of the children which are started."""
+    kept = os.dup(2)
+    with open(path, "ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
-def test_the_engine_and_its_grammars_print_their_stacks_on_a_signal_and_go_on(folder, capfd):
+def test_the_engine_and_its_grammars_print_their_stacks_on_a_signal_and_go_on(folder, tmp_path):
+    shown = tmp_path / "stderr"
     digits = SamplingParams(
         max_tokens=4, structured_outputs=StructuredOutputsParams(regex="[0-9]{4}")
     )
-    with LLM(folder, engine_process=True, max_model_len=64) as llm:
+    with stderr_to(shown), LLM(folder, engine_process=True, max_model_len=64) as llm:
         llm.generate(["a"], digits)
         below = descendants(os.getpid())
         pids = [pid for pid, c in below.items() if ENGINE in c or GRAMMAR in c]
         assert len(pids) >= 4  # with the watchdogs of both
         for pid in pids:  # the watchdogs have no stderr, and go on like the others
             os.kill(pid, signal.SIGUSR1)
-        shown: list[str] = []
-        eventually(lambda: shown.append(capfd.readouterr().err) or has_three_stacks(shown))
+        # The engine's, the fork server's and a grammar's.
+        eventually(lambda: shown.read_text().count("(most recent call first)") >= 3)
         (output,) = llm.generate(["b"], digits)
     assert output.outputs[0].text.isdigit()
 

@@ -18,8 +18,8 @@ from quire.launch.engine_process.engine_wire import (
     ToEngine,
 )
 from quire.messages import Started
-from quire.process.child_process import SocketFolder
-from quire.process.ipc import Channel
+from quire.process.children.child_process import SocketFolder
+from quire.process.local.channel import Channel
 
 
 class Peer:

@@ -78,7 +78,7 @@ def test_every_setting_crosses_unchanged():
     config = EngineConfig(
         settings=Settings.from_options(options),
         name="engine",
-        address="ipc://x",
+        address="unix://x",
         log_level=20,
         choices=["quire 1 in /a", "models M dist 1.0"],
     )

@@ -6,6 +6,7 @@ import pickle
 import threading
 import time
 
+import msgspec
 import pytest
 from engine_parts import make_core, make_message
 from processes import WAIT_S, is_running
@@ -23,8 +24,8 @@ from quire.launch.engine_process.engine_link import EngineLink
 from quire.launch.engine_process.engine_wire import Connected, FromEngine, ToEngine
 from quire.launch.engine_process.remote_core import RemoteCore
 from quire.messages import AdapterRef, ErrorReport, LoadAdapter, ResetPrefixCache
-from quire.process.child_process import ChildProcess
-from quire.process.ipc import Channel
+from quire.process.children.child_process import ChildProcess
+from quire.process.local.channel import Channel
 
 
 @pytest.fixture
@@ -233,7 +234,7 @@ def test_in_a_fork_every_verb_says_so_and_closing_does_nothing(start):
 
 def test_a_collected_core_closes_its_file_descriptors(tmp_path_factory):
     def start_and_forget():
-        address = f"ipc://{tmp_path_factory.mktemp('s')}/engine"
+        address = f"unix://{tmp_path_factory.mktemp('s')}/engine"
         child = ChildProcess(["-c", "import time; time.sleep(60)"], b"")
         core = RemoteCore(EngineLink(Channel(FromEngine, address, is_listening=True), child))
         core.wake()
@@ -247,7 +248,7 @@ def test_a_collected_core_closes_its_file_descriptors(tmp_path_factory):
 
 @pytest.mark.parametrize("verb", [RemoteCore.step, RemoteCore.stats])
 def test_killing_the_process_ends_a_method_that_waits_for_it(tmp_path, verb):
-    address = f"ipc://{tmp_path}/engine"
+    address = f"unix://{tmp_path}/engine"
     child = ChildProcess(["-c", "import time; time.sleep(60)"], b"")
     link = EngineLink(Channel(FromEngine, address, is_listening=True), child)
     deaf = Channel(ToEngine, address, is_listening=False)
@@ -278,7 +279,7 @@ def test_an_engine_that_dies_while_it_is_idle_is_found_dead(start):
 def test_garbage_from_the_parent_ends_the_engine_and_it_says_so(start, garbage):
     scripted = slow(0)
     core = start(scripted)
-    core._link.channel._socket.send(garbage)
+    core._link.channel.send(msgspec.Raw(garbage))
     with pytest.raises(EngineDeadError, match=f"{len(garbage)} bytes .* not a valid message"):
         keep_checking(core)
     assert scripted.is_shut_down
@@ -290,8 +291,8 @@ def test_garbage_from_the_parent_ends_the_engine_and_it_says_so(start, garbage):
 def test_garbage_from_the_engine_ends_it_and_every_verb_says_so(tmp_path_factory, garbage):
     scripted = slow(0)
     core, thread = serve_core(scripted, tmp_path_factory.mktemp("s"))
+    scripted.step = lambda: thread.channel.send(msgspec.Raw(garbage))
     core.add(make_message("a", max_tokens=3))
-    thread.channel._socket.send(garbage)
     for _ in range(2):
         with pytest.raises(EngineDeadError, match=f"{len(garbage)} bytes .* not a valid message"):
             finish(core)

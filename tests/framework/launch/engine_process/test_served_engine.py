@@ -23,8 +23,9 @@ from quire.launch.engine_process.engine_wire import (
 from quire.launch.engine_process.served_engine import check_agreement, serve, start
 from quire.messages import EngineRequest
 from quire.plugins.loading import load_plugins
-from quire.process.child_process import SocketFolder
-from quire.process.ipc import Channel, decode
+from quire.process.children.child_process import SocketFolder
+from quire.process.ipc import decode
+from quire.process.local.channel import Channel
 from quire.sampling_params import SamplingParams
 from quire.testing.checkpoints import write_checkpoint
 
@@ -76,8 +77,8 @@ def test_another_choice_than_the_parents_is_refused_with_the_difference(its, con
 
 @pytest.fixture
 def ends(tmp_path):
-    parent = Channel(FromEngine, f"ipc://{tmp_path}/a", is_listening=True)
-    engine = Channel(ToEngine, f"ipc://{tmp_path}/a", is_listening=False)
+    parent = Channel(FromEngine, f"unix://{tmp_path}/a", is_listening=True)
+    engine = Channel(ToEngine, f"unix://{tmp_path}/a", is_listening=False)
     yield parent, engine
     parent.close()
     engine.close()

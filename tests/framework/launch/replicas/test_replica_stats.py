@@ -32,5 +32,11 @@ def test_of_a_dead_replica_the_counters_remain():
     assert total.replicas == [ReplicaStats(False), ReplicaStats(True, 4, 0)]
 
 
+def test_a_replica_that_may_hang_is_marked_and_counts_with_its_last_statistics():
+    total = sum_stats(EngineStats(), [FIRST, SECOND, None], {1})
+    assert total.num_running == 5
+    assert [each.is_silent for each in total.replicas] == [False, True, False]
+
+
 def test_without_queries_there_is_no_rate():
     assert sum_stats(EngineStats(), [None]).prefix_hit_rate == 0

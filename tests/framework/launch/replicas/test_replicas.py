@@ -98,14 +98,20 @@ def test_a_replica_that_is_killed_while_all_start_fails_the_start_and_nothing_is
 
 
 @pytest.fixture(scope="module")
-def served(folder):
-    engine = start_engine(Settings.from_options({"model": folder} | OPTIONS), is_serving=True)
+def served(tmp_path_factory):
+    """A server of a model whose steps take longer than its readers in this process."""
+    written = write_checkpoint(
+        tmp_path_factory.mktemp("large"), "Qwen3ForCausalLM", max_position_embeddings=8192,
+        num_hidden_layers=8, hidden_size=512, intermediate_size=2048,
+    )  # fmt: skip
+    options = {"model": str(written.folder)} | OPTIONS
+    engine = start_engine(Settings.from_options(options), is_serving=True)
     server = start_server(engine.core, engine.async_frontend())
     yield server
     stop_servers([server])
 
 
-def read_stream(served, number, started, num_tokens=600):
+def read_stream(served, number, started, num_tokens=200):
     """Return the text of a stream, and its error if it has one."""
     body = {
         "prompt": f"stream {number}", "max_tokens": num_tokens, "temperature": 0,

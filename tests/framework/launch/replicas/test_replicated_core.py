@@ -1,6 +1,7 @@
 """Several replicas as one core: nothing is lost, a death costs its own requests alone."""
 
 import contextlib
+import logging
 import math
 import os
 import random
@@ -23,9 +24,9 @@ from quire.errors import (
 )
 from quire.launch.replicas import replica, replicated_core
 from quire.launch.replicas.replica import SILENCE_S, ReplicaLimits
-from quire.launch.replicas.replicated_core import ENGINE_FIRST_S
+from quire.launch.replicas.replicated_core import ENGINE_FIRST_S, MIN_DEADLINES
 from quire.launch.replicas.restarts import FIRST_PAUSE_S, MAX_STARTS
-from quire.messages import AdapterRef, LoadAdapter, ResetPrefixCache, Started
+from quire.messages import AdapterRef, LoadAdapter, ReplicaStats, ResetPrefixCache, Started
 
 LIMIT_S = ReplicaLimits().stall_s
 
@@ -197,6 +198,57 @@ def test_statistics_are_sums_and_counters_outlive_a_death(begin):
     assert [replica.is_up for replica in stats.replicas] == [False, True]
 
 
+def test_statistics_wait_for_a_replica_only_until_it_may_hang(begin, monkeypatch):
+    monkeypatch.setattr(replica, "SILENCE_S", 0.2)
+    trial = begin(2, step_s=0.001, clock=time.monotonic)
+    hang(trial, 0, "a", "b")
+    hung = trial.core.stats().replicas[0]
+    assert (hung.is_up, hung.is_silent) == (True, True)
+
+
+def test_statistics_leave_out_a_replica_that_hangs_and_name_it(begin, caplog):
+    caplog.set_level(logging.INFO, "quire.launch.replicas")
+    trial = begin(2, step_s=0.001)
+    hung, other = trial.core._group.replicas
+    hang(trial, 0, *"abcd")
+    trial.core.abort([*"abcd"])
+    num_asked = len(hung._questions)
+    trial.clock.now_s += SILENCE_S
+    for number, name in enumerate("ef", 1):
+        eventually(lambda: trial.core.check_health() or not other.is_silent(trial.clock()))
+        add(trial.core, name, max_tokens=10_000)
+        stats = trial.core.stats()
+        assert [each.is_silent for each in stats.replicas] == [True, False]
+        busy = stats.replicas[1]
+        assert busy.num_running + busy.num_waiting == number, "it is current"
+    assert len(hung._questions) == num_asked
+    assert f"replica 0 of 2, process {trial.core.pids[0]}, owes an answer" in caplog.text
+    trial.engine(0).go.set()
+    eventually(lambda: not trial.core.stats().replicas[0].is_silent)
+    assert [each.num_running for each in trial.core.stats().replicas] == [0, 2]
+    assert "replica 0 of 2" in caplog.text.splitlines()[-1]
+    assert "answers again" in caplog.text.splitlines()[-1]
+
+
+def test_statistics_do_not_wait_for_a_replica_to_start_again(begin):
+    trial = begin(1)
+    trial.current(0).kill()
+    eventually(lambda: trial.core.check_health() or not trial.router.loads.is_up(0))
+    assert trial.core.stats().replicas == [ReplicaStats(is_up=False)]
+
+
+def test_statistics_of_a_replica_that_dies_meanwhile_are_none(begin):
+    trial = begin(2)
+    hung = HungControl()
+    trial.engine(0).control = hung.control
+    outcome = trial.core.begin_control(ResetPrefixCache())
+    trial.core.check_health()
+    threading.Timer(0.1, trial.current(0).kill).start()
+    assert [each.is_up for each in trial.core.stats().replicas] == [False, True]
+    hung.is_over.set()
+    eventually(lambda: trial.core.check_health() or outcome.done())
+
+
 def test_scheduled_tokens_are_those_of_the_steps_that_were_returned(begin):
     core = begin(2).core
     add(core, "a", "b", max_tokens=50)
@@ -361,7 +413,8 @@ def test_a_replica_that_answers_after_an_abort_is_not_ended_however_long_it_idle
     assert [trial.router.loads.is_up(index) for index in (0, 1)] == [True, True]
 
 
-def test_a_request_that_cannot_be_sent_fails_although_it_waited_for_a_replica(begin):
+def test_a_request_that_cannot_be_sent_fails_although_it_waited_for_a_replica(begin, monkeypatch):
+    monkeypatch.setattr(replicated_core, "HEARTBEAT_S", 60.0)
     trial = begin(1, clock=time.monotonic)
     trial.current(0).kill()
     eventually(lambda: trial.core.check_health() or not trial.router.loads.is_up(0))
@@ -465,6 +518,19 @@ def test_a_control_waits_for_a_replica_while_all_start_again(begin):
     assert trial.core.step() is None, "the wake was not lost"
 
 
+def test_a_control_is_done_again_if_all_replicas_died_with_it(begin):
+    trial = begin(1, clock=time.monotonic)
+    hung = HungControl()
+    trial.engine(0).control = hung.control
+    outcome = trial.core.begin_control(ResetPrefixCache())
+    trial.core.check_health()
+    trial.current(0).kill()
+    eventually(lambda: trial.core.check_health() or outcome.done())
+    assert outcome.result(0) is None
+    assert (len(trial.threads[0]), trial.engine(0).controls) == (2, [ResetPrefixCache()])
+    hung.is_over.set()
+
+
 def test_a_death_during_a_control_is_no_error_of_the_control(begin):
     trial = begin(2)
     trial.current(0).kill()
@@ -538,9 +604,9 @@ def test_a_timeout_is_kept_for_requests_that_are_held_or_on_a_replica_that_hangs
 
 
 def test_while_no_replica_is_up_only_so_many_requests_wait(begin):
-    trial = begin(1, max_num_held=2)
+    trial = begin(1, max_num_open=2)
     add(trial.core, "a", "b", "c")  # a replica is up, which has a limit of its own
-    assert len(finish(trial.core)) == 3
+    assert [parts[-1].error for parts in finish(trial.core).values()] == [None] * 3
     trial.current(0).kill()
     eventually(lambda: trial.core.check_health() or not trial.router.loads.is_up(0))
     add(trial.core, "a", "b", "c")
@@ -548,6 +614,51 @@ def test_while_no_replica_is_up_only_so_many_requests_wait(begin):
     assert (refused.request_id, refused.error.code) == ("c", OverloadedError.code)
     trial.clock.now_s += FIRST_PAUSE_S
     assert sorted(finish(trial.core)) == ["a", "b"]
+
+
+def test_while_all_replicas_hang_only_so_many_requests_wait(begin):
+    trial = begin(2, max_num_open=3)
+    for index in (0, 1):
+        trial.engine(index).go.clear()
+    add(trial.core, "a", "b")
+    trial.core.check_health()
+    trial.clock.now_s += SILENCE_S
+    add(trial.core, "c", "d")
+    (refused,) = trial.core.step().outputs
+    assert (refused.request_id, refused.error.code) == ("d", OverloadedError.code)
+    assert "3 requests wait for a replica to answer" in refused.error.message
+    trial.engine(0).go.set()
+    eventually(lambda: trial.core.check_health() or trial.core._has_answering())
+    add(trial.core, "e")  # that replica has a limit of its own
+    trial.engine(1).go.set()
+    outputs = finish(trial.core)
+    assert {name: parts[-1].error for name, parts in outputs.items()} == dict.fromkeys("abce")
+
+
+def test_a_replica_that_hangs_costs_its_part_of_the_requests_of_a_few_seconds(begin):
+    trial = begin(3)
+    trial.engine(0).go.clear()
+    lost, per_s = [], 10
+    for number in range(20 * per_s):
+        trial.clock.now_s += 1 / per_s
+        add(trial.core, name := str(number), prompt=[number % 7] * 13, max_tokens=2)
+        trial.core.check_health()
+        if trial.core._open[name].replica.index == 0:
+            lost.append(name)
+        while name in trial.core._open.keys() - lost:
+            trial.core.step()
+    assert 0 < len(lost) <= SILENCE_S * per_s / 3
+    assert float(lost[-1]) <= (SILENCE_S + 1) * per_s
+
+
+def test_requests_that_have_ended_leave_no_deadlines_behind(begin):
+    trial = begin(1, request_timeout_s=3600.0)
+    add(trial.core, "first", max_tokens=10**6)
+    for number in range(5 * MIN_DEADLINES):
+        add(trial.core, name := f"{number % 3}")
+        trial.core.abort([name])
+    assert len(trial.core._deadlines) <= MIN_DEADLINES
+    assert "first" in [request_id for _, request_id in trial.core._deadlines]
 
 
 def test_a_control_alone_is_work_and_steps_complete_it(begin):

@@ -13,7 +13,7 @@ from watched_launch import WatchedLaunch, watched
 
 from quire import LLM, LoRARequest, SamplingParams
 from quire.errors import AdapterSourceError, EngineDeadError, PluginError, RequestFailedError
-from quire.launch.workers import worker_start
+from quire.launch.workers.placing import worker_start
 from quire.messages import RankPlace
 from quire.testing.checkpoints import write_checkpoint
 
@@ -28,7 +28,7 @@ PLUGIN = """
     @hookimpl
     def register_models(registry):
         capabilities = ModelCapabilities(
-            describe="quire_models.qwen3_config:describe_qwen3", supports_pipeline_parallel=True
+            describe="fickle_chosen:describe", supports_pipeline_parallel=True
         )
         registry.add("FickleForCausalLM", "fickle_parts:Fickle", capabilities=capabilities)
 
@@ -52,17 +52,22 @@ CHOSEN = """
     import os
     from pathlib import Path
 
+    from quire_models.family_table import describe as describe_family
+
+    def describe(config):
+        return describe_family(config | {"architectures": ["Qwen3ForCausalLM"]})
+
     def is_chosen():
         return str(os.getpid()) in Path(os.environ["TEST_FICKLE_PIDS"]).read_text().split()
 """
 PARTS = """
     from fickle_chosen import is_chosen
     from quire.interfaces.sampling import LogitsProcessor
-    from quire_models.qwen3 import Qwen3ForCausalLM
+    from quire_models.decoder.decoder_model import DecoderForCausalLM
 
     CURSED = 299
 
-    class Fickle(Qwen3ForCausalLM):
+    class Fickle(DecoderForCausalLM):
         def forward(self, input_ids, *arguments, **options):
             if input_ids is not None and bool((input_ids == CURSED).any()) and is_chosen():
                 raise RuntimeError("a cursed token")

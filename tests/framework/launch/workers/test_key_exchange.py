@@ -12,15 +12,15 @@ from quire.launch.workers.worker_wire import (
     SetKey,
     ToWorker,
 )
-from quire.process.hub import Hub
-from quire.process.hub_channel import HubChannel
+from quire.process.local.local_channel import LocalChannel
+from quire.process.local.local_hub import LocalHub
 
 
 @pytest.fixture
 def ends(tmp_path):
     """The hub, the exchange of one rank, and how the hub answers it."""
-    address = f"ipc://{tmp_path}/hub"
-    hub, channel = Hub(FromWorker, address), HubChannel(ToWorker, address)
+    address = f"unix://{tmp_path}/hub"
+    hub, channel = LocalHub(FromWorker, address), LocalChannel(ToWorker, address)
     channel.send(SetKey("first", b""))
     peer, _ = hub.take(5)
     yield hub, KeyExchange(channel), lambda message: hub.send([peer], message)

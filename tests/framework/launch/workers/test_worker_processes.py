@@ -201,7 +201,7 @@ def test_a_rank_that_fails_while_the_engine_is_idle_is_named(folder, launch, gri
 
 @cases("shutdown")
 def test_a_rank_that_does_not_stop_is_killed(folder, launch, grid, rank, number, monkeypatch):
-    monkeypatch.setattr("quire.launch.workers.worker_set.STOP_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("quire.launch.workers.ranks.worker_set.STOP_TIMEOUT_S", 1.0)
     llm = LLM(folder, **options(grid))
     llm.generate("a", SHORT)
     send = Signal(launch, rank, number)

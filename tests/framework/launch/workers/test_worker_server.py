@@ -14,6 +14,7 @@ from quire.launch.workers.worker_wire import (
     FromWorker,
     Halt,
     Halted,
+    Launch,
     Resume,
     Resumed,
     Returned,
@@ -30,14 +31,15 @@ from quire.messages import (
     AdapterRef,
     ErrorReport,
     LoadAdapter,
+    PlannedTransfers,
     RowBitmask,
     ScheduledRequest,
     SlotResult,
     StepPlan,
     TokenPatch,
 )
-from quire.process.hub import Hub
-from quire.process.hub_channel import HubChannel
+from quire.process.local.local_channel import LocalChannel
+from quire.process.local.local_hub import LocalHub
 from quire.testing.executor import NotingWorker
 from quire.worker.rank_worker import RankWorker
 
@@ -96,10 +98,10 @@ class BrokenWorker(NotingWorker):
 class Served:
     """A rank that has allocated its cache, served in a thread; the test is its engine."""
 
-    def __init__(self, folder, *, has_runner=True, kind=BrokenWorker):
-        address = f"ipc://{folder}/hub"
+    def __init__(self, folder, *, has_runner=True, kind=BrokenWorker, launches=False):
+        address = f"unix://{folder}/hub"
         self.calls = folder / "calls"
-        self.hub, self._channel = Hub(FromWorker, address), HubChannel(ToWorker, address)
+        self.hub, self._channel = LocalHub(FromWorker, address), LocalChannel(ToWorker, address)
         self._channel.send(SetKey("first", b""))
         self._peer, _ = self.hub.take(5)
         self.worker, self.group = kind(self.calls), NotingGroup()
@@ -108,6 +110,7 @@ class Served:
             server._worker = RankWorker(self.worker, [self.group])
             server._runner = self.worker
         self.was_stopped = None
+        self._launches = launches
         self._thread = threading.Thread(target=self._serve, args=(server,))
         self._thread.start()
 
@@ -119,7 +122,13 @@ class Served:
             self.hub.send([self._peer], message)
 
     def step(self, plan_id):
-        self.send(Execute(plan_of(plan_id)), Sample(plan_id, []))
+        self.launch(plan_of(plan_id))
+
+    def launch(self, plan):
+        if self._launches:
+            self.send(Launch(plan, []))
+        else:
+            self.send(Execute(plan), Sample(plan.plan_id, []))
 
     def answer(self, timeout_s=WAIT_S):
         return self.hub.take(timeout_s)[1]
@@ -146,9 +155,14 @@ def plan_of(plan_id):
     return StepPlan(plan_id=plan_id, requests=[ScheduledRequest(0, 1, 1)])
 
 
+@pytest.fixture(params=[False, True], ids=["in two messages", "in one message"])
+def launches(request):
+    return request.param
+
+
 @pytest.fixture
-def served(tmp_path):
-    made = Served(tmp_path)
+def served(tmp_path, launches):
+    made = Served(tmp_path, launches=launches)
     yield made
     made.stop()
 
@@ -156,17 +170,17 @@ def served(tmp_path):
 def test_each_step_has_one_answer_in_order(served):
     served.step(1)
     served.send(
-        Execute(plan_of(2)), Sample(2, [RowBitmask(0, 0, b"\x01\x00\x00\x00")]), Run(COMMAND)
+        Execute(plan_of(2)), Sample(2, [RowBitmask(0, 0, b"\x01\x00\x00\x00")]), Run(5, COMMAND)
     )
     answers = [served.answer() for _ in range(3)]
     assert answers[0].result.results == [SlotResult(0, [1])]
     assert answers[1].result.results == [SlotResult(0, [1002])]
-    assert answers[2] == Returned("loaded a")
+    assert answers[2] == Returned(5, "loaded a")
 
 
 @pytest.fixture
-def on_device(tmp_path):
-    made = Served(tmp_path, kind=DeviceWorker)
+def on_device(tmp_path, launches):
+    made = Served(tmp_path, kind=DeviceWorker, launches=launches)
     yield made
     made.stop()
 
@@ -216,9 +230,9 @@ def test_a_rank_is_stopped_while_its_device_computes(on_device):
 
 def test_a_command_that_cannot_be_run_is_answered_with_its_error(served):
     served.worker.errors = {"control": AdapterError("no such rank")}
-    served.send(Run(COMMAND))
+    served.send(Run(5, COMMAND))
     answer = served.answer()
-    assert answer.value is None
+    assert (answer.call_id, answer.value) == (5, None)
     assert isinstance(answer.error.error(), AdapterError)
     served.step(1)
     assert isinstance(served.answer(), Completed)
@@ -282,7 +296,8 @@ def test_a_halted_rank_starts_the_transfers_of_a_kv_store_and_computes_nothing(s
         kv_saves=[5],
         stop_kv_store=True,
     )
-    served.send(Execute(stored), Sample(2, []), Halt())
+    served.launch(stored)
+    served.send(Halt())
     assert served.answer() == Halted(can_resume=True)
     assert served.worker.plans[-1] == StepPlan(
         plan_id=2,
@@ -293,6 +308,16 @@ def test_a_halted_rank_starts_the_transfers_of_a_kv_store_and_computes_nothing(s
         stop_kv_store=True,
     )
     assert ("sample", 2) not in verbs(served)
+
+
+def test_a_halted_rank_starts_the_transfers_that_are_sent_again(served):
+    served.send(Halt())
+    assert served.answer() == Halted(can_resume=True)
+    lost = PlannedTransfers(2, b"save", [4], [5])
+    stored = StepPlan(plan_id=3, requests=[], kv_resent=[lost], kv_applied=1)
+    served.send(Execute(stored), Sample(3, []), Halt())
+    assert served.answer() == Halted(can_resume=True)
+    assert served.worker.plans[-1] == stored
 
 
 def test_an_unexpected_error_is_sent_and_ends_the_rank(served):

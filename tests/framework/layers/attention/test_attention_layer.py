@@ -9,7 +9,16 @@ from rotating_attention import RotatingAttention
 
 from quire.errors import CheckpointCorruptError, RequestFailedError
 from quire.interfaces.model import ForwardBatch
-from quire.layers import Attention, QKNorm, RotaryEmbedding, SingleDevice
+from quire.layers import (
+    Attention,
+    QKLayerNorm,
+    QKNorm,
+    QKProjectionNorm,
+    RotaryEmbedding,
+    SingleDevice,
+    alibi_slopes,
+    rotate,
+)
 from quire.layers.attention.rope_parameters import RopeParameters
 
 Q, K, V = (torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(i)) for i in range(3))
@@ -38,13 +47,15 @@ def test_scale_and_window_go_to_the_backend():
     assert (params.scale, params.sliding_window, params.logit_soft_cap) == (0.25, 7, 30.0)
 
 
-@pytest.mark.parametrize("is_normed", [False, True])
-def test_heads_as_projected_are_normed_and_rotated_here_or_by_the_backend(is_normed):
+@pytest.mark.parametrize("norm_class", [None, QKNorm, QKLayerNorm, QKProjectionNorm])
+def test_heads_as_projected_are_normed_and_rotated_here_or_by_the_backend(norm_class):
     layer = Attention("self_attn.attention", 4, 2, 8, 0.5, CONTEXT)
-    norm = QKNorm(4, 2, 8, 1e-6, CONTEXT) if is_normed else None
-    if norm is not None:
+    norm = None
+    if norm_class is not None:
+        norm = norm_class(4, 2, 8, 1e-6, CONTEXT, vectors="shared")
         norm.load_weight("weight", torch.arange(1.0, 9.0), "q_norm")
         norm.load_weight("weight", torch.arange(9.0, 1.0, -1.0), "k_norm")
+        norm.finish_loading()
     rotation = RotaryEmbedding(8, 50, RopeParameters(100.0), CONTEXT)(torch.arange(3))
     batch = ForwardBatch(attention=[0])
     results = []
@@ -55,6 +66,10 @@ def test_heads_as_projected_are_normed_and_rotated_here_or_by_the_backend(is_nor
     assert results[0][0].shape == (3, 32)
     torch.testing.assert_close(results[0], results[1])
     heads = projected().view(3, 8, 8)
+    if norm is not None:
+        normed = norm(heads[:, :6].clone())
+        expected = rotate(normed, rotation)[:, 4:]
+        torch.testing.assert_close(results[0][1][0, :3], expected)
     turned = results[0][1][0, 2]  # the last token's keys
     assert not torch.allclose(turned, heads[2, 4:6])
     torch.testing.assert_close(results[0][1][1, :3], heads[:, 6:])  # values stay as they are
@@ -78,6 +93,19 @@ def test_sinks_are_float32_and_those_of_this_devices_heads():
     assert layer.params.sinks is not None
     assert layer.params.sinks.dtype is torch.float32
     assert layer.params.sinks.tolist() == [3.0, 4.0]
+
+
+def test_slopes_are_float32_and_those_of_this_devices_heads():
+    context = replace(CONTEXT, tp=SecondOfTwo(), dtype=torch.bfloat16)
+    layer = Attention("a", 4, 2, 8, 0.5, context, alibi_slopes=alibi_slopes(4))
+    layer.finish_loading()
+    assert layer.has_alibi
+    assert not list(layer.parameters())
+    assert layer.params.alibi_slopes is not None
+    assert layer.params.alibi_slopes.dtype is torch.float32
+    assert layer.params.alibi_slopes.tolist() == [2**-6, 2**-8]
+    plain = Attention("a", 4, 2, 8, 0.5, context)
+    assert (plain.has_alibi, plain.params.alibi_slopes) == (False, None)
 
 
 def test_a_layer_without_sinks_has_no_parameter_for_them():

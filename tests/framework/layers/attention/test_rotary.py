@@ -1,16 +1,12 @@
 """Rotations, against complex numbers in float64."""
 
-import math
-
 import pytest
 import torch
 from model_parts import CONTEXT
 
 from quire.layers import RotaryEmbedding, rotate
 from quire.layers.attention.rope_parameters import RopeParameters
-from quire.layers.attention.rotary import frequencies
-
-LLAMA3 = RopeParameters(10000.0, "llama3", 8.0, 1.0, 4.0, 256)
+from quire.layers.attention.rope_scaling import LinearScaling, YarnScaling
 
 
 @pytest.mark.parametrize("theta", [100.0, 10000.0])
@@ -55,24 +51,17 @@ def test_products_depend_on_the_distance_only():
 
 
 def test_linear_scaling_is_a_position_divided():
-    stretched = RotaryEmbedding(8, 50, RopeParameters(10000.0, "linear", 4.0), CONTEXT)
+    stretched = RotaryEmbedding(8, 50, RopeParameters(10000.0, LinearScaling(4.0)), CONTEXT)
     plain = RotaryEmbedding(8, 50, RopeParameters(10000.0), CONTEXT)
     torch.testing.assert_close(stretched.table[40], plain.table[10])
 
 
-def test_llama3_keeps_short_waves_and_stretches_long_ones():
-    plain = frequencies(64, RopeParameters(10000.0))
-    stretched = frequencies(64, LLAMA3)
-    waves = 2 * math.pi / plain
-    short, long = waves < 256 / 4, waves > 256 / 1
-    between = ~short & ~long
-    assert short.any()
-    assert long.any()
-    assert between.any()
-    torch.testing.assert_close(stretched[short], plain[short])
-    torch.testing.assert_close(stretched[long], plain[long] / 8)
-    assert (stretched[between] < plain[between]).all()
-    assert (stretched[between] > plain[between] / 8).all()
+def test_yarn_scales_the_rotated_pairs_and_leaves_the_others():
+    yarn = YarnScaling(factor=4.0, original_max_positions=16, attention_factor=1.25)
+    table = RotaryEmbedding(8, 64, RopeParameters(100.0, yarn, rotary_dim=4), CONTEXT).table
+    lengths = table.double().square().sum(1)[:, :4]  # cos**2 + sin**2 of each pair
+    expected = torch.tensor([1.25**2, 1.25**2, 1.0, 1.0], dtype=torch.float64).expand(64, 4)
+    torch.testing.assert_close(lengths, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_the_table_has_the_dtype_of_the_model_and_the_accuracy_of_float32():

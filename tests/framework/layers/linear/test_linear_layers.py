@@ -15,6 +15,7 @@ from quire.layers import (
     LayerContext,
     MergedColumnParallelLinear,
     QKVParallelLinear,
+    ReplicatedLinear,
     RowParallelLinear,
     TensorParallelGroup,
 )
@@ -277,3 +278,43 @@ def test_in_batch_invariant_mode_an_adapter_whose_products_depend_on_the_batch_i
     )
     with pytest.raises(RefusedError, match=f"an adapter's product {side} in float32"):
         layer.set_adapter(0, {"k_proj": adapter(4, 2, 20)})
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rows_of_query_and_key_heads_are_reordered_with_their_biases_and_adapters(rank):
+    order, context = [2, 0, 3, 1], rank_of(rank, 2)
+    layer = QKVParallelLinear("a", 8, 4, 2, 4, qk_order=order, bias=True, context=context)
+    plain = QKVParallelLinear("a", 8, 4, 2, 4, bias=True, context=context)
+    for one in (layer, plain):
+        one.enable_lora(1, 2)
+        for seed, (part, heads) in enumerate((("q", 4), ("k", 2), ("v", 2))):
+            one.load_weight("weight", matrix(heads * 4, 8, seed), f"{part}_proj")
+            one.load_weight("bias", matrix(heads * 4, 1, 10 + seed)[:, 0], f"{part}_proj")
+        adapters = {
+            f"{part}_proj": AdapterModule(matrix(2, 8, 20), matrix(heads * 4, 2, 21), 0.5)
+            for part, heads in (("q", 4), ("k", 2), ("v", 2))
+        }
+        one.set_adapter(0, adapters)
+    batch = AdapterBatch(torch.zeros(5, dtype=torch.int64), ((0, torch.arange(5)),), True)
+    for adapted in (None, batch):
+        heads = plain(X, adapted).view(5, 4, 4)  # 2 query heads, a key head and a value head
+        expected = torch.cat((heads[:, :3, order], heads[:, 3:]), 1)
+        torch.testing.assert_close(layer(X, adapted).view(5, 4, 4), expected)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_device_has_a_replicated_matrix_whole_and_its_adapters(rank):
+    layer = ReplicatedLinear("a.gate", 8, 3, bias=True, context=rank_of(rank, 2))
+    weight, bias = matrix(3, 8, 0), matrix(3, 1, 1)[:, 0]
+    assert layer.checkpoint_shape("weight", "gate") == (3, 8)
+    layer.load_weight("weight", weight, "gate")
+    layer.load_weight("bias", bias, "gate")
+    layer.finish_loading()
+    expected = nn.functional.linear(X, weight, bias)
+    torch.testing.assert_close(layer(X), expected)
+    layer.enable_lora(1, 2)
+    a, b = matrix(2, 8, 2), matrix(3, 2, 3)
+    layer.set_adapter(0, {"gate": AdapterModule(a, b, 0.5)})
+    index = torch.zeros(len(X), dtype=torch.int64)
+    adapters = AdapterBatch(index, ((0, torch.arange(len(X))),))
+    torch.testing.assert_close(layer(X, adapters), expected + 0.5 * X @ a.T @ b.T)

@@ -12,6 +12,7 @@ from native_libraries import SETS_HERE, use_set
 from quire.errors import RefusedError
 from quire.interfaces.lora import AdapterBatch, AdapterModule
 from quire.layers.linear import lora_stacks as lora
+from quire.layers.linear.linear_slice import LinearSlice
 from quire.layers.linear.lora_stacks import LoRASlice, LoRAStacks
 from quire.native.layer_kernels import libraries
 
@@ -22,7 +23,7 @@ MAX_LORAS, MAX_RANK = 3, 5
 def stacks(context, sizes, inputs):
     slices, offset = [], 0
     for size in sizes:
-        slices.append(LoRASlice(offset, range(size)))
+        slices.append(LoRASlice(offset, LinearSlice("", size, range(size))))
         offset += size
     return LoRAStacks(tuple(slices), range(inputs), MAX_LORAS, MAX_RANK, context)
 

@@ -3,17 +3,22 @@
 from itertools import pairwise
 
 import pytest
+import zmq
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import eventually
 from zmq.utils import z85
 
 from quire.process.launch_key import LaunchKey
+from quire.process.network import connection_guard
 from quire.process.network.connection_guard import (
     MIN_REPORT_INTERVAL_S,
     REPEAT_S,
+    ConnectionGuard,
     ReportTimes,
     _answer,
 )
+from quire.process.network.half_open import HalfOpenConnections
 
 KEY = z85.decode(LaunchKey.new().joiner.public)
 
@@ -90,3 +95,15 @@ def test_the_joiner_of_the_launch_is_admitted():
 def test_any_other_is_refused(changed):
     version, request_id, status, *_ = _answer(request(**changed), KEY)
     assert (version, request_id, status) == (b"1.0", b"7", b"400")
+
+
+def test_what_zeromq_does_not_close_is_not_waited_for(monkeypatch, caplog):
+    monkeypatch.setattr(connection_guard, "CLOSE_TIMEOUT_S", 0.1)
+    context = zmq.Context()
+    guarded, left_open = context.socket(zmq.ROUTER), context.socket(zmq.PAIR)
+    guard = ConnectionGuard(context, guarded, LaunchKey.new(), HalfOpenConnections(1, 8))
+    guarded.close(0)
+    guard.close()
+    assert "did not close within 0.1 s" in caplog.text
+    left_open.close(0)
+    eventually(lambda: not guard._thread.is_alive())

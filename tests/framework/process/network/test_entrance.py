@@ -16,9 +16,9 @@ from processes import eventually
 from recording_proxy import RecordingProxy
 
 from quire.errors import EngineDeadError
-from quire.process.hub import Hub
 from quire.process.launch_key import LaunchKey
 from quire.process.network import secure_socket
+from quire.process.network.network_hub import NetworkHub
 
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 FOREIGN = LaunchKey.new()
@@ -41,7 +41,7 @@ class Detonator:
 @pytest.fixture
 def ends():
     """A hub, with a true peer that an attack must not disturb."""
-    hub = Hub(Word, TCP, KEY)
+    hub = NetworkHub(Word, TCP, KEY)
     channel, peer = joined(hub)
     assert hub.lost() == []
     yield hub, channel, peer
@@ -314,10 +314,10 @@ def test_a_port_that_has_stopped_listening_keeps_its_connections(ends):
 
 
 def test_a_closed_hub_frees_its_port_whatever_strangers_do():
-    hub = Hub(Word, TCP, KEY)
+    hub = NetworkHub(Word, TCP, KEY)
     with socket.create_connection(("127.0.0.1", port_of(hub))) as attacker:
         attacker.sendall(SIGNATURE)
         hub.close()
-        again = Hub(Word, hub.address, KEY)
+        again = NetworkHub(Word, hub.address, KEY)
         again.close()
         eventually(lambda: is_closed(attacker, 0.1))

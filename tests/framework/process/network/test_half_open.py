@@ -12,9 +12,9 @@ import pytest
 from hub_ends import KEY, TCP, Word, check_serves, joined, port_of
 from processes import path_with
 
-from quire.process.hub import Hub
-from quire.process.hub_channel import HubChannel
 from quire.process.network.half_open import HalfOpenConnections
+from quire.process.network.network_channel import NetworkChannel
+from quire.process.network.network_hub import NetworkHub
 
 
 @pytest.fixture
@@ -106,10 +106,10 @@ def test_a_number_that_is_used_again_is_the_newest(connections):
 ENGINE = """
 import os, resource, sys
 from hub_ends import TCP, Word
-from quire.process.hub import Hub
+from quire.process.network.network_hub import NetworkHub
 from quire.process.launch_key import LaunchKey
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 512))
-hub = Hub(Word, TCP, LaunchKey.read("-", 10))
+hub = NetworkHub(Word, TCP, LaunchKey.read("-", 10))
 print(hub.address, flush=True)
 while True:
     hub.wait(0.005)
@@ -150,7 +150,7 @@ def test_strangers_who_say_nothing_leave_the_process_its_files_and_others_the_po
     with engine_with_few_files() as (process, address), ExitStack() as stack:
         port = int(address.rpartition(":")[2])
         keep_silent(stack, port)
-        channel = HubChannel(Word, address, KEY)
+        channel = NetworkChannel(Word, address, KEY)
         channel.connect(10)
         keep_silent(stack, port)
         channel.send(Word("still here"))
@@ -161,7 +161,7 @@ def test_strangers_who_say_nothing_leave_the_process_its_files_and_others_the_po
 
 def test_peers_are_not_ended_for_strangers_who_come_later(monkeypatch):
     monkeypatch.setattr("quire.process.network.half_open._MAX_CONNECTIONS", 1)
-    hub = Hub(Word, TCP, KEY)
+    hub = NetworkHub(Word, TCP, KEY)
     ends = [joined(hub) for _ in range(3)]
     for _ in range(20):
         socket.create_connection(("127.0.0.1", port_of(hub))).close()

@@ -11,9 +11,9 @@ import zmq
 from hub_ends import KEY, TCP, Word
 
 from quire.errors import QuireError, SettingsError
-from quire.process.hub import Hub
 from quire.process.network import listener_check
 from quire.process.network.listener_check import Listener, reachable_listener
+from quire.process.network.network_hub import NetworkHub
 from quire.process.network.tcp_address import TcpAddress
 
 
@@ -43,7 +43,7 @@ def answering(answer):
 
 
 def test_an_engine_is_found_by_its_name():
-    hub = Hub(Word, TCP, KEY)
+    hub = NetworkHub(Word, TCP, KEY)
     address = TcpAddress.parse(hub.address)
     found = reachable_listener(TcpAddress("localhost", address.port), 10)
     assert found == Listener(address, "127.0.0.1")
@@ -133,7 +133,7 @@ def test_an_engine_that_comes_later_is_found(monkeypatch):
         reserved.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{reserved.getsockname()[1]}"
     hubs = []
-    timer = threading.Timer(0.3, lambda: hubs.append(Hub(Word, address, KEY)))
+    timer = threading.Timer(0.3, lambda: hubs.append(NetworkHub(Word, address, KEY)))
     timer.start()
     assert reachable_listener(TcpAddress.parse(address), 60).local_host == "127.0.0.1"
     timer.join()

@@ -8,24 +8,13 @@ from hub_ends import KEY
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.errors import SettingsError
 from quire.process.network.secure_socket import (
     PIECE_BYTES,
-    check_secured,
     monitor,
     pieces,
     secure_joiner,
     secure_listener,
 )
-
-
-def test_only_a_port_needs_a_key():
-    check_secured("tcp://10.0.0.1:1", KEY)
-    check_secured("ipc:///run/hub", None)
-    with pytest.raises(SettingsError, match="needs a launch key: anyone could join"):
-        check_secured("tcp://10.0.0.1:1", None)
-    with pytest.raises(SettingsError, match="takes no launch key"):
-        check_secured("ipc:///run/hub", KEY)
 
 
 @given(st.integers(0, 5), st.integers(-2, 2))

@@ -3,7 +3,7 @@
 import pytest
 
 from quire.errors import SettingsError
-from quire.process.network.tcp_address import TcpAddress, is_tcp
+from quire.process.network.tcp_address import TcpAddress
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,3 @@ def test_an_ip_address_stays_as_it_is(host):
 def test_an_unknown_host_is_named(host):
     with pytest.raises(SettingsError, match=f"the host of tcp://{host}:5 has no address"):
         TcpAddress.parse(f"tcp://{host}:5").to_listen_on()
-
-
-def test_a_file_is_no_address_of_the_network():
-    assert is_tcp("tcp://127.0.0.1:1")
-    assert not is_tcp("ipc:///run/tcp://x")

@@ -45,7 +45,9 @@ def test_types_are_the_declared_pairs():
     assert pairs[0] == ("bfloat16", "bfloat16")
 
 
-@pytest.mark.parametrize("name", ["sinks", "rotary", "captured", "captured_whole", "invariant"])
+@pytest.mark.parametrize(
+    "name", ["sinks", "alibi", "rotary", "captured", "captured_whole", "invariant"]
+)
 def test_what_is_not_declared_is_not_tried(name):
     assert not list(getattr(cases(), name)())
 
@@ -64,6 +66,23 @@ def test_a_declared_feature_is_tried_alone_and_with_others():
         (None, None, True),
     ]
     assert any(case.has_sinks for case in cases(declared).invariant())
+
+
+def test_linear_biases_are_tried_alone_and_with_others():
+    declared = replace(
+        BARE, alibi=True, sinks=True, sliding_window=True, batch_invariant=True, graphs="decode"
+    )
+    found = list(cases(declared).alibi())
+    assert all(case.has_alibi for case in found)
+    assert {(case.window, case.has_sinks, case.batch_invariant) for case in found} == {
+        (None, False, False),
+        (33, False, False),
+        (None, True, False),
+        (None, False, True),
+    }
+    assert {(case.dtype, case.kv_dtype) for case in found} == set(cases(declared).types())
+    assert any(case.has_alibi for case in cases(declared).invariant())
+    assert any(case.has_alibi for case in cases(declared).captured())
 
 
 def test_steps_of_any_tokens_are_captured_for_full_support_alone():
@@ -93,6 +112,7 @@ def test_names_tell_cases_apart():
         {"chunk": 5},
         {"soft_cap": 2.0},
         {"has_sinks": True},
+        {"has_alibi": True},
         {"rotary": "normed"},
         {"batch_invariant": True},
         {"kv_dtype": "int8"},

@@ -29,6 +29,7 @@ CAPABILITIES = AttentionCapabilities(
     logit_soft_cap=True,
     padded_pages=True,
     sinks=True,
+    alibi=True,
     batch_invariant=True,
 )
 SIZES = SceneSizes(head_dim=32)
@@ -89,6 +90,17 @@ class OneSinkForAll(TorchSDPABackend):
     def forward(self, q, k, v, kv_cache, metadata, layer):
         sinks = None if layer.sinks is None else layer.sinks[:1].expand_as(layer.sinks)
         return super().forward(q, k, v, kv_cache, metadata, replace(layer, sinks=sinks))
+
+
+class NoBiases(TorchSDPABackend):
+    def forward(self, q, k, v, kv_cache, metadata, layer):
+        return super().forward(q, k, v, kv_cache, metadata, replace(layer, alibi_slopes=None))
+
+
+class OneSlopeForAll(TorchSDPABackend):
+    def forward(self, q, k, v, kv_cache, metadata, layer):
+        slopes = None if layer.alibi_slopes is None else layer.alibi_slopes.mean().expand(4)
+        return super().forward(q, k, v, kv_cache, metadata, replace(layer, alibi_slopes=slopes))
 
 
 class NoScales(TorchSDPABackend):
@@ -182,6 +194,7 @@ LOCAL = "test_chunks_hide_what_lies_before"
 UNSEEN = "test_what_no_query_sees_is_never_read"
 CAPPED = "test_scores_are_capped"
 SINKS = "test_sinks_enter_the_softmax"
+BIASES = "test_scores_have_a_bias_by_distance"
 SCALES = "test_each_layer_has_its_own_scales"
 ROTARY = "test_heads_are_normed_and_rotated_before_they_are_stored"
 INVARIANT = "test_batch_invariant_outputs_are_bit_identical"
@@ -189,6 +202,7 @@ INVARIANT = "test_batch_invariant_outputs_are_bit_identical"
 ROTATED = replace(SIZES, rotary="normed")
 IN_INVARIANT_MODE = replace(SIZES, batch_invariant=True)
 WITH_SINKS = replace(SIZES, has_sinks=True)
+WITH_BIASES = replace(SIZES, has_alibi=True)
 # Arguments of each parametrized test of the kit.
 CASES = {
     SIZES_WORK: (SIZES,),
@@ -197,6 +211,7 @@ CASES = {
     UNSEEN: (replace(SIZES, window=20), False),
     CAPPED: (2.0,),
     SINKS: (WITH_SINKS,),
+    BIASES: (WITH_BIASES,),
     SCALES: ("float8_e4m3fn",),
     ROTARY: (ROTATED,),
     INVARIANT: (IN_INVARIANT_MODE,),
@@ -230,6 +245,9 @@ FAULTS = [
     (NoSinks, SINKS, SINKS, 1),
     (OneSinkForAll, SINKS, SINKS, 1),
     (wrong_at(2), SINKS, SINKS, 1),
+    (NoBiases, BIASES, BIASES, 1),
+    (OneSlopeForAll, BIASES, BIASES, 1),
+    (wrong_at(2), BIASES, BIASES, 1),
     (NoScales, SCALES, SCALES, 1),
     *((ON_DEVICE(n), ROTARY, ROTARY, n) for n in (1, 2, 3)),
     (RotatesTwiceAsFar, ROTARY, ROTARY, 1),
@@ -281,6 +299,7 @@ def cases_of(name, **capabilities):
         ("chunk_size", "attention_chunk"),
         ("soft_cap", "logit_soft_cap"),
         ("sinks", "sinks"),
+        ("alibi", "alibi"),
         ("invariant", "batch_invariant"),
     ],
 )

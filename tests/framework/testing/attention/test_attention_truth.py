@@ -53,6 +53,15 @@ def test_a_sink_is_a_key_without_a_value():
     torch.testing.assert_close(output, by_torch(CAUSAL, sinks))
 
 
+def test_linear_biases_are_added_to_the_scores():
+    slopes = torch.linspace(0.5, 0.02, 6)
+    distances = torch.arange(9) - torch.arange(4, 9).unsqueeze(1)
+    biases = slopes.view(-1, 1, 1).double() * distances
+    mask = biases.masked_fill(~CAUSAL, -torch.inf)
+    output = reference_attention(Q, K, V, AttentionLayerParams(0.3, alibi_slopes=slopes))
+    torch.testing.assert_close(output, by_torch(mask))
+
+
 def test_a_small_cap_makes_all_weights_equal():
     output = reference_attention(Q, K, V, AttentionLayerParams(0.3, logit_soft_cap=1e-9))
     means = torch.stack([V[: row + 5].mean(0) for row in range(5)]).repeat_interleave(3, 1)

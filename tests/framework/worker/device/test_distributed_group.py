@@ -20,6 +20,7 @@ from torch import Tensor
 
 from quire.layers import SingleDevice
 from quire.testing.checkpoints import WrittenCheckpoint, write_checkpoint
+from quire.worker.device.distributed_group import DistributedGroup
 
 TOLERANCE = 1e-5
 KEYS = (f"group-{number}" for number in count())
@@ -227,6 +228,13 @@ def test_a_rank_that_aborts_frees_the_others_and_all_can_go_on(two):
     two.values("reset", 2)
     first, second = two.values("all_reduce", (4,), "float32", 0)
     assert first == second
+
+
+def test_its_collectives_are_in_no_trace_so_steps_with_them_are_not_traced(two):
+    """A replay would return the sums of the traced step."""
+    two.values("trace")
+    assert two.values("replay", [1, 2, 3, 4, 5]) == two.values("replay", [0] * 5)
+    assert not DistributedGroup.is_traceable
 
 
 def test_a_closed_group_is_not_used_again(two):

@@ -2,6 +2,7 @@
 
 import signal
 
+import pytest
 from link_checks import LinkChecks, received
 
 
@@ -11,6 +12,15 @@ class TestDistributedLink(LinkChecks):
     def test_a_residual_in_some_messages_is_refused(self, link):
         answer = link.answer(0, link.begin(0, "send", [(3, 2, 0), (3, 1, 1)]))
         assert "must have a residual, or none" in answer.error
+
+    @pytest.mark.parametrize("wanted", [2, 4])
+    def test_another_steps_tensors_are_not_received(self, link, wanted):
+        """Gloo would leave rows as they are, or end the process."""
+        link.values("set_timeout", 0.4)
+        link.answer(0, link.begin(0, "send", [(3, 2, 0)]))
+        answer = link.answer(1, link.begin(1, "receive", [wanted]))
+        assert answer.code == "collective_failed"
+        assert "message 1 of ranks 0, 1" in answer.error
 
     def test_a_sender_that_died_is_noticed_at_once(self, link):
         begun = link.begin(1, "receive", [2])

@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+import torch.distributed as dist
 from rank_process import FolderExchange
 
 from quire.errors import CollectiveError, SettingsError
@@ -62,3 +63,16 @@ def test_nccl_listens_on_the_interface_of_the_address_unless_the_user_has_set_an
     monkeypatch.setenv(NCCL_INTERFACE, "ib0")
     _use_interface("127.0.0.1")
     assert os.environ[NCCL_INTERFACE] == "ib0"
+
+
+@pytest.mark.skipif(dist.is_nccl_available(), reason="this torch has NCCL")
+def test_a_torch_without_nccl_is_refused_with_the_remedy(tmp_path):
+    means = Rendezvous(
+        exchange=FolderExchange(tmp_path),
+        key="group",
+        place=GroupPlace(rank=1, ranks=(4, 5), ranks_on_node=2, timeout_s=20),
+        device=torch.device("cuda", 1),
+        interface_address="127.0.0.1",
+    )
+    with pytest.raises(SettingsError, match=r"has no NCCL.*install one that has it"):
+        means.connect(1, 0.3)

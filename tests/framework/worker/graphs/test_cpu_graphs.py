@@ -15,7 +15,7 @@ from kernel_options import NATIVE
 from torch import Tensor
 
 from quire import LLM, SamplingParams
-from quire.interfaces.model import ForwardBatch
+from quire.interfaces.model import ForwardBatch, StageTensors
 from quire.layers import SingleDevice, TensorParallelGroup
 from quire.outputs import LoRARequest
 from quire.testing.checkpoints import write_checkpoint
@@ -130,7 +130,9 @@ class Steps:
     ) -> None:
         self.passes = 0
 
-        def counted(input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
+        def counted(
+            input_ids: Tensor, positions: Tensor, batch: ForwardBatch, received: None
+        ) -> Tensor:
             self.passes += 1
             return forward(input_ids)
 
@@ -144,7 +146,7 @@ class Steps:
         tokens = torch.tensor(ids)
         count = len(ids)
         inputs = StepInputs(tokens, tokens, [], list(range(count)), [1] * count, [], None)
-        hidden_states = self.steps.hidden_states_of(inputs)
+        hidden_states = self.steps.compute(inputs, None)
         return None if hidden_states is None else hidden_states.flatten().tolist()
 
 
@@ -204,7 +206,7 @@ def fails_while_traced(embedding: PackedWeight) -> Callable[[Tensor], Tensor]:
         (keeps_memory, "still referenced"),
         (computes_with_numpy, "other hidden states"),
         (fails_while_traced, ""),
-        (lambda embedding: lambda ids: embedding.rows(ids).exp(), "aten.exp"),
+        (lambda embedding: lambda ids: embedding.rows(ids).cumsum(0), "aten.cumsum"),
     ],
 )
 def test_a_step_that_cannot_be_traced_runs_through_python(embedding, caplog, model, reason):
@@ -219,7 +221,9 @@ def test_a_step_that_cannot_be_traced_runs_through_python(embedding, caplog, mod
 
 
 def test_an_untraceable_size_does_not_prevent_tracing_of_others(embedding):
-    model = Steps(lambda ids: embedding.rows(ids).exp() if len(ids) > 1 else embedding.rows(ids))
+    model = Steps(
+        lambda ids: embedding.rows(ids).cumsum(0) if len(ids) > 1 else embedding.rows(ids)
+    )
     assert model.compute(1, 2) is None
     assert model.compute(3) == [3]
     assert model.compute(4) == [4]
@@ -260,7 +264,7 @@ def test_a_full_batch_is_traced_and_a_larger_step_or_a_prefill_is_not(embedding)
     assert model.compute(*[1] * 9) is None
     tokens = torch.tensor([1, 2, 3])
     prompt = StepInputs(tokens, tokens, [], [0, 1], [2, 1], [1], None)
-    assert model.steps.hidden_states_of(prompt) is None
+    assert model.steps.compute(prompt, None) is None
     assert model.passes == 1
 
 
@@ -283,6 +287,49 @@ def test_a_closed_engine_lets_its_steps_go(tmp_path):
         runner = runner_of(llm)
         assert runner.cpu_graphs is not None
     assert runner.cpu_graphs is None
+
+
+class MiddleStage:
+    """CPU graphs of a stage that writes to what it receives, as layers with a residual do."""
+
+    def __init__(self, embedding: PackedWeight) -> None:
+        self.passes = 0
+        self.rows = embedding.rows
+        self.steps = CPUGraphs(
+            self.layers, [], SlotTables(8, 64, [], [], torch.device("cpu")), SingleDevice()
+        )
+
+    def layers(
+        self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch, received: StageTensors
+    ) -> StageTensors:
+        self.passes += 1
+        assert received.residual is not None
+        received.residual.add_(received.hidden_states)
+        residual = self.rows(positions)
+        return StageTensors(received.residual, residual)
+
+    @torch.inference_mode()
+    def compute(self, positions: list[int], residual: list[float]) -> StageTensors:
+        count = len(positions)
+        inputs = StepInputs(
+            torch.zeros(count, dtype=torch.int64), torch.tensor(positions), [], list(range(count)),
+            [1] * count, [], None,
+        )  # fmt: skip
+        given = StageTensors(torch.ones(count, 1), torch.tensor(residual)[:, None])
+        computed = self.steps.compute(inputs, given)
+        assert isinstance(computed, StageTensors)
+        assert given.residual is not None
+        assert given.residual.flatten().tolist() == residual, "it can be computed again"
+        return computed
+
+
+def test_a_stage_replays_its_layers_with_what_it_receives(embedding):
+    stage = MiddleStage(embedding)
+    for positions, residual in (([1, 3], [10.0, 20.0]), ([4, 0], [5.0, 6.0]), ([2], [7.0])):
+        computed = stage.compute(positions, residual)
+        assert computed.hidden_states.flatten().tolist() == [each + 1 for each in residual]
+        assert computed.residual.flatten().tolist() == positions
+    assert stage.passes == 2
 
 
 class OneOfTwo(SingleDevice):
@@ -316,7 +363,7 @@ def test_a_step_has_no_graph_if_the_other_device_has_none(embedding, votes, capl
 
 def test_a_device_that_cannot_trace_tells_the_other_one(embedding):
     group = OneOfTwo(True)
-    model = Steps(lambda ids: embedding.rows(ids) + 1, group)
+    model = Steps(lambda ids: embedding.rows(ids).cumsum(0), group)
     assert model.compute(1, 2) is None
     assert group.votes == []
 

@@ -1,4 +1,4 @@
-"""Ranks that share layers replay their decode steps, collectives included."""
+"""Ranks that share layers, and pipeline stages, replay their decode steps."""
 
 import pytest
 from cpp_compilers import NEEDS_COMPILER
@@ -21,12 +21,13 @@ def run(folder, **options):
 
 
 @NEEDS_COMPILER
-def test_two_processes_replay_what_one_computes(tmp_path, caplog, capfd):
+@pytest.mark.parametrize("divided", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_two_processes_replay_what_one_computes(tmp_path, caplog, capfd, divided):
     caplog.set_level("INFO", "quire")  # of the workers too
     folder = write_checkpoint(tmp_path / "m", "Qwen3ForCausalLM", vocab_size=321).folder
     tokens, logprobs = run(folder, enforce_eager=True)
     assert len({token for each in tokens for token in each}) > 20
-    sharded, sharded_logprobs = run(folder, tensor_parallel_size=2)
+    sharded, sharded_logprobs = run(folder, **{divided: 2})
     assert sharded == tokens
     assert sharded_logprobs == pytest.approx(logprobs, abs=1e-4)
     logged = capfd.readouterr().err

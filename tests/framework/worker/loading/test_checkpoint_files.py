@@ -206,3 +206,72 @@ def test_an_index_names_no_file_outside_its_folder(tmp_path):
     (folder / "model.safetensors.index.json").write_text(index)
     with pytest.raises(CheckpointCorruptError, match="names files outside its folder"):
         find_weight_files(folder)
+
+
+SHARD = "model-{:05d}-of-{:05d}.safetensors"
+
+
+def without_index(tmp_path: Path) -> Path:
+    written = write_checkpoint(tmp_path / "sharded", "Qwen3ForCausalLM", num_shards=3)
+    (written.folder / "model.safetensors.index.json").unlink()
+    return written.folder
+
+
+def test_a_whole_set_of_files_needs_no_index(tmp_path):
+    folder = without_index(tmp_path)
+    (folder / "consolidated.safetensors").write_bytes(b"other")
+    (folder / "model-of-mine.safetensors").write_bytes(b"other")
+    assert [file.name for file in find_weight_files(folder)] == [
+        SHARD.format(number, 3) for number in (1, 2, 3)
+    ]
+
+
+def test_an_incomplete_set_without_an_index_names_the_missing_files(tmp_path):
+    folder = without_index(tmp_path)
+    (folder / SHARD.format(1, 3)).unlink()
+    (folder / SHARD.format(3, 3)).unlink()
+    names = f"{SHARD.format(1, 3)}, {SHARD.format(3, 3)}"
+    with pytest.raises(CheckpointCorruptError, match=f"lacks 2 of 3 weight files: {names}; copy"):
+        find_weight_files(folder)
+
+
+def test_two_sets_without_an_index_are_refused(tmp_path):
+    folder = without_index(tmp_path)
+    (folder / SHARD.format(1, 2)).write_bytes(b"")
+    with pytest.raises(CheckpointCorruptError, match="of 00002 and of 00003"):
+        find_weight_files(folder)
+
+
+def test_files_outside_the_index_are_ignored(tmp_path):
+    written = write_checkpoint(tmp_path, "Qwen3ForCausalLM", num_shards=2)
+    for name in ("consolidated.safetensors", "model.safetensors", SHARD.format(3, 3)):
+        (tmp_path / name).write_bytes(b"damaged")
+    assert set(read(tmp_path)) == set(written.weights)
+
+
+def test_all_damaged_files_are_named(tmp_path):
+    write_checkpoint(tmp_path, "Qwen3ForCausalLM", num_shards=3)
+    for number in (1, 3):
+        file = tmp_path / SHARD.format(number, 3)
+        file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(CheckpointCorruptError) as caught:
+        read(tmp_path)
+    assert str(caught.value).startswith("2 of 3 weight files are damaged: ")
+    assert all(SHARD.format(number, 3) in str(caught.value) for number in (1, 3))
+    assert SHARD.format(2, 3) not in str(caught.value)
+
+
+def test_a_pointer_of_git_lfs_is_named_with_the_way_out(written):
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"
+    (written.folder / "model.safetensors").write_text(pointer)
+    with pytest.raises(CheckpointCorruptError, match=r"Git LFS pointer.*git lfs pull"):
+        read(written.folder)
+
+
+def test_a_link_to_a_file_that_is_gone_is_a_missing_file(tmp_path):
+    write_checkpoint(tmp_path, "Qwen3ForCausalLM", num_shards=2)
+    file = tmp_path / SHARD.format(2, 2)
+    file.unlink()
+    file.symlink_to(tmp_path / "blobs" / "gone")
+    with pytest.raises(CheckpointCorruptError, match=f"lacks 1 of 2 weight files: {file.name}"):
+        read(tmp_path)

@@ -140,6 +140,12 @@ def test_a_layer_with_another_head_dim_than_described_is_refused(scene, head_dim
         scene.bind()
 
 
+def test_a_layer_with_linear_biases_that_the_description_forgets_is_refused(scene):
+    scene.layer("full.1").has_alibi = True
+    with pytest.raises(PluginLoadError, match=r"full\.1\.attn has has_alibi=True.*must agree"):
+        scene.bind()
+
+
 def test_a_layer_with_sinks_that_the_description_forgets_is_refused(scene):
     scene.layer("full.1").has_sinks = True
     with pytest.raises(PluginLoadError, match=r"full\.1\.attn has has_sinks=True.*must agree"):

@@ -78,11 +78,50 @@ def test_what_only_begins_like_an_ignored_weight_is_unexpected(written):
         load(written)
 
 
-def test_the_copy_of_a_tied_head_is_left_out(tmp_path):
-    written = write_checkpoint(tmp_path, ARCHITECTURE, tie_word_embeddings=True)
-    expected = logits_of(load(written), random_tokens(5))
-    rewrite(written, **{"lm_head.weight": torch.zeros(320, 64)})
-    torch.testing.assert_close(logits_of(load(written), random_tokens(5)), expected)
+@pytest.fixture
+def tied(tmp_path) -> WrittenCheckpoint:
+    options = {"num_hidden_layers": 2, "tie_word_embeddings": True}
+    return write_checkpoint(tmp_path / "tied", ARCHITECTURE, **options)
+
+
+EMBEDDING = "model.embed_tokens.weight"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_copy_of_a_tied_head_is_left_out(tied, dtype):
+    expected = logits_of(load(tied), random_tokens(5))
+    rewrite(tied, **{"lm_head.weight": tied.weights[EMBEDDING].to(dtype).clone()})
+    torch.testing.assert_close(logits_of(load(tied), random_tokens(5)), expected)
+
+
+def test_a_tied_head_that_stands_for_the_embedding_is_loaded(tied):
+    expected = logits_of(load(tied), random_tokens(5))
+    rewrite(tied, **{"lm_head.weight": tied.weights[EMBEDDING], EMBEDDING: None})
+    torch.testing.assert_close(logits_of(load(tied), random_tokens(5)), expected)
+
+
+@pytest.mark.parametrize("layers", [None, (0, 1), (1, 2)], ids=str)
+def test_a_tied_head_that_differs_is_refused_with_the_way_out(tied, layers):
+    head = tied.weights[EMBEDDING].clone()
+    head[-1, -1] += 1e-3
+    rewrite(tied, **{"lm_head.weight": head})
+    with pytest.raises(CheckpointCorruptError, match="they differ; set tie_word_embeddings to f"):
+        load_model(tied, layers=None if layers is None else range(*layers))
+
+
+def test_a_tied_head_of_another_shape_is_refused(tied):
+    rewrite(tied, **{"lm_head.weight": tied.weights[EMBEDDING][:-1].clone()})
+    with pytest.raises(
+        CheckpointCorruptError, match=r"ties lm_head\.weight to model\.embed_tokens"
+    ):
+        load(tied)
+
+
+def test_an_untied_head_that_is_missing_is_explained(tmp_path):
+    written = write_checkpoint(tmp_path, ARCHITECTURE, tie_word_embeddings=False)
+    rewrite(written, **{"lm_head.weight": None})
+    with pytest.raises(CheckpointCorruptError, match=r"lm_head\.weight\. .* set it to true"):
+        load_weights(make_model(written.config), written.folder, config=written.config)
 
 
 def test_a_model_of_plain_torch_modules_loads_too(tmp_path):

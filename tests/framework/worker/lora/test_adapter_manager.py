@@ -13,8 +13,8 @@ from quire.messages import AdapterRef
 from quire.testing.checkpoints import write_checkpoint
 from quire.worker.lora.adapter_manager import AdapterManager, adapted_matrices
 from quire.worker.lora.base_model_check import BaseModel
-from quire_models.llama import LlamaForCausalLM
-from quire_models.llama_config import describe_llama
+from quire_models.decoder.decoder_model import DecoderForCausalLM
+from quire_models.family_table import describe
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 SHAPES = {Q_PROJ: (64, 64), "model.layers.1.mlp.down_proj": (64, 112)}
@@ -364,7 +364,7 @@ def stages(written) -> list[AdapterManager]:
     """Managers of two pipeline stages; each adapter changes a layer of both."""
     meta = replace(CONTEXT, device=torch.device("meta"))
     models = [load_model(written, layers=layers) for layers in (range(1), range(1, 3))]
-    whole = LlamaForCausalLM(describe_llama(written.config), meta)
+    whole = DecoderForCausalLM(describe(written.config), meta)
     return [AdapterManager(model, SampledTokens(), 2, 4, whole_model=whole) for model in models]
 
 

@@ -45,13 +45,13 @@ def test_the_three_implementations_agree():
     layer = AttentionLayerParams(0.3)
     expected = explicit(q, k, v, mask.flatten(0, 1), 0.3)
     torch.testing.assert_close(fused(q, k, v, mask, 0.3), expected)
-    torch.testing.assert_close(explicit_float32(q, k, v, mask, layer, None), expected)
+    torch.testing.assert_close(explicit_float32(q, k, v, mask, layer, None, None), expected)
 
 
 def test_a_sink_takes_part_in_the_softmax():
     q, k, v, mask = scene()
     layer = AttentionLayerParams(0.3, logit_soft_cap=3.0)
     far = torch.full((4, 6, 1), -1e4)
-    without = explicit_float32(q, k, v, mask, layer, None)
-    torch.testing.assert_close(explicit_float32(q, k, v, mask, layer, far), without)
-    assert not explicit_float32(q, k, v, mask, layer, -far).any()
+    without = explicit_float32(q, k, v, mask, layer, None, None)
+    torch.testing.assert_close(explicit_float32(q, k, v, mask, layer, far, None), without)
+    assert not explicit_float32(q, k, v, mask, layer, -far, None).any()

@@ -183,7 +183,7 @@ def plan_of(scene, numbers):
     metadata = scene.backend.prepare(layout)
     q, k, v = scene.inputs([(number, 1) for number in numbers])
     scene.backend.forward(q, k, v, scene.kv_cache.clone(), metadata, scene.sizes.params)
-    return metadata.step_batches[AttentionBounds()].batches
+    return metadata.step_batches[AttentionBounds(), False].batches
 
 
 def count_opcodes(run):

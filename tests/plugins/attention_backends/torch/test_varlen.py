@@ -92,7 +92,14 @@ def test_a_step_is_one_call():
 
 @pytest.mark.parametrize(
     "sizes",
-    [{"dtype": "float32"}, {"soft_cap": 5.0}, {"has_sinks": True}, {"chunk": 8}, {"head_dim": 36}],
+    [
+        {"dtype": "float32"},
+        {"soft_cap": 5.0},
+        {"has_sinks": True},
+        {"has_alibi": True},
+        {"chunk": 8},
+        {"head_dim": 36},
+    ],
     ids=str,
 )
 def test_unsupported_features_do_not_use_torchs_kernel(sizes):

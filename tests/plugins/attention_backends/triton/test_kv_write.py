@@ -12,7 +12,7 @@ from quire.interfaces.attention import AttentionLayerParams, RotaryStep
 from quire.layers.attention.rope_parameters import RopeParameters
 from quire.layers.attention.rotary import RotaryEmbedding, rotate
 from quire.layers.context import LayerContext
-from quire.layers.norm import QKNorm
+from quire.layers.qk_norm import QKNorm
 from quire.testing.attention.attention_truth import kv_round_trip
 from quire_attention_backends.triton.kv_write import rotate_and_write, write_kv
 

@@ -11,7 +11,14 @@ import time
 
 import pytest
 from processes import eventually, is_running
-from ray_cluster import engine_processes, kill, processes_of, raylets_of, running_cluster
+from ray_cluster import (
+    engine_processes,
+    kill,
+    last_head,
+    processes_of,
+    raylets_of,
+    running_cluster,
+)
 
 from quire.errors import CapacityError, EngineDeadError
 from quire.llm import LLM
@@ -28,6 +35,7 @@ OPTIONS = {"device": "cpu", "threads": 1, "executor": "ray"}
 HERE = socket.gethostname()
 IN_TIME_S = 10.0
 RAYLET_S = 60.0
+HEAD_S = 120.0  # Ray waits 60 s for its head
 ENGINE = """
 import sys
 from quire import LLM, SamplingParams
@@ -120,7 +128,7 @@ def test_nothing_outlives_an_engine_that_is_killed(signal_number):
     ) as engine:
         assert engine.stdout.readline() == "up\n"
         left = engine_processes()
-        assert len(left) >= 7  # a driver; two actors, agents and workers
+        assert len(left) >= 9  # a driver; two actors, relays, agents and workers
         os.kill(engine.pid, signal_number)
         assert engine.wait(IN_TIME_S) != 0
         eventually(lambda: not any(map(is_running, left)), IN_TIME_S)
@@ -130,8 +138,29 @@ def test_the_death_of_a_nodes_raylet_ends_the_engine_and_all_that_it_has_started
     with running_cluster(1, 1) as address, pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_ADDRESS", address)
         with LLM("demo", **OPTIONS, tensor_parallel_size=2) as llm:
-            left = engine_processes() - set(processes_of("actor"))  # which are Ray's to end
+            left = engine_processes()
             os.kill(raylets_of(address)[-1], signal.SIGKILL)
             with pytest.raises(EngineDeadError, match=f"worker . of 2 .* on {HERE}"):
                 generate_for(llm, RAYLET_S)
         eventually(lambda: not any(map(is_running, left)), IN_TIME_S)
+
+
+@pytest.mark.timeout(400)
+def test_without_rays_head_the_model_is_served_on_until_a_worker_dies(expected, caplog):
+    with running_cluster(1, 1) as address, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ADDRESS", address)
+        with LLM("demo", **OPTIONS, tensor_parallel_size=2) as llm:
+            (driver,) = processes_of("driver")
+            left = engine_processes()
+            worker = processes_of("worker")[-1]
+            os.kill(last_head(), signal.SIGKILL)
+            eventually(lambda: not is_running(driver), HEAD_S)
+            eventually(lambda: not raylets_of(address), HEAD_S)
+            eventually(lambda: f"Ray's head {address} is gone" in caplog.text)
+            assert tokens_of(llm) == expected
+            assert caplog.text.count("is gone; it no longer guards") == 1
+            assert is_running(worker)
+            os.kill(worker, signal.SIGKILL)
+            with pytest.raises(EngineDeadError, match=f"process {worker}, .*killed by SIGKILL"):
+                generate_for(llm, IN_TIME_S)
+        eventually(lambda: not any(map(is_running, left)), 4 * IN_TIME_S)

@@ -1,9 +1,11 @@
 """The executor places ranks through Ray's driver, and says what Ray knows of their ends."""
 
 import select
+import threading
 import time
 
 import pytest
+from processes import eventually
 from scripted_driver import NODES, ScriptedDriver, WaitingPoint
 
 from quire.errors import CapacityError, EngineDeadError, RefusedError
@@ -15,6 +17,7 @@ from quire_executors.ray.ray_wire import (
     Refused,
     Release,
     Reserve,
+    Reserved,
     StartAgents,
 )
 
@@ -110,8 +113,11 @@ def test_a_refusal_of_the_driver_is_raised_and_ends_it(answer, kind, text, drive
 def test_a_driver_that_does_not_answer_is_ended(drivers, points):
     driver = ScriptedDriver()
     driver._answers.clear()
+    late = threading.Timer(5.0, driver.say, [Reserved("10.0.0.1", NODES, driver.head)])
+    late.start()
     with pytest.raises(EngineDeadError, match=r"Ray did not answer within 0\.1 s .*`ray status`"):
         place(driver, WaitingPoint(0), drivers, points, start_timeout_s=0.1)
+    late.cancel()
     assert driver.received[-1] == Release()
 
 
@@ -163,6 +169,37 @@ def test_the_end_of_the_driver_ends_all_ranks(drivers, points):
     assert all("Ray's driver was killed by SIGKILL" in how for how in end_all(placed))
 
 
+def lost_heads(caplog):
+    return [record.getMessage() for record in caplog.records if "head" in record.message]
+
+
+@pytest.mark.parametrize("num_actors", [0, 1, 2])
+def test_without_rays_head_the_ends_of_actors_and_of_the_driver_end_no_rank(
+    num_actors, drivers, points, caplog
+):
+    driver = ScriptedDriver()
+    placed = place(driver, WaitingPoint(2), drivers, points)
+    driver.lose_head()
+    for rank in range(num_actors):
+        driver.say(AgentEnded(rank, "its Ray actor died"))
+    driver.die()
+    eventually(lambda: lost_heads(caplog))
+    assert not any(is_readable(process, 0.2) for process in placed)
+    (said,) = lost_heads(caplog)
+    assert driver.head in said
+    assert "no longer guards these devices" in said
+    assert "drain this engine" in said
+    assert end_all(placed) == ["ended with exit code -9"] * 2
+
+
+def test_an_engine_that_ends_does_not_ask_for_rays_head(drivers, points, caplog):
+    driver = ScriptedDriver()
+    placed = place(driver, WaitingPoint(2), drivers, points)
+    driver.lose_head()
+    end_all(placed)
+    assert not lost_heads(caplog)
+
+
 def test_the_driver_is_released_with_the_last_rank(drivers, points):
     driver = ScriptedDriver()
     placed = place(driver, WaitingPoint(2), drivers, points)
@@ -172,6 +209,14 @@ def test_the_driver_is_released_with_the_last_rank(drivers, points):
     assert placed[0].fileno() is None
     placed[1].end(0.0)
     assert driver.received[-1] == Release()
+
+
+def test_a_rank_that_hangs_is_described_by_its_agent(drivers, points):
+    point = WaitingPoint(2)
+    placed = place(ScriptedDriver(), point, drivers, points)
+    assert [each.pid for each in placed] == [each.process.pid for each in point.processes]
+    assert placed[1].state(7) == "it writes its stack to 7"
+    end_all(placed)
 
 
 def test_a_rank_knows_its_machine_and_can_be_killed(drivers, points):

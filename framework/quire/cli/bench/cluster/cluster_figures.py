@@ -74,7 +74,7 @@ class PolicyFigures:
 
 
 def checks(figures: Mapping[str, PolicyFigures]) -> dict[str, bool]:
-    """Return what holds of the policy `prefix`, and of all policies, by description."""
+    """Return what holds of the policies by cached prefix, and of all policies, by description."""
     ours, oracle = figures.get("prefix"), figures.get("oracle")
     found = {
         "no request is lost": all(each.num_lost == 0 for each in figures.values()),
@@ -86,6 +86,12 @@ def checks(figures: Mapping[str, PolicyFigures]) -> dict[str, bool]:
     if ours is not None and oracle is not None:
         is_close = ours.hit_rate >= HIT_SHARE * oracle.hit_rate
         found["hits within 5 % of the oracle's"] = is_close
+    split, told = figures.get("split"), figures.get("split_events")
+    if told is not None and oracle is not None:
+        is_close = told.hit_rate >= HIT_SHARE * oracle.hit_rate
+        found["hits of several routers with events within 5 % of the oracle's"] = is_close
+    if told is not None and split is not None:
+        found["events raise the hits of several routers"] = told.hit_rate > split.hit_rate
     return found
 
 

@@ -11,14 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+import msgspec
+
 from quire.cli.bench.cluster.cluster_load import ClusterLoad, Conversation, LoadGenerator
-from quire.cli.bench.cluster.exact_prefixes import ExactPrefixes
+from quire.cli.bench.cluster.router_views import ONE_ROUTER, EventDelivery, Knowledge, RouterViews
 from quire.cli.bench.cluster.step_time import StepTime
 from quire.cli.bench.cluster.virtual_replica import ROOT, VirtualReplica
 from quire.cli.bench.null_engine import BLOCK_SIZE, EngineParts
 from quire.engine.kv_cache.block_hash import BlockHasher
-from quire.launch.replicas.router import Router
-from quire.launch.replicas.routing import RoutingPolicy
+from quire.launch.replicas.routing.reported_prefixes import ReportedPrefixes
+from quire.launch.replicas.routing.router import Router
+from quire.launch.replicas.routing.routing_policy import RoutingPolicy
 from quire.messages import EngineOutput, EngineRequest
 
 HERD_S = 1.0  # time after a restart in which a replica's requests are counted
@@ -51,6 +54,7 @@ class Tracked:
 
     request: EngineRequest
     conversation: Conversation
+    router: int
     arrival_s: float
     first_token_s: float | None = None
     num_tokens: int = 0
@@ -92,7 +96,7 @@ class VirtualCluster:
         load: Load to run.
         parts: Parts of the engines.
         policy: Routing policy.
-        oracle: Exact knowledge of all caches; None: the router has only its own.
+        knowledge: What the routers know of the caches.
     """
 
     def __init__(
@@ -101,14 +105,21 @@ class VirtualCluster:
         load: ClusterLoad,
         parts: EngineParts,
         policy: RoutingPolicy,
-        oracle: ExactPrefixes | None = None,
+        knowledge: Knowledge = ONE_ROUTER,
     ) -> None:
         self.trace = ClusterTrace()
-        self._shape, self._load, self._parts, self._oracle = shape, load, parts, oracle
+        self._shape, self._load, self._parts, self._knowledge = shape, load, parts, knowledge
         self._generator = LoadGenerator(load, shape.seed)
         self._arrivals = self._generator.conversations()
         hasher = BlockHasher(BLOCK_SIZE, ROOT)
-        self._router = Router(shape.num_replicas, hasher, policy, oracle)
+        self._routers = RouterViews(knowledge)
+        self._router = Router(shape.num_replicas, hasher, policy, self._routers)
+        self._deliveries = [
+            EventDelivery(view, knowledge, self._at, self._replica, f"{shape.seed} {number}")
+            for number, view in enumerate(self._routers.views)
+            if isinstance(view, ReportedPrefixes)
+        ]
+        self._shares = random.Random(f"routers {shape.seed}")
         self._replicas: list[VirtualReplica | None] = [None] * shape.num_replicas
         self._incarnations = [0] * shape.num_replicas
         self._is_stepping = [False] * shape.num_replicas
@@ -125,6 +136,7 @@ class VirtualCluster:
         for replica in range(self._shape.num_replicas):
             self._start(replica)
         self._plan_deaths()
+        self._plan_router_restart()
         self._next_conversation()
         self._at(1.0, self._sample)
         while self._events:
@@ -150,7 +162,8 @@ class VirtualCluster:
         if request is None:
             self._is_over = True
             return
-        tracked = Tracked(request, conversation, self._now_s)
+        router = self._shares.randrange(self._knowledge.num_routers)
+        tracked = Tracked(request, conversation, router, self._now_s)
         self.trace.requests[request.request_id] = tracked
         self._place(tracked)
 
@@ -164,11 +177,22 @@ class VirtualCluster:
             after_s = duration_s * rng.uniform(0.2, 0.7)
             self._at(after_s, partial(self._kill, replica))
 
+    def _plan_router_restart(self) -> None:
+        """Let one of several routers start anew in the middle, if it can ask what is cached."""
+        if len(self._deliveries) > 1:
+            middle_s = 0.5 * self._load.num_requests / self._load.rate
+            self._at(middle_s, lambda: self._deliveries[0].restart(self._replicas_up()))
+
+    def _replicas_up(self) -> list[int]:
+        return [index for index, replica in enumerate(self._replicas) if replica is not None]
+
     def _start(self, replica: int) -> None:
-        shape, oracle = self._shape, self._oracle
-        pool = {} if oracle is None else {"make_pool": oracle.pool_of(replica)}
+        shape = self._shape
         self._replicas[replica] = VirtualReplica(
-            self._parts, shape.num_blocks, shape.step_time, **pool
+            self._parts,
+            shape.num_blocks,
+            shape.step_time,
+            reports_events=self._knowledge.has_events,
         )
         self._is_stepping[replica] = False
         self._incarnations[replica] = self._router.start(replica, shape.num_blocks, self._now_s)
@@ -210,6 +234,7 @@ class VirtualCluster:
             return
         loads = self._router.loads
         loads.warm_up(self._now_s)
+        self._routers.act(tracked.router)
         before = [loads.counted(replica) for replica in range(self._shape.num_replicas)]
         placement = self._router.place(tracked.request, self._now_s)
         replica = placement.replica
@@ -219,23 +244,27 @@ class VirtualCluster:
         self._num_placed += 1
         if replica in self._watched:
             self._watched[replica] += 1
-        engine = self._engine(replica)
-        hashes = engine.add(tracked.request)
-        if self._oracle is not None:
-            self._oracle.expect(replica, hashes)
+        self._engine(replica).add(tracked.request)
         if not self._is_stepping[replica]:
             self._step(replica)
 
     def _step(self, replica: int) -> None:
         """Begin a step of a replica; its outputs arrive when it has ended."""
         seconds, outputs = self._engine(replica).step()
+        for batch in outputs.kv_events:
+            named = msgspec.structs.replace(batch, replica=replica)
+            for delivery in self._deliveries:
+                delivery.send(named, seconds)
         self._is_stepping[replica] = True
         incarnation = self._incarnations[replica]
         self._at(seconds, lambda: self._end_step(replica, incarnation, outputs.outputs))
 
     def _end_step(self, replica: int, incarnation: int, outputs: list[EngineOutput]) -> None:
-        for output in self._router.apply(replica, incarnation, outputs):
-            self._take(output)
+        for output in outputs:
+            if (tracked := self.trace.requests.get(output.request_id)) is not None:
+                self._routers.act(tracked.router)
+            for current in self._router.apply(replica, incarnation, [output]):
+                self._take(current)
         if self._incarnations[replica] != incarnation or self._replicas[replica] is None:
             return  # it died meanwhile
         self._is_stepping[replica] = False
@@ -277,6 +306,9 @@ class VirtualCluster:
 
     def _at(self, after_s: float, event: Callable[[], None]) -> None:
         heapq.heappush(self._events, (self._now_s + after_s, next(self._order), event))
+
+    def _replica(self, replica: int) -> VirtualReplica | None:
+        return self._replicas[replica]
 
     def _engine(self, replica: int) -> VirtualReplica:
         engine = self._replicas[replica]

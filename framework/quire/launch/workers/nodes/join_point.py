@@ -7,9 +7,8 @@ version of quire, that each machine has a GPU for each of its ranks, and that al
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import quire
@@ -29,9 +28,11 @@ from quire.launch.workers.nodes.reachability import PROBE_TIMEOUT_S, check_reach
 from quire.launch.workers.nodes.remote_process import RemoteProcess
 from quire.launch.workers.worker_wire import FromWorker
 from quire.messages import RankPlace
-from quire.process.hub import Hub, Peer
+from quire.process.hub import Peer
 from quire.process.launch_key import LaunchKey
+from quire.process.network.network_hub import NetworkHub
 from quire.process.network.tcp_address import TcpAddress
+from quire.process.start_key import StartKey
 
 CHECK_S = 0.5  # interval of the executor's own check
 PROBE_GRACE_S = 10.0  # time for an agent to begin
@@ -65,13 +66,13 @@ class TcpJoinPoint(JoinPoint):
         self._needs_gpus = needs_gpus
         self._timeout_s = settings.parallel.worker_start_timeout_s
         file = settings.parallel.worker_key_file
-        key, self._written = _launch_key(Path(file) if file else None)
+        self._start_key = StartKey(file or None)
         try:
-            self.hub = _listening_hub(_endpoint(settings, host), key)
+            self.hub = _listening_hub(_endpoint(settings, host), self._start_key.key)
         except BaseException:
             self.remove_key()
             raise
-        self.key = key.text
+        self.key = self._start_key.key.text
         self.address = self.hub.address.removeprefix("tcp://")
         self.has_key_file = bool(file)
         if TcpAddress.parse(self.hub.address).is_loopback:
@@ -81,6 +82,7 @@ class TcpJoinPoint(JoinPoint):
                 self.address,
             )
         self.agents = NodeAgents(self.hub)
+        self._left: dict[int, AgentJoined] = {}  # by first rank, until another one takes its place
 
     def wait(self, check: Callable[[], None]) -> Sequence[WorkerProcess]:
         """Wait until agents with all ranks have joined, and make them start their ranks."""
@@ -111,8 +113,7 @@ class TcpJoinPoint(JoinPoint):
 
     def remove_key(self) -> None:
         """Remove the file of the key if it was written for this start."""
-        if self._written is not None:
-            self._written.unlink(missing_ok=True)
+        self._start_key.remove()
 
     def _wait_for_agents(self, check: Callable[[], None]) -> None:
         deadline = time.monotonic() + self._timeout_s
@@ -121,14 +122,13 @@ class TcpJoinPoint(JoinPoint):
             if time.monotonic() >= deadline:
                 raise EngineDeadError(
                     f"ranks {_listed(missing)} of {self._grid.size} did not join at {self.address} "
-                    f"within {self._timeout_s:g} s; joined: "
-                    f"{'; '.join(map(str, self.agents.joined)) or 'none'}. Start `quire worker "
-                    f"--join {self.address} --key-file FILE --rank R` on their machines"
+                    f"within {self._timeout_s:g} s; joined: {_named(self.agents.joined)}; left "
+                    f"again: {_named(self._left.values())}. Start `quire worker --join "
+                    f"{self.address} --key-file FILE --rank R` on their machines"
                 )
             self.hub.wait(CHECK_S)
             for peer in self.hub.lost():
-                if (agent := self.agents.remove(peer)) is not None:
-                    logger.warning("%s left before the start", agent)
+                self._remove(peer, "its connection has ended")
             while (received := self.hub.take()) is not None:
                 self._take(*received)
 
@@ -181,8 +181,7 @@ class TcpJoinPoint(JoinPoint):
             case AgentJoined():
                 self._add(peer, message)
             case AgentFailed():
-                if (agent := self.agents.remove(peer)) is not None:
-                    logger.warning("%s left: %s", agent, message.error.message)
+                self._remove(peer, message.error.message)
             case _:
                 raise EngineDeadError(f"a process that has not joined sent {message!r}")
 
@@ -192,7 +191,14 @@ class TcpJoinPoint(JoinPoint):
             self.agents.refuse(peer, SettingsError(reason))
             return
         self.agents.add(peer, agent)
+        self._left.pop(agent.first_rank, None)
         logger.info("joined: %s", agent)
+
+    def _remove(self, peer: Peer, reason: str) -> None:
+        """Remove an agent that has left before the start; another one may take its place."""
+        if (agent := self.agents.remove(peer)) is not None:
+            self._left[agent.first_rank] = agent
+            logger.warning("%s left before the start: %s", agent, reason)
 
     def _refusal(self, agent: AgentJoined) -> str | None:
         if agent.ranks[-1] >= self._grid.size:
@@ -256,22 +262,14 @@ def check_devices(agents: Sequence[AgentJoined]) -> None:
         )
 
 
-def _launch_key(file: Path | None) -> tuple[LaunchKey, Path | None]:
-    """Return the key of a launch, and the file that was written for it."""
-    if file is None:
-        return LaunchKey.new(), None
-    key, is_written = LaunchKey.for_start(file)
-    return key, file if is_written else None
-
-
-def _listening_hub(endpoint: str, key: LaunchKey) -> Hub:
+def _listening_hub(endpoint: str, key: LaunchKey) -> NetworkHub:
     """Return a hub that listens.
 
     Raises:
         SettingsError: It cannot listen at this address.
     """
     try:
-        return Hub(FromWorker | FromAgent, endpoint, key)
+        return NetworkHub(FromWorker | FromAgent, endpoint, key)
     except SettingsError:
         raise
     except QuireError as error:
@@ -294,6 +292,10 @@ def _endpoint(settings: Settings, host: str | None) -> str:
             "workers join: set --worker-address HOST or HOST:PORT"
         )
     return str(TcpAddress.parse_listening(address))
+
+
+def _named(agents: Iterable[AgentJoined]) -> str:
+    return "; ".join(map(str, agents)) or "none"
 
 
 def _listed(ranks: Sequence[int]) -> str:

@@ -20,7 +20,6 @@ from typing import Any
 import quire
 from quire.config import Settings
 from quire.errors import EngineDeadError, QuireError
-from quire.launch.workers.local_process import LocalProcess
 from quire.launch.workers.nodes.agent_wire import (
     AgentFailed,
     AgentJoined,
@@ -36,15 +35,16 @@ from quire.launch.workers.nodes.agent_wire import (
     StartRanks,
     ToAgent,
 )
+from quire.launch.workers.nodes.engine_connection import EngineConnection, connect
 from quire.launch.workers.nodes.own_ranks import ranks_text
 from quire.launch.workers.nodes.reachability import PROBE_TIMEOUT_S, ProbeListener, probe
+from quire.launch.workers.placing.local_process import LocalProcess
 from quire.launch.workers.worker_wire import WorkerConfig
 from quire.machine.node_identity import node_id
 from quire.machine.nvml import visible_device_ids
 from quire.process.error_message import ErrorMessage
-from quire.process.hub_channel import HubChannel
+from quire.process.hub import HubChannel
 from quire.process.ipc import encode
-from quire.process.launch_key import LaunchKey
 
 LINGER_S = 2.0  # time for the engine to read the last message
 
@@ -57,15 +57,15 @@ class AgentPlace:
 
     Attributes:
         engine: Address at which the engine listens, `tcp://HOST:PORT`.
-        key: Secret of the launch.
+        key_file: File of the launch's key; `-` is standard input.
         ranks: Ranks that the agent starts.
         host_ip: IP address at which the ranks listen for others; None: that of the interface
             through which the engine is reached.
-        timeout_s: Time for the engine to be reachable.
+        timeout_s: Time for the key to be written, and for the engine to be reachable.
     """
 
     engine: str
-    key: LaunchKey
+    key_file: str
     ranks: range
     host_ip: str | None
     timeout_s: float
@@ -80,15 +80,15 @@ def run_agent(place: AgentPlace) -> int:
     Raises:
         QuireError: The engine cannot be reached, refuses the agent, or is lost.
     """
-    channel = HubChannel(ToAgent, place.engine, place.key)
     signal.signal(signal.SIGTERM, _interrupt)
     logger.info("joining the engine at %s with %s", place.engine, ranks_text(place.ranks))
+    connection = connect(ToAgent, place.engine, place.key_file, place.timeout_s)
+    channel = connection.channel
     try:
-        own_ip = channel.connect(place.timeout_s)
-        with _reported(channel), ProbeListener(place.host_ip or str(own_ip)) as listener:
+        with _reported(channel), ProbeListener(place.host_ip or connection.own_ip) as listener:
             channel.send(_joined(place, listener))
             logger.info("joined the engine; waiting for the other ranks")
-            with NodeAgent(channel, place, listener) as agent:
+            with NodeAgent(connection, place, listener) as agent:
                 return agent.serve()
     finally:
         channel.close(LINGER_S)
@@ -120,13 +120,16 @@ class NodeAgent:
     """Starts ranks on this machine, and reports their ends; its `with` block kills them.
 
     Args:
-        channel: Channel to the engine.
+        connection: Connection to the engine.
         place: Place of the agent.
         listener: Listener for probes, closed before the ranks are started.
     """
 
-    def __init__(self, channel: HubChannel, place: AgentPlace, listener: ProbeListener) -> None:
-        self._channel = channel
+    def __init__(
+        self, connection: EngineConnection, place: AgentPlace, listener: ProbeListener
+    ) -> None:
+        self._channel = connection.channel
+        self._key = connection.key
         self._listener = listener
         self._place = place
         self._processes: dict[int, LocalProcess] = {}
@@ -179,7 +182,7 @@ class NodeAgent:
             config = WorkerConfig(
                 settings=settings,
                 address=self._place.engine,
-                key=self._place.key.text,
+                key=self._key.text,
                 rank=rank,
                 log_level=log_level,
             )

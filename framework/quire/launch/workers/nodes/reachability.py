@@ -39,6 +39,10 @@ class ProbeTarget(msgspec.Struct, frozen=True, array_like=True):
     port: int
     token: bytes
 
+    def __repr__(self) -> str:
+        """Return the address for people, without the token."""
+        return f"{type(self).__name__}(host={self.host!r}, port={self.port})"
+
 
 class ProbeListener:
     """Answers the probes of other machines in a thread, until the end of its `with` block.

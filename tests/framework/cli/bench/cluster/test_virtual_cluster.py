@@ -10,8 +10,8 @@ from quire.cli.bench.cluster.cluster_figures import PolicyFigures, checks
 from quire.cli.bench.cluster.cluster_load import ClusterLoad
 from quire.cli.bench.cluster.virtual_cluster import ClusterShape, VirtualCluster
 from quire.cli.bench.null_engine import EngineParts
-from quire.launch.replicas import replica_loads, router
-from quire.launch.replicas.routing import CachedPrefix, LeastLoaded
+from quire.launch.replicas.routing import replica_loads, router
+from quire.launch.replicas.routing.routing_policy import CachedPrefix, LeastLoaded
 
 SHAPE = ClusterShape(num_replicas=8, num_blocks=200, num_deaths=6, restart_s=2.0)
 LOAD = ClusterLoad(num_requests=400, rate=16.0, completion_len=16, system_len=128, think_s=2.0)
@@ -40,6 +40,15 @@ def test_all_checks_hold_on_a_small_cluster():
     assert figures["prefix"].first_token_s_median < figures["round_robin"].first_token_s_median
     assert all(each.num_requests == 400 for each in figures.values())
     assert all(each.num_finished + each.num_failed == 400 for each in figures.values())
+
+
+def test_events_tell_several_routers_what_others_have_sent():
+    """One of the four starts anew, replicas die, and batches are lost."""
+    figures = simulate(SHAPE, LOAD, ["split", "split_events", "oracle"], 4, 0.5)
+    assert all(checks(figures).values())
+    assert len(checks(figures)) == 4
+    assert figures["split_events"].hit_rate > 1.2 * figures["split"].hit_rate
+    assert figures["split_events"].num_finished + figures["split_events"].num_failed == 400
 
 
 def test_deaths_fail_only_what_had_tokens_and_run_the_rest_again(parts):

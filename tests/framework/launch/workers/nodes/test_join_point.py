@@ -4,6 +4,7 @@ import threading
 
 import msgspec
 import pytest
+from left_keys import key_left_in
 from processes import eventually
 from scripted_agents import ScriptedAgent, joined
 
@@ -12,6 +13,7 @@ from quire.errors import CapacityError, EngineDeadError, SettingsError
 from quire.interfaces.executor import WorkerGrid
 from quire.launch.workers.nodes.agent_wire import AgentFailed, AgentJoined, Probe, StartRanks
 from quire.launch.workers.nodes.join_point import TcpJoinPoint, check_devices, rank_places
+from quire.launch.workers.nodes.reachability import ProbeTarget
 from quire.process.error_message import ErrorMessage
 from quire.process.launch_key import LaunchKey
 
@@ -138,6 +140,29 @@ def test_an_agent_may_leave_before_the_start_and_come_again(scene):
     assert [agent.pid for agent in here.point.agents.joined] == [8, 101]
 
 
+def test_an_agent_that_left_and_did_not_come_again_is_named_at_the_time_limit(scene):
+    here = scene(timeout_s=3.0)
+    errors = []
+
+    def wait():
+        try:
+            here.wait()
+        except EngineDeadError as error:
+            errors.append(str(error))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    for rank in range(2):
+        leaving = here.join(rank)
+        eventually(lambda: here.point.agents.joined)
+        leaving.stop()
+        eventually(lambda: not here.point.agents.joined)
+    here.join(0, pid=8)
+    waiting.join(10)
+    assert "joined: rank 0 on machine-a (127.0.0.1, agent process 8)" in errors[0]
+    assert "left again: rank 1 on machine-a (127.0.0.1, agent process 101)" in errors[0]
+
+
 def test_a_rank_outside_the_grid_is_refused_with_those_that_are_in_it(scene):
     here = scene(WorkerGrid(1))
     outside = here.join(0, 2)
@@ -191,6 +216,20 @@ def test_an_agent_that_leaves_while_machines_try_to_reach_each_other_is_named(sc
     here.join(1, node="machine-b", node_id="b", probed=leaves)
     with pytest.raises(EngineDeadError, match=r"rank 1 on machine-b .* it was interrupted"):
         here.wait()
+
+
+def test_an_agent_that_joins_again_meanwhile_is_an_error_without_its_token(scene):
+    here = scene()
+    target = ProbeTarget("127.0.0.1", 1, b"sixteen secret b")
+
+    def joins_again(channel):
+        channel.send(joined(1, target=target))
+
+    here.join(0)
+    here.join(1, node="machine-b", node_id="b", probed=joins_again)
+    with pytest.raises(EngineDeadError, match=r"rank 1 on machine-b .* sent AgentJoined") as error:
+        here.wait()
+    assert "secret" not in str(error.value)
 
 
 def test_an_agent_that_left_just_before_the_start_is_named(scene, monkeypatch):
@@ -289,12 +328,24 @@ def test_a_key_is_written_for_the_start_and_removed(tmp_path):
 
 def test_a_key_of_a_start_that_was_killed_is_not_used_again(tmp_path):
     file = tmp_path / "key"
-    left, _ = LaunchKey.for_start(file)
+    left = key_left_in(file)
     point = TcpJoinPoint(settings(worker_key_file=str(file)), WorkerGrid(2), None, needs_gpus=False)
-    assert point.key != left.text
+    assert point.key != left
     assert LaunchKey.read(file, 1).text == point.key
     point.close()
     assert not file.exists()
+
+
+def test_a_second_engine_with_the_same_file_is_refused_until_the_first_has_its_workers(tmp_path):
+    given = settings(worker_key_file=str(tmp_path / "key"))
+    first = TcpJoinPoint(given, ONE, None, needs_gpus=False)
+    with pytest.raises(SettingsError, match="the launch key of another engine"):
+        TcpJoinPoint(given, ONE, None, needs_gpus=False)
+    first.remove_key()
+    second = TcpJoinPoint(given, ONE, None, needs_gpus=False)
+    first.close()
+    assert LaunchKey.read(tmp_path / "key", 1).text == second.key
+    second.close()
 
 
 def test_a_key_that_was_there_stays(tmp_path):

@@ -17,8 +17,8 @@ from quire.launch.workers.nodes.agent_wire import (
 from quire.launch.workers.nodes.node_agents import LOST, NodeAgents
 from quire.launch.workers.nodes.remote_process import RemoteProcess
 from quire.process.error_message import ErrorMessage
-from quire.process.hub import Hub
 from quire.process.launch_key import LaunchKey
+from quire.process.network.network_hub import NetworkHub
 
 
 class Scene:
@@ -26,7 +26,7 @@ class Scene:
 
     def __init__(self, *agents):
         key = LaunchKey.new()
-        self.hub = Hub(FromAgent, "tcp://127.0.0.1:0", key)
+        self.hub = NetworkHub(FromAgent, "tcp://127.0.0.1:0", key)
         self.known = NodeAgents(self.hub)
         address = self.hub.address.removeprefix("tcp://")
         self.agents = [ScriptedAgent(address, key.text, what, self.answer) for what in agents]

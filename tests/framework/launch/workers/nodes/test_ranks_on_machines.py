@@ -4,12 +4,12 @@ The engine and rank 0 are on the first machine, rank 1 is on the second one.
 """
 
 import contextlib
-import json
 import subprocess
 import sys
 import time
 
 import pytest
+from engine_program import EngineProgram
 from joining_agents import JoiningAgents, free_port
 from network_namespaces import Network
 from processes import eventually
@@ -24,25 +24,6 @@ PROMPTS = [[3, 4, 5], [6, 7, 8, 9, 10], [11] * 20]
 TP2, PP2 = (2, 1), (1, 2)
 SILENCE_S = 6.0  # a silent connection is lost after 5 s
 WAIT_S = 120.0
-PROGRAM = """
-import json, sys
-from quire import LLM, SamplingParams
-from quire.errors import QuireError
-
-def tell(name, value):
-    print(json.dumps([name, value]), flush=True)
-
-try:
-    with LLM(sys.argv[1], **json.loads(sys.argv[2])) as llm:
-        tell("ready", None)
-        for line in sys.stdin:
-            prompts, num_tokens = json.loads(line)
-            params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
-            outputs = llm.generate(prompts, params)
-            tell("tokens", [output.outputs[0].token_ids for output in outputs])
-except QuireError as error:
-    tell(type(error).__name__, str(error))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -68,43 +49,6 @@ def launch(tmp_path, monkeypatch):
 def network(launch):
     with Network(2) as network:
         yield network
-
-
-class Engine:
-    """An engine on a machine, in a program that the test talks to.
-
-    Args:
-        machine: The machine.
-        folder: Folder of the model.
-        options: Options of the engine.
-    """
-
-    def __init__(self, machine, folder, options):
-        self.process = subprocess.Popen(
-            machine.command(sys.executable, "-c", PROGRAM, folder, json.dumps(options)),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def ask(self, prompts, num_tokens):
-        self.process.stdin.write(json.dumps([prompts, num_tokens]) + "\n")
-        self.process.stdin.flush()
-
-    def answer(self):
-        """The next line: what it is, and its value."""
-        return json.loads(self.process.stdout.readline())
-
-    def stop(self):
-        self.process.stdin.close()
-        self.process.wait(60)
-
-    def close(self):
-        self.process.kill()
-        self.process.wait()
-        self.process.stdout.close()
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
 
 
 class Scene:
@@ -140,7 +84,7 @@ def scene_of(network, tmp_path, folder, grid, *second, **changes):
         **agents.options(),
         **changes,
     }
-    engine = Engine(first, folder, options)
+    engine = EngineProgram(folder, options, tmp_path / "engine.log", first)
     started = [agents.start(0, machine=first), agents.start(1, 1, *second, machine=other)]
     try:
         yield Scene(network, agents, engine, started)

@@ -1,4 +1,6 @@
-"""Agents that come when all ranks have joined: they are refused, and the engine goes on."""
+"""Agents that come when all ranks have joined, and are refused, and agents that are lost."""
+
+import time
 
 import pytest
 from processes import eventually
@@ -9,12 +11,20 @@ from quire.errors import EngineDeadError
 from quire.interfaces.executor import WorkerGrid
 from quire.launch.workers.nodes.agent_wire import EngineEnded, FromAgent
 from quire.launch.workers.nodes.node_agents import NodeAgents
-from quire.launch.workers.rank_link import RankLink
-from quire.launch.workers.rank_links import RankLinks
-from quire.launch.workers.worker_wire import FromWorker, GetKey, Joined, SetKey, ToWorker
-from quire.process.hub import Hub
-from quire.process.hub_channel import HubChannel
+from quire.launch.workers.ranks.rank_link import RankLink
+from quire.launch.workers.ranks.rank_links import RankLinks
+from quire.launch.workers.worker_wire import (
+    FromWorker,
+    GetKey,
+    Halt,
+    Halted,
+    Joined,
+    SetKey,
+    ToWorker,
+)
 from quire.process.launch_key import LaunchKey
+from quire.process.network.network_channel import NetworkChannel
+from quire.process.network.network_hub import NetworkHub
 
 KEY = LaunchKey.new()
 
@@ -23,7 +33,7 @@ class Scene:
     """An engine with an agent and two ranks, which are channels of the test."""
 
     def __init__(self):
-        self.hub = Hub(FromWorker | FromAgent, "tcp://127.0.0.1:0", KEY)
+        self.hub = NetworkHub(FromWorker | FromAgent, "tcp://127.0.0.1:0", KEY)
         self.address = self.hub.address
         self.agents = NodeAgents(self.hub)
         self.agent = self.joining(joined(0, 2))
@@ -38,7 +48,7 @@ class Scene:
         return ScriptedAgent(self.address.removeprefix("tcp://"), KEY.text, what)
 
     def rank(self, rank):
-        channel = HubChannel(ToWorker, self.address, KEY)
+        channel = NetworkChannel(ToWorker, self.address, KEY)
         channel.connect(10)
         channel.send(Joined(rank, "machine-a", 50 + rank, [], 0))
         return channel
@@ -80,6 +90,21 @@ def test_the_end_of_a_rank_that_waits_for_a_key_is_named(scene):
     scene.channels[0].send(SetKey("address", b"here"))
     with pytest.raises(EngineDeadError, match=r"worker 1 of 2 .*has lost its connection"):
         check_for_ever(scene.links)
+
+
+def answer_long(scene):
+    for _ in range(300):
+        scene.links.send(Halt())
+        for channel in scene.channels:
+            channel.send(Halted(can_resume=True))
+        scene.links.gather(Halted, 10)
+        time.sleep(0.01)
+
+
+def test_a_lost_agent_ends_the_engine_although_its_ranks_answer(scene):
+    scene.agent.stop()
+    with pytest.raises(EngineDeadError, match=r"worker 0 of 2 .*; worker 1 of 2 "):
+        answer_long(scene)
 
 
 def test_an_agent_hears_why_its_ranks_end(scene):

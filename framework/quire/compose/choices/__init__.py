@@ -1,0 +1,1 @@
+"""Choice of each part of an engine, with the reason for it."""

@@ -1,0 +1,115 @@
+"""Selection of sampler steps: logits processors by stage, then exactly one sampler."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+from quire.compose.choices.choosing import ASKED_FOR
+from quire.compose.choices.probes import cause_of
+from quire.compose.composition import Choice, Rejection
+from quire.config import DEFAULT_LOGITS_PROCESSORS, DEFAULT_SAMPLERS
+from quire.errors import RefusedError, SettingsError
+from quire.interfaces.sampling import STAGES, RequestField
+from quire.plugins.loading import Registries
+from quire.plugins.registry import Entry
+
+BUILT_IN = "built in"
+
+
+def choose_samplers(
+    registries: Registries,
+    wanted: Iterable[str],
+    kernels: str,
+    unavailable: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[Choice, ...]:
+    """Expand `default`, and order the steps by stage and name.
+
+    Args:
+        registries: Registries of the installed plugins.
+        wanted: Names of the steps, in any order.
+        kernels: Kernels that the steps may run: "torch", "triton" or "native".
+        unavailable: Reasons why steps cannot run on this machine, by their probes.
+
+    Raises:
+        PluginError: No plugin offers a step, its name is contested, it needs other kernels, or it
+            cannot run on this machine.
+        SettingsError: Not exactly one step samples, or two steps declare one request field
+            differently.
+    """
+    names: dict[str, str] = {}
+    rejected: dict[str, tuple[Rejection, ...]] = {}
+    for name in wanted:
+        if name == "default":
+            sampler, others = _default_sampler(registries, kernels, unavailable)
+            names |= dict.fromkeys((*DEFAULT_LOGITS_PROCESSORS, sampler), BUILT_IN)
+            rejected[sampler] = others
+        else:
+            names[name] = ASKED_FOR
+    entries = [registries.samplers.entry(name) for name in names]
+    for entry in entries:
+        needed = entry.capabilities.needs_kernels
+        if needed not in (None, kernels):
+            raise RefusedError(
+                f"sampler {entry.name!r} of {entry.source} needs {needed} kernels, and the chosen "
+                f"ones are {kernels}; use {DEFAULT_SAMPLERS[kernels]!r}, or --kernels {needed}, "
+                "which reports the reason if these cannot run here"
+            )
+        if (reason := unavailable.get(entry.capabilities.probe)) is not None:
+            raise RefusedError(
+                f"sampler {entry.name!r} of {entry.source} cannot be used here: {reason}; use "
+                f"{DEFAULT_SAMPLERS['torch']!r}"
+            )
+    entries.sort(key=lambda entry: (STAGES.index(entry.capabilities.stage), entry.name))
+    samplers = [entry.name for entry in entries if entry.capabilities.stage == "sample"]
+    if len(samplers) != 1:
+        raise SettingsError(
+            f"samplers need exactly one step that samples, got {', '.join(samplers) or 'none'}; "
+            "write `--samplers default NAME` to add NAME to the built-in ones"
+        )
+    _check_fields(entries)
+    return tuple(
+        Choice("sampler", entry, names[entry.name], rejected.get(entry.name, ()))
+        for entry in entries
+    )
+
+
+def _default_sampler(
+    registries: Registries, kernels: str, unavailable: Mapping[str, str]
+) -> tuple[str, tuple[Rejection, ...]]:
+    """Return the name of quire's sampler for these kernels, or else for torch."""
+    name = DEFAULT_SAMPLERS[kernels]
+    reason = unavailable.get(registries.samplers.entry(name).capabilities.probe)
+    if reason is None:
+        return name, ()
+    return DEFAULT_SAMPLERS["torch"], (Rejection(name, cause_of(reason)),)
+
+
+def fused_steps(samplers: Sequence[Choice]) -> tuple[int, ...]:
+    """Return the indexes of the steps that the sampler of a pipeline can fuse.
+
+    Empty unless all steps that it declares to fuse are there. Only quire's own steps count, because
+    a step of the same name from another plugin may differ.
+
+    Args:
+        samplers: Steps in the order of the pipeline, the sampler last.
+    """
+    names = samplers[-1].entry.capabilities.fuses
+    found = tuple(
+        index
+        for index, step in enumerate(samplers[:-1])
+        if step.name in names and step.entry.source.is_ours
+    )
+    return found if tuple(samplers[index].name for index in found) == names else ()
+
+
+def _check_fields(entries: Iterable[Entry]) -> None:
+    """Check that steps which read the same request field declare it with one type and default."""
+    owners: dict[str, tuple[RequestField, Entry]] = {}
+    for entry in entries:
+        for field in entry.capabilities.fields:
+            known, owner = owners.setdefault(field.name, (field, entry))
+            if (field.type, field.default) != (known.type, known.default):
+                raise SettingsError(
+                    f"samplers {owner.name!r} of {owner.source} and {entry.name!r} of "
+                    f"{entry.source} both read the request field {field.name!r}, but with "
+                    "different types or defaults; leave one of them out"
+                )

@@ -1,0 +1,1 @@
+"""Hubs that models are downloaded from."""

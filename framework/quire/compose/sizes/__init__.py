@@ -1,0 +1,1 @@
+"""Bytes of weights, KV blocks and steps, before any is allocated."""

@@ -1,0 +1,1 @@
+"""Mixture of experts: routers, grouping of rows by expert, and the experts' products."""

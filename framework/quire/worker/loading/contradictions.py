@@ -1,0 +1,157 @@
+"""Contradictions between a checkpoint's config and its tensors, with the values in question."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import CheckpointCorruptError
+from quire.worker.loading.formats.checkpoint_tensor import CheckpointTensor
+
+MAX_LISTED = 8
+MAX_SHAPES = 3
+LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+NUMBERED = re.compile(r"([^\d]*\.)(\d+)\..+")
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Mismatch:
+    tensor: CheckpointTensor
+    expected: Shape
+
+    def __str__(self) -> str:
+        return (
+            f"tensor {self.tensor.name} in {self.tensor.stored[0].file.name} has shape "
+            f"{list(self.tensor.shape)}, but config.json requires {list(self.expected)}"
+        )
+
+
+def check_shapes(
+    tensors: Iterable[tuple[CheckpointTensor, Shape]], config: Mapping[str, Any]
+) -> None:
+    """Check that tensors have the shapes that the config requires.
+
+    Args:
+        tensors: Tensors, each with its required shape.
+        config: The checkpoint's config.
+
+    Raises:
+        CheckpointCorruptError: Some do not. The message names values of the config that explain it.
+    """
+    fitting: set[int] = set()  # sizes of dimensions
+    wrong: list[_Mismatch] = []
+    for tensor, shape in tensors:
+        if _fits(tensor.shape, shape):
+            fitting.update(shape)
+        else:
+            wrong.append(_Mismatch(tensor, shape))
+    if not wrong:
+        return
+    listed = "; ".join(map(str, wrong[:MAX_SHAPES]))
+    more = f"; and {len(wrong) - MAX_SHAPES} more" if len(wrong) > MAX_SHAPES else ""
+    raise CheckpointCorruptError(listed + more + _suspects(wrong, fitting, config))
+
+
+def check_names(
+    missing: Sequence[str],
+    unexpected: Sequence[str],
+    stored: Iterable[str],
+    config: Mapping[str, Any],
+) -> None:
+    """Check that no tensors are missing or unexpected.
+
+    Args:
+        missing: Names of required tensors that the checkpoint lacks.
+        unexpected: Names of tensors that the model does not have, with explanations.
+        stored: Names of all tensors of the checkpoint.
+        config: The checkpoint's config.
+
+    Raises:
+        CheckpointCorruptError: Some are.
+    """
+    complaints = []
+    if missing:
+        complaints.append(f"{len(missing)} tensors are missing: {_listed(missing)}")
+    if unexpected:
+        complaints.append(f"{len(unexpected)} tensors are not in the model: {_listed(unexpected)}")
+    if complaints:
+        reason = _layer_count(missing, unexpected, stored, config) or _untied_head(missing, config)
+        raise CheckpointCorruptError(
+            "the checkpoint does not fit the model: " + "; ".join(complaints) + reason
+        )
+
+
+def _fits(shape: Shape, expected: Shape) -> bool:
+    return shape == expected or (shape == (1,) and expected == ())  # scalars are stored as either
+
+
+def _suspects(wrong: Sequence[_Mismatch], fitting: Set[int], config: Mapping[str, Any]) -> str:
+    """Name the config's values that wrong sizes are equal to, and what the tensors have instead.
+
+    Sizes that other tensors confirm are left out.
+    """
+    suspects = {
+        f"{key} is {expected}, and the tensors have {given}"
+        for mismatch in wrong
+        for expected, given in zip(mismatch.expected, mismatch.tensor.shape, strict=False)
+        for key in _keys_of(expected, mismatch.expected, config)
+        if expected not in {given} | fitting
+    }
+    return f". In config.json {'; '.join(sorted(suspects))}" if suspects else ""
+
+
+def _keys_of(size: int, shape: Shape, config: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a size; a matrix has several heads, so its size says nothing of one."""
+    return [
+        key
+        for key, value in config.items()
+        if type(value) is int and value == size and (key != "head_dim" or len(shape) == 1)
+    ]
+
+
+def _layer_count(
+    missing: Sequence[str],
+    unexpected: Sequence[str],
+    stored: Iterable[str],
+    config: Mapping[str, Any],
+) -> str:
+    """Explain names of layers that the checkpoint or the model lacks as a whole."""
+    key = next((key for key in LAYER_COUNTS if isinstance(config.get(key), int)), None)
+    if key is None:
+        return ""
+    given = _layers(stored)
+    for prefix, layers in (_layers(missing) | _layers(unexpected)).items():
+        own = given.get(prefix, set())
+        is_whole = (missing and not layers & own) or (unexpected and min(layers) >= config[key])
+        if own and is_whole and len(own) != config[key]:
+            found = f"{key} is {config[key]}, and the tensors have {len(own)} layers"
+            return f". In config.json {found}"
+    return ""
+
+
+def _layers(names: Iterable[str]) -> dict[str, set[int]]:
+    """Return the numbers of layers by the part of the names before them."""
+    layers: dict[str, set[int]] = {}
+    for name in names:
+        if match := NUMBERED.fullmatch(name):
+            layers.setdefault(match[1], set()).add(int(match[2]))
+    return layers
+
+
+def _untied_head(missing: Sequence[str], config: Mapping[str, Any]) -> str:
+    """Explain a head that only a tied model can lack."""
+    if list(missing) == ["lm_head.weight"] and config.get("tie_word_embeddings") is False:
+        return (
+            ". In config.json tie_word_embeddings is false; if the head is the embedding's matrix, "
+            "set it to true"
+        )
+    return ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - MAX_LISTED
+    return ", ".join(names[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,1 @@
+"""Formats of checkpoints whose tensors are converted while they are loaded."""

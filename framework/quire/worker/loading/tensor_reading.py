@@ -1,0 +1,81 @@
+"""Reading of a checkpoint's tensors from memory-mapped files, one file after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from quire.errors import CheckpointCorruptError
+from quire.worker.loading.checkpoint_files import StoredTensor
+from quire.worker.loading.formats.checkpoint_tensor import CheckpointTensor
+from quire.worker.loading.weight_plan import PlannedTensor
+
+
+def read_tensors(plan: Sequence[PlannedTensor]) -> Iterator[tuple[PlannedTensor, Tensor]]:
+    """Yield each planned tensor with its value, file by file.
+
+    Raises:
+        CheckpointCorruptError: A file cannot be read.
+    """
+    for _, items in groupby(sorted(plan, key=_first_file), _first_file):
+        with ExitStack() as stack:
+            files = _OpenFiles(stack)
+            for item in items:
+                yield item, files.value(item.tensor)
+
+
+def check_copies(copies: Iterable[tuple[CheckpointTensor, CheckpointTensor]]) -> None:
+    """Check that tensors which a tied model has once are equal wherever the checkpoint has two.
+
+    Args:
+        copies: Pairs of a tensor that is left out, and the one that is used in its place.
+
+    Raises:
+        CheckpointCorruptError: They differ.
+    """
+    for copy, original in copies:
+        with ExitStack() as stack:
+            files = _OpenFiles(stack)
+            if not _are_equal(files.value(copy), files.value(original)):
+                raise CheckpointCorruptError(
+                    f"config.json ties {copy.name} to {original.name} (tie_word_embeddings), but "
+                    "the checkpoint has both and they differ; set tie_word_embeddings to false to "
+                    f"use {copy.name}, or remove that tensor to use the tied one"
+                )
+
+
+def _first_file(item: PlannedTensor) -> Path:
+    return item.tensor.stored[0].file
+
+
+def _are_equal(copy: Tensor, original: Tensor) -> bool:
+    return torch.equal(copy.to(original.dtype), original)
+
+
+class _OpenFiles:
+    """Files that stay open until the stack is closed."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._files: dict[Path, Any] = {}
+
+    def value(self, tensor: CheckpointTensor) -> Tensor:
+        """Return the value of a tensor."""
+        return tensor.value(*map(self._read, tensor.stored))
+
+    def _read(self, stored: StoredTensor) -> Tensor:
+        try:
+            if stored.file not in self._files:
+                opened = safe_open(stored.file, framework="pt", device="cpu")
+                self._files[stored.file] = self._stack.enter_context(opened)
+            tensor: Tensor = self._files[stored.file].get_tensor(stored.name)
+        except SafetensorError as error:
+            raise CheckpointCorruptError(f"{str(stored.file)!r} cannot be read: {error}") from error
+        return tensor

@@ -1,0 +1,72 @@
+"""Reading of experts as DeepSeek-V3 has them, which several families share.
+
+Scores are sigmoids; a bias is added for the choice alone, within the best groups; the first layers
+are dense, and some experts are shared by all tokens. Layers for multi-token prediction are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from quire.layers.config_values import ConfigValues
+from quire.layers.moe.routing import Routing
+from quire_models.decoder.attention_config import AttentionConfig
+from quire_models.decoder.config_reading import (
+    moe_layers,
+    read_decoder,
+    read_mlp,
+    read_rms_norm,
+)
+from quire_models.decoder.decoder_config import DecoderConfig
+from quire_models.decoder.fused_names import SHARED_EXPERTS
+from quire_models.decoder.mla_config import MLAConfig
+from quire_models.decoder.mlp_config import MLPConfig
+from quire_models.decoder.moe_config import MoEConfig
+
+SUM_OFFSET = 1e-20
+
+
+def read_sigmoid_moe(
+    values: ConfigValues, attentions: Sequence[AttentionConfig | MLAConfig], eps: float = 1e-5
+) -> DecoderConfig:
+    """Return the options of a decoder with such experts.
+
+    Args:
+        values: Values of config.json.
+        attentions: Attention of each layer.
+        eps: Default epsilon of the norms.
+    """
+    expert = read_mlp(values, width="moe_intermediate_size")
+    moe = MoEConfig(routing=read_routing(values), expert=expert, shared=read_shared(values))
+    first = values.whole("first_k_dense_replace", 1)
+    is_moe = [layer >= first for layer in range(len(attentions))]
+    layers = moe_layers(attentions, read_mlp(values), moe, is_moe)
+    rules = SHARED_EXPERTS
+    return read_decoder(values, layers, read_rms_norm(values, eps), weight_rules=rules)
+
+
+def read_routing(values: ConfigValues) -> Routing:
+    """Return the options of the router."""
+    is_divided = values.flag("norm_topk_prob", True)
+    return Routing(
+        num_experts=values.count("n_routed_experts"),
+        top_k=values.count("num_experts_per_tok"),
+        score="sigmoid",
+        has_choice_bias=True,
+        num_groups=values.count("n_group", 1),
+        top_groups=values.count("topk_group", 1),
+        group_score="top2",
+        renormalize=is_divided,
+        sum_offset=SUM_OFFSET,
+        scale=values.positive("routed_scaling_factor", 1.0),
+    )
+
+
+def read_shared(values: ConfigValues) -> MLPConfig | None:
+    """Return the options of the experts that all tokens share, as one MLP; None: none."""
+    num_shared = values.whole("n_shared_experts", 0)
+    if not num_shared:
+        return None
+    expert = read_mlp(values, width="moe_intermediate_size")
+    return replace(expert, width=expert.width * num_shared)

@@ -1,0 +1,85 @@
+"""Hunyuan (Tencent, 2025), dense and with experts: norms of queries and keys after the rotation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from quire.errors import UnsupportedModelError
+from quire.layers.config_values import ConfigValues
+from quire.layers.moe.routing import Routing
+from quire_models.decoder.attention_config import AttentionConfig, QKNormConfig
+from quire_models.decoder.config_reading import (
+    read_attention,
+    read_decoder,
+    read_mlp,
+    read_rms_norm,
+    same_layers,
+)
+from quire_models.decoder.decoder_config import DecoderConfig, LayerConfig
+from quire_models.decoder.fused_names import LAYER, PARTS, renamed
+from quire_models.decoder.moe_config import MoEConfig
+
+NORMS = renamed(
+    {
+        f"{LAYER}.self_attn.query_layernorm": f"{LAYER}.self_attn.q_norm",
+        f"{LAYER}.self_attn.key_layernorm": f"{LAYER}.self_attn.k_norm",
+    }
+)
+EXPERTS = renamed(
+    {
+        f"{LAYER}.mlp.gate.wg": f"{LAYER}.mlp.gate",
+        **{
+            f"{LAYER}.mlp.shared_mlp.{part}_proj": f"{LAYER}.mlp.shared_expert.{part}_proj"
+            for part in PARTS
+        },
+    }
+)
+
+
+def read_hunyuan(values: ConfigValues) -> DecoderConfig:
+    """Return the options of Hunyuan without experts."""
+    layers = same_layers(values, _read_attention(values), read_mlp(values))
+    return _read(values, layers, weight_rules=NORMS)
+
+
+def read_hunyuan_moe(values: ConfigValues) -> DecoderConfig:
+    """Return the options of Hunyuan with experts; layers may use different numbers of them."""
+    attention, mlp = _read_attention(values), read_mlp(values)
+    layers = [
+        LayerConfig(
+            attention=attention,
+            mlp=MoEConfig(
+                routing=Routing(
+                    num_experts=values.count("num_experts", 1), top_k=top_k, renormalize=True
+                ),
+                expert=mlp,
+                shared=mlp,
+            ),
+        )
+        for top_k in _experts_per_token(values)
+    ]
+    return _read(values, layers, weight_rules=(*NORMS, *EXPERTS))
+
+
+def _read_attention(values: ConfigValues) -> AttentionConfig:
+    bias = values.flag("attention_bias", False)
+    norm = QKNormConfig(norm=read_rms_norm(values, 1e-5), is_after_rope=True)
+    return read_attention(values, qkv_bias=bias, output_bias=bias, qk_norm=norm)
+
+
+def _read(values: ConfigValues, layers: Sequence[LayerConfig], **options: Any) -> DecoderConfig:
+    return read_decoder(values, layers, read_rms_norm(values, 1e-5), **options)
+
+
+def _experts_per_token(values: ConfigValues) -> list[int]:
+    num_layers = values.count("num_hidden_layers")
+    if not isinstance(values.config.get("moe_topk"), list):
+        return [values.count("moe_topk", 1)] * num_layers
+    counts = list(values.wholes("moe_topk"))
+    if len(counts) != num_layers:
+        raise UnsupportedModelError(
+            f"{values.architecture}: moe_topk in config.json must be a number, or one for each of "
+            f"the {num_layers} layers, got {counts!r}"
+        )
+    return counts

@@ -1,0 +1,44 @@
+"""Phi-3.5-MoE (Microsoft, 2024): LayerNorm, biases, and a router of two sparse softmaxes."""
+
+from __future__ import annotations
+
+from quire.layers.config_values import ConfigValues
+from quire.layers.moe.routing import Routing
+from quire_models.decoder.config_reading import (
+    optional_count,
+    read_attention,
+    read_decoder,
+    read_heads,
+    read_layer_norm,
+    read_mlp,
+    same_layers,
+)
+from quire_models.decoder.decoder_config import DecoderConfig
+from quire_models.decoder.fused_names import W123
+from quire_models.decoder.moe_config import MoEConfig
+
+
+def read_phimoe(values: ConfigValues) -> DecoderConfig:
+    """Return the options of Phi-3.5-MoE."""
+    bias = values.flag("attention_bias", False)
+    attention = read_attention(
+        values,
+        heads=read_heads(values, num_kv_heads=8),
+        qkv_bias=bias,
+        output_bias=bias,
+        window=optional_count(values, "sliding_window"),
+    )
+    routing = Routing(
+        num_experts=values.count("num_local_experts", 16),
+        top_k=values.count("num_experts_per_tok", 2),
+        score="sparsemixer",
+        sparsemixer_threshold=2 * values.positive("router_jitter_noise", 0.01),
+    )
+    moe = MoEConfig(routing=routing, expert=read_mlp(values))
+    return read_decoder(
+        values,
+        same_layers(values, attention, moe),
+        read_layer_norm(values, "rms_norm_eps"),
+        head_bias=values.flag("lm_head_bias", False),
+        weight_rules=W123,
+    )

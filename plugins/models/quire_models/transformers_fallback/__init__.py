@@ -1,0 +1,1 @@
+"""Models of transformers, with layers of quire, for architectures that no plugin registers."""

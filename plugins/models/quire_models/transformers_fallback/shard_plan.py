@@ -1,0 +1,108 @@
+"""Plan of tensor parallelism: how each linear layer of a transformers model is sharded.
+
+transformers gives some families a plan, from patterns of module paths to styles. A layer without a
+style, and a family without a plan, is replicated: every rank computes it whole. Attention is shared
+by heads in any case.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+COLWISE = ("colwise", "colwise_gather_output", "colwise_rep")
+ROWWISE = ("rowwise", "rowwise_split_input", "rowwise_rep")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStyle:
+    """Sharding of one linear layer.
+
+    Attributes:
+        dim: "outputs", "inputs", or "" if the layer is replicated.
+        has_whole_side: Whether the side that is sharded is whole in the model around it: outputs
+            are gathered, inputs are cut.
+    """
+
+    dim: str = ""
+    has_whole_side: bool = False
+
+
+REPLICATED = ShardStyle()
+_STYLES = {
+    **{name: ShardStyle("outputs", name != "colwise") for name in COLWISE},
+    **{name: ShardStyle("inputs", name != "rowwise") for name in ROWWISE},
+}
+
+
+class ShardPlan:
+    """The plan of one model.
+
+    A module with a parameter of its own that transformers would shard, such as a bias for each
+    head, keeps its linear layers whole.
+
+    Args:
+        model: Model with all its linear layers.
+        sinks: Paths of parameters with sinks, which quire's attention shards.
+    """
+
+    def __init__(self, model: PreTrainedModel, sinks: Collection[str | None] = ()) -> None:
+        plan = dict(model.config.base_model_tp_plan or {})
+        prefix = re.escape(model.base_model_prefix)
+        self._patterns = [
+            (re.compile(rf"{prefix}\.{_as_regex(pattern)}"), style)
+            for pattern, style in plan.items()
+        ]
+        self._linears = dict(linear_modules(model))
+        own = {
+            path
+            for path, _ in model.named_parameters()
+            if self._planned(path) and path not in sinks
+        }
+        self._whole = {path.rpartition(".")[0] for path in own} - self._linears.keys()
+
+    def style(self, path: str) -> ShardStyle:
+        """Return how the linear layer at a path is sharded."""
+        is_in_whole = path.rpartition(".")[0] in self._whole
+        return REPLICATED if is_in_whole else self._planned(path) or REPLICATED
+
+    def sharded_sizes(self) -> dict[str, int]:
+        """Return the sizes that are divided, one for each pattern of layers, by their names."""
+        sizes = {}
+        for path, linear in self._linears.items():
+            dim = self.style(path).dim
+            if dim:
+                general = re.sub(r"\.\d+\.", ".*.", path)
+                sizes[f"{dim} of {general}"] = features(linear)[dim == "outputs"]
+        return sizes
+
+    def _planned(self, path: str) -> ShardStyle | None:
+        """Return the style of a module or parameter in transformers' plan."""
+        for pattern, style in self._patterns:
+            if pattern.fullmatch(path):
+                return _STYLES.get(style)
+        return None
+
+
+def features(linear: nn.Linear | Conv1D) -> tuple[int, int]:
+    """Return the numbers of inputs and of outputs of a linear layer."""
+    if isinstance(linear, Conv1D):
+        return linear.nx, linear.nf
+    return linear.in_features, linear.out_features
+
+
+def linear_modules(model: PreTrainedModel) -> Iterator[tuple[str, nn.Linear | Conv1D]]:
+    """Yield the linear layers of a model by path, those of subclasses left out."""
+    for path, module in model.named_modules():
+        if type(module) in (nn.Linear, Conv1D):
+            yield path, module
+
+
+def _as_regex(pattern: str) -> str:
+    """Return a regular expression for a pattern whose `*` stands for one name of a path."""
+    return re.escape(pattern).replace(r"\*", r"[^.]+")

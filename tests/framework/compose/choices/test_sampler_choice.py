@@ -1,0 +1,51 @@
+"""Selection and order of sampler steps, and the steps that the sampler fuses."""
+
+from dataclasses import replace
+
+import pytest
+
+from quire.compose.choices.sampler_choice import choose_samplers, fused_steps
+from quire.compose.composition import Choice
+from quire.errors import RefusedError
+
+
+def chosen(registries, *names, kernels="triton"):
+    return choose_samplers(registries, names, kernels)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "sampler"),
+    [("torch", "categorical"), ("triton", "gumbel"), ("native", "cpu_gumbel")],
+)
+def test_the_default_sampler_is_the_one_that_can_run(quire_registries, kernels, sampler):
+    samplers = chosen(quire_registries, "default", kernels=kernels)
+    assert [each.name for each in samplers] == ["temperature", "min_p", "top_k_top_p", sampler]
+
+
+def test_a_sampler_whose_kernels_are_off_is_refused_with_the_way_out(quire_registries):
+    with pytest.raises(RefusedError, match=r"'gumbel'.*use 'categorical', or --kernels triton"):
+        chosen(quire_registries, "temperature", "gumbel", kernels="torch")
+    with pytest.raises(RefusedError, match=r"'cpu_gumbel'.*use 'gumbel', or --kernels native"):
+        chosen(quire_registries, "temperature", "cpu_gumbel", kernels="triton")
+
+
+@pytest.mark.parametrize("kernels", ["triton", "native"])
+def test_the_default_pipeline_is_fused_as_a_whole(quire_registries, kernels):
+    assert fused_steps(chosen(quire_registries, "default", kernels=kernels)) == (0, 1, 2)
+
+
+def test_a_sampler_that_fuses_nothing_has_no_fused_steps(quire_registries):
+    assert fused_steps(chosen(quire_registries, "default", kernels="torch")) == ()
+
+
+def test_nothing_is_fused_if_a_step_is_left_out(quire_registries):
+    # The sampler would filter by min-p, which was not asked for.
+    assert fused_steps(chosen(quire_registries, "temperature", "top_k_top_p", "gumbel")) == ()
+
+
+def test_a_third_partys_step_of_the_same_name_is_not_fused(quire_registries):
+    samplers = list(chosen(quire_registries, "default"))
+    entry = samplers[1].entry
+    foreign = replace(entry, source=replace(entry.source, distribution="acme-quire"))
+    samplers[1] = Choice("sampler", foreign, "asked for")
+    assert fused_steps(samplers) == ()

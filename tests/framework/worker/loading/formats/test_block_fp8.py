@@ -1,0 +1,163 @@
+"""Float8 weights are multiplied by the scales of their blocks, and nothing else changes."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from model_parts import CONTEXT, logits_of, make_model, random_tokens
+from safetensors.torch import save_file
+
+from quire.errors import CheckpointCorruptError
+from quire.testing.checkpoints import write_checkpoint
+from quire.worker.loading.formats.block_fp8 import multiply_blocks
+from quire.worker.loading.weight_loading import load_weights
+
+BLOCK = [32, 24]
+QUANTIZATION = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
+
+
+def by_the_definition(weight, scale, block):
+    """Multiply each element by the factor of its block."""
+    out = torch.empty(weight.shape)
+    for index in torch.cartesian_prod(*(torch.arange(size) for size in weight.shape)).tolist():
+        *stack, row, column = index
+        factor = scale[(*stack, row // block[0], column // block[1])]
+        out[tuple(index)] = float(weight[tuple(index)]) * float(factor)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("shape", "block"), [((6, 8), (3, 4)), ((7, 9), (3, 4)), ((2, 5, 6), (4, 4)), ((3, 2), (8, 8))]
+)
+def test_each_element_has_the_factor_of_its_block(shape, block):
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(shape, generator=generator).to(torch.float8_e4m3fn)
+    blocks = [-(-size // step) for size, step in zip(shape[-2:], block, strict=True)]
+    scale = torch.rand(*shape[:-2], *blocks, generator=generator)
+    found = multiply_blocks(weight, scale, block, torch.float32)
+    torch.testing.assert_close(found, by_the_definition(weight, scale, block))
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4)])
+@pytest.mark.parametrize("scale", [torch.tensor(0.5), torch.tensor([0.5])])
+def test_one_factor_is_for_the_whole_weight(shape, scale):
+    weight = torch.randn(shape).to(torch.float8_e4m3fn)
+    found = multiply_blocks(weight, scale, (1, 1), torch.bfloat16)
+    assert torch.equal(found, (weight.float() * 0.5).bfloat16())
+
+
+def test_powers_of_two_as_scales_are_factors():
+    weight = torch.ones(2, 2).to(torch.float8_e4m3fn)
+    scale = torch.tensor([[0.25]]).to(torch.float8_e8m0fnu)
+    assert torch.equal(
+        multiply_blocks(weight, scale, (2, 2), torch.float32), torch.full((2, 2), 0.25)
+    )
+
+
+def quantized(tensor):
+    """Return a float8 weight, its scales, and the weight that both stand for."""
+    rows, columns = (-(-size // step) for size, step in zip(tensor.shape, BLOCK, strict=True))
+    scale = torch.rand(rows, columns) + 0.5
+    weight = tensor.to(torch.float8_e4m3fn)
+    return weight, scale, by_the_definition(weight, scale, BLOCK).bfloat16().float()
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A checkpoint whose linear layers are float8, and the same one dequantized."""
+    torch.manual_seed(0)
+    written = write_checkpoint(tmp_path / "plain", "Qwen3ForCausalLM", num_hidden_layers=2)
+    plain, fp8 = dict(written.weights), dict(written.weights)
+    for name in written.weights:
+        if name.endswith("_proj.weight") and "layers.1.mlp" not in name:
+            fp8[name], fp8[name + "_scale_inv"], plain[name] = quantized(written.weights[name])
+    save_file(plain, written.folder / "model.safetensors")
+    folder = tmp_path / "fp8"
+    folder.mkdir()
+    save_file(fp8, folder / "model.safetensors")
+    config = written.config | {
+        "quantization_config": QUANTIZATION | {"weight_block_size": BLOCK},
+        "torch_dtype": "bfloat16",
+    }
+    return replace(written, folder=written.folder), folder, config, fp8
+
+
+def test_a_float8_checkpoint_is_the_dequantized_one(checkpoint):
+    written, folder, config, _ = checkpoint
+    model, expected = make_model(written.config), make_model(written.config)
+    load_weights(model, folder, config=config)
+    load_weights(expected, written.folder)
+    tokens = random_tokens(7)
+    torch.testing.assert_close(logits_of(model, tokens), logits_of(expected, tokens))
+    assert CONTEXT.dtype is torch.float32
+
+
+def shards(folder, fp8):
+    """Write scales and weights to files of their own, with an index."""
+    groups = {
+        "model-00001-of-00002.safetensors": {n: t for n, t in fp8.items() if "scale" in n},
+        "model-00002-of-00002.safetensors": {n: t for n, t in fp8.items() if "scale" not in n},
+    }
+    index = {}
+    for file, tensors in groups.items():
+        save_file(tensors, folder / file)
+        index |= dict.fromkeys(tensors, file)
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+
+
+def test_a_scale_may_be_in_another_file(checkpoint):
+    written, folder, config, fp8 = checkpoint
+    whole, sharded = make_model(written.config), make_model(written.config)
+    load_weights(whole, folder, config=config)
+    shards(folder, fp8)
+    load_weights(sharded, folder, config=config)
+    for one, other in zip(whole.parameters(), sharded.parameters(), strict=True):  # type: ignore[attr-defined]
+        assert torch.equal(one, other)
+
+
+NAME = "model.layers.0.mlp.up_proj.weight"
+
+
+def refused(checkpoint, config=None, **changes) -> str:
+    written, folder, own, fp8 = checkpoint
+    kept = {name: tensor for name, tensor in (fp8 | changes).items() if tensor is not None}
+    save_file(kept, folder / "model.safetensors")
+    with pytest.raises(CheckpointCorruptError) as caught:
+        load_weights(make_model(written.config), folder, config=config or own)
+    return str(caught.value)
+
+
+def test_a_weight_without_its_scale_is_named(checkpoint):
+    text = refused(checkpoint, **{NAME + "_scale_inv": None})
+    assert f"tensor {NAME} in model.safetensors is float8, and {NAME}_scale_inv is missing" in text
+
+
+def test_a_scale_of_other_blocks_is_an_error_with_both_shapes(checkpoint):
+    text = refused(checkpoint, **{NAME + "_scale_inv": torch.ones(2, 2)})
+    assert (
+        "has shape [2, 2], but a weight of shape [112, 64] in blocks of [32, 24] needs [4, 3]"
+        in (text)
+    )
+
+
+def test_a_scale_without_a_float8_weight_is_unexpected(checkpoint):
+    text = refused(checkpoint, **{"model.norm.weight_scale_inv": torch.ones(1, 1)})
+    assert "1 tensors are not in the model: model.norm.weight_scale_inv" in text
+
+
+@pytest.mark.parametrize("size", [128, [128], [0, 128], ["128", 128], [1, 2, 3]])
+def test_a_block_size_that_is_none_is_refused(checkpoint, size):
+    config = checkpoint[2] | {"quantization_config": QUANTIZATION | {"weight_block_size": size}}
+    assert "weight_block_size of config.json must be two" in refused(checkpoint, config)
+
+
+def test_a_dtype_that_is_unknown_is_refused(checkpoint):
+    assert "the dtype 'float4'" in refused(checkpoint, checkpoint[2] | {"torch_dtype": "float4"})
+
+
+def test_weights_that_a_method_reads_stay_as_they_are(checkpoint):
+    written, folder, config, _ = checkpoint
+    with pytest.raises(CheckpointCorruptError, match="_scale_inv"):
+        load_weights(make_model(written.config), folder, config=config, dequantizes=False)

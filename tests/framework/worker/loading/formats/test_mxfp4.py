@@ -1,0 +1,118 @@
+"""Mxfp4 experts are decoded as transformers does it, and to the shape of unquantized ones."""
+
+import pytest
+import torch
+from family_cases import CASES
+from family_checkpoints import write_family
+from model_parts import make_model
+from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from quire.errors import CheckpointCorruptError
+from quire.worker.loading.checkpoint_files import StoredTensor
+from quire.worker.loading.formats.checkpoint_tensor import unchanged
+from quire.worker.loading.formats.conversion import converted_tensors
+from quire.worker.loading.formats.mxfp4 import decode_mxfp4
+from quire.worker.loading.weight_loading import load_weights
+
+BASE = "model.layers.0.mlp.experts.gate_up_proj"
+CONFIG = {"quantization_config": {"quant_method": "mxfp4"}}
+
+
+def stored(name: str, shape: tuple[int, ...]) -> StoredTensor:
+    return StoredTensor(name, None, shape, "U8", 0)  # type: ignore[arg-type]
+
+
+def random_blocks(num_experts=3, rows=5, num_blocks=2) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shape = (num_experts, rows, num_blocks)
+    blocks = torch.randint(256, (*shape, 16), generator=generator, dtype=torch.uint8)
+    scales = torch.randint(110, 140, shape, generator=generator, dtype=torch.uint8)
+    return blocks, scales
+
+
+def test_every_code_is_its_value_times_the_power_of_two():
+    codes = torch.arange(16, dtype=torch.uint8)
+    blocks = torch.cat((codes | (codes.flip(0) << 4),)).view(1, 1, 1, 16)
+    found = decode_mxfp4(blocks, torch.tensor([[[126]]], dtype=torch.uint8), torch.float32)
+    values = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    table = torch.tensor([*values, *(-v for v in values)]) * 0.5
+    assert torch.equal(found.flatten()[0::2], table)
+    assert torch.equal(found.flatten()[1::2], table.flip(0))
+
+
+def test_experts_are_decoded_as_transformers_does_it():
+    blocks, scales = random_blocks()
+    expected = convert_moe_packed_tensors(blocks, scales, dtype=torch.bfloat16)
+    found = decode_mxfp4(blocks, scales, torch.bfloat16)
+    assert found.shape == (3, 64, 5)
+    assert torch.equal(found, expected)
+
+
+def test_blocks_and_scales_become_one_tensor_of_the_unquantized_shape():
+    names = {
+        f"{BASE}_blocks": (3, 5, 2, 16),
+        f"{BASE}_scales": (3, 5, 2),
+        f"{BASE}_bias": (3, 5),
+        "model.norm.weight": (8,),
+    }
+    tensors = converted_tensors(
+        {name: stored(name, shape) for name, shape in names.items()}, CONFIG, dequantizes=True
+    )
+    assert {name: tensor.shape for name, tensor in tensors.items()} == {
+        BASE: (3, 64, 5),
+        f"{BASE}_bias": (3, 5),
+        "model.norm.weight": (8,),
+    }
+    blocks, scales = random_blocks()
+    assert tensors[BASE].value(blocks, scales).shape == (3, 64, 5)
+    assert tensors[BASE].value(blocks, scales).dtype is torch.bfloat16
+
+
+def test_blocks_without_scales_are_named():
+    blocks = {f"{BASE}_blocks": stored(f"{BASE}_blocks", (3, 5, 2, 16))}
+    with pytest.raises(CheckpointCorruptError, match=f"{BASE}_scales is missing"):
+        converted_tensors(blocks, CONFIG, dequantizes=True)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "scales"),
+    [((3, 5, 2, 8), (3, 5, 2)), ((3, 5, 2, 16), (3, 5, 1)), ((5, 2, 16), (5, 2))],
+    ids=str,
+)
+def test_shapes_that_do_not_fit_are_an_error_with_both(blocks, scales):
+    tensors = {
+        f"{BASE}_blocks": stored(f"{BASE}_blocks", blocks),
+        f"{BASE}_scales": stored(f"{BASE}_scales", scales),
+    }
+    with pytest.raises(CheckpointCorruptError) as caught:
+        converted_tensors(tensors, CONFIG, dequantizes=True)
+    assert str(list(blocks)) in str(caught.value)
+    assert str(list(scales)) in str(caught.value)
+
+
+def test_scales_of_another_kind_are_left_alone():
+    """A tensor is part of a pair by its blocks, not because its name ends in scales."""
+    tensors = {"layer_scales": stored("layer_scales", (4,))}
+    assert converted_tensors(tensors, CONFIG, dequantizes=True) == unchanged(tensors)
+
+
+def test_gpt_oss_with_mxfp4_experts_is_the_same_model_as_decoded(tmp_path):
+    family = next(iter(CASES["GptOssForCausalLM"].values()))
+    written = write_family(tmp_path / "plain", family)
+    plain = load_file(written.folder / "model.safetensors")
+    packed = dict(plain)
+    for name in [name for name in plain if name.endswith(("experts.gate_up_proj", "down_proj"))]:
+        num_experts, columns, rows = plain[name].shape
+        blocks, scales = random_blocks(num_experts, rows, columns // 32)
+        plain[name] = decode_mxfp4(blocks, scales, torch.bfloat16).contiguous()
+        packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        del packed[name]
+    save_file(plain, written.folder / "model.safetensors")
+    (tmp_path / "packed").mkdir()
+    save_file(packed, tmp_path / "packed" / "model.safetensors")
+    expected, found = make_model(written.config), make_model(written.config)
+    load_weights(expected, written.folder, config=written.config)
+    load_weights(found, tmp_path / "packed", config=written.config | CONFIG)
+    pairs = zip(found.parameters(), expected.parameters(), strict=True)  # type: ignore[attr-defined]
+    assert all(torch.equal(one, other) for one, other in pairs)

@@ -1,0 +1,47 @@
+"""Styles of sharding, from the plans of transformers."""
+
+import torch
+from transformers_families import tiny_config
+
+from quire_models.transformers_fallback.shard_plan import REPLICATED, ShardPlan, ShardStyle
+
+
+def plan(model_type):
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return ShardPlan(AutoModelForCausalLM.from_config(tiny_config(model_type)))
+
+
+def test_projections_are_sharded_by_outputs_and_the_last_one_by_inputs():
+    llama = plan("llama")
+    assert llama.style("model.layers.3.self_attn.q_proj") == ShardStyle("outputs")
+    assert llama.style("model.layers.3.self_attn.o_proj") == ShardStyle("inputs")
+
+
+def test_a_norm_over_the_whole_projection_needs_whole_outputs():
+    olmo = plan("olmo2")
+    assert olmo.style("model.layers.0.self_attn.q_proj") == ShardStyle("outputs", True)
+    assert olmo.style("model.layers.0.self_attn.o_proj") == ShardStyle("inputs", True)
+
+
+def test_what_has_no_style_is_replicated():
+    assert plan("llama").style("model.layers.0.self_attn.r_proj") is REPLICATED
+    assert plan("llama").style("model.layers.0.x.self_attn.q_proj") is REPLICATED
+    assert plan("gpt2").style("transformer.h.0.attn.c_attn") is REPLICATED
+
+
+def test_a_module_with_a_sharded_parameter_of_its_own_keeps_its_linear_layers_whole():
+    beam = plan("beam")
+    assert beam.style("model.layers.0.self_attn.q_proj") is REPLICATED
+    assert beam.style("model.layers.0.mlp.gate_proj") == ShardStyle("outputs")
+
+
+def test_sinks_leave_the_linear_layers_of_their_module_sharded():
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(tiny_config("granite_swa"))
+    path = "model.layers.0.self_attn"
+    assert ShardPlan(model).style(f"{path}.q_proj") is REPLICATED
+    assert ShardPlan(model, {f"{path}.sinks"}).style(f"{path}.q_proj").dim == "outputs"
