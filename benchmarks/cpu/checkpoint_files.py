@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_process import EngineFailedError, clean_environment, without_paths
+from family_shapes import FAMILY_SHAPES, write_family_shape
 
 from quire.cli.bench.model_shapes import SHAPES
 
@@ -27,16 +28,12 @@ TINY_SHAPE: dict[str, Any] = SHAPES["5m"] | {"vocab_size": 512, "num_hidden_laye
 
 def sizes(shape: str) -> dict[str, Any]:
     """Return the sizes of a shape, as in a config.json."""
-    return TINY_SHAPE if shape == TINY else SHAPES[shape]
+    return TINY_SHAPE if shape == TINY else (SHAPES | FAMILY_SHAPES)[shape]
 
 
-def num_params(shape: str) -> int:
-    """Return the number of parameters of a shape in its matrices; the head is tied."""
-    config = sizes(shape)
-    hidden, width = config["hidden_size"], config["intermediate_size"]
-    heads = 2 * (config["num_attention_heads"] + config["num_key_value_heads"])
-    layer = hidden * (heads * config["head_dim"] + 3 * width)
-    return int(config["vocab_size"] * hidden + config["num_hidden_layers"] * layer)
+def num_params(folder: Path) -> int:
+    """Return the number of parameters of a checkpoint, each of two bytes."""
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) // 2
 
 
 def make_checkpoint(folder: Path, shape: str) -> Path:
@@ -87,4 +84,5 @@ def write(folder: Path, shape: str) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]), sys.argv[2])
+    path, named = Path(sys.argv[1]), sys.argv[2]
+    write_family_shape(path, named) if named in FAMILY_SHAPES else write(path, named)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 
 from checkpoint_files import TINY, sizes
@@ -18,12 +19,17 @@ from configurations import (
     all_bf16,
     llama_candidates,
     transformers_candidates,
+    transformers_in,
     vllm_candidates,
+    vllm_compiled,
 )
 from engine_process import Configuration, EngineFailedError, EngineProcess
+from family_shapes import FAMILY_SHAPES
 
 LOAD_S, RUN_S = 600.0, 600.0
 DISTURBED_TURNS = 20
+FAMILY_DTYPES = ("float32", "bfloat16")
+FAMILY_LENGTH = 1088  # tokens of a request, at most
 WARM_UP_IN, WARM_UP_OUT = 8, 2  # tokens of each request in the warm-up run
 
 
@@ -71,9 +77,11 @@ class Comparison:
     """One load, and the engines that take part.
 
     Attributes:
-        figures: Figures of a turn: "out_tok_s" of all requests together, or "decode_tok_s" and
-            "prefill_tok_s" separately.
+        figures: Figures of a turn: "out_tok_s" of all requests together, "decode_tok_s" and
+            "prefill_tok_s" of a part of the work each.
         repeats: Number of runs in one turn, so that it lasts long enough to be measured.
+        single_input_len: Number of tokens of a request that then runs alone, for the figures of a
+            part; None: these are of the whole load.
     """
 
     shape: str
@@ -84,42 +92,66 @@ class Comparison:
     peers: tuple[Peer, ...]
     figures: tuple[str, ...]
     repeats: int = 1
+    single_input_len: int | None = None
 
     def quick(self) -> Comparison:
         """Return the same with tiny sizes."""
-        return replace(self, shape=TINY, batch=2, input_len=16, output_len=12, repeats=1)
+        return replace(
+            self,
+            shape=TINY,
+            batch=2,
+            input_len=16,
+            output_len=12,
+            repeats=1,
+            single_input_len=self.single_input_len and 16,
+        )
 
     @property
     def load(self) -> dict[str, str | int]:
         """Description for the report."""
+        single = {"single_input_len": self.single_input_len} if self.single_input_len else {}
         return {
             "shape": self.shape,
             "requests": self.batch,
             "input_len": self.input_len,
             "output_len": self.output_len,
             "repeats": self.repeats,
+            **single,
         }
 
     @property
     def prompts(self) -> list[list[int]]:
         """Prompts, always the same; ids avoid the special tokens, the first of the vocabulary."""
+        return self._prompts(self.batch, self.input_len)
+
+    def _prompts(self, number: int, length: int) -> list[list[int]]:
         rng, end = random.Random(0), sizes(self.shape)["vocab_size"]
-        return [[rng.randrange(3, end) for _ in range(self.input_len)] for _ in range(self.batch)]
+        return [[rng.randrange(3, end) for _ in range(length)] for _ in range(number)]
 
     def work(self, process: EngineProcess) -> dict[str, float]:
         """Warm up, run once, and return the figures."""
         prompts, length = self.prompts, self.output_len
         process.run([prompt[:WARM_UP_IN] for prompt in prompts], WARM_UP_OUT, 1, RUN_S)
-        if self.figures == ("out_tok_s",):
+        found = {}
+        if "out_tok_s" in self.figures:
             whole, _ = process.run(prompts, length, self.repeats, RUN_S)
-            return {"out_tok_s": self.batch * length / whole}
+            found = {"out_tok_s": self.batch * length / whole}
+        if "decode_tok_s" not in self.figures:
+            return found
+        if self.single_input_len is not None:
+            prompts = self._prompts(1, self.single_input_len)
+        return found | self._parts(prompts, process)
+
+    def _parts(self, prompts: list[list[int]], process: EngineProcess) -> dict[str, float]:
+        """Return the rates of the prompts and of the tokens after them, separately."""
+        length = self.output_len
         for _ in range(DISTURBED_TURNS):
             first, _ = process.run(prompts, 1, self.repeats, RUN_S)
             whole, _ = process.run(prompts, length, self.repeats, RUN_S)
             if whole > first:
                 return {
-                    "decode_tok_s": self.batch * (length - 1) / (whole - first),
-                    "prefill_tok_s": self.batch * self.input_len / first,
+                    "decode_tok_s": len(prompts) * (length - 1) / (whole - first),
+                    "prefill_tok_s": sum(map(len, prompts)) / first,
                 }
         raise EngineFailedError(
             f"{process.configuration.label}: {DISTURBED_TURNS} times one token took longer than "
@@ -187,10 +219,34 @@ def single(bench: Bench) -> Comparison:
     )
 
 
+def family(shape: str, dtype: str, bench: Bench) -> Comparison:
+    """Return the loads of another family, in one number type."""
+    vllm = vllm_compiled(bench.pythons.get("vllm"), bench.folder, FAMILY_LENGTH, 8, dtype)
+    ours = QUIRE if dtype == "float32" else all_bf16(bench.isa)
+    figures = ("out_tok_s", "decode_tok_s", "prefill_tok_s")
+    peers = {"vllm": (vllm, 1.5), "transformers": (transformers_in(dtype), 3.0)}
+    return Comparison(
+        shape,
+        batch=8,
+        input_len=128,
+        output_len=32,
+        ours=(ours,),
+        peers=tuple(
+            Peer(engine, engine, candidates, (ours,), 900.0, dict.fromkeys(figures, aim))
+            for engine, (candidates, aim) in peers.items()
+        ),
+        figures=figures,
+        single_input_len=1000,
+    )
+
+
 def comparisons(bench: Bench) -> dict[str, Comparison]:
     """Return all comparisons, by the name of their stage."""
-    return {
+    found = {
         "qwen3-0.6b": throughput("qwen3-0.6b", bench),
         "single": single(bench),
         "5m": throughput("5m", bench),
     }
+    for shape, dtype in product(FAMILY_SHAPES, FAMILY_DTYPES):
+        found[f"{shape}-{dtype}"] = family(shape, dtype, bench)
+    return found

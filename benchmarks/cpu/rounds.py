@@ -202,8 +202,4 @@ class _Engines:
 
     def _wanted_bytes(self, configuration: Configuration) -> int:
         cache = VLLM_CACHE_GIB << 30 if configuration.engine == "vllm" else 0
-        return (
-            int(1.3 * configuration.weight_bytes * num_params(self._comparison.shape))
-            + (1 << 30)
-            + cache
-        )
+        return int(1.3 * configuration.weight_bytes * num_params(self._folder)) + (1 << 30) + cache

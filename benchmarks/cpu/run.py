@@ -27,7 +27,7 @@ from comparisons import Bench
 from drawing import draw
 from engine_process import LIMITS, clean_environment
 from machine_facts import describe
-from stages import STAGES, run_stage
+from stages import FAMILY_STAGES, STAGES, run_stage
 from tables import write_markdown
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -54,6 +54,7 @@ SECONDS = {
     "5m": Seconds(50, 300, 10),
     "start": Seconds(280),
     "load": Seconds(110),
+    **dict.fromkeys(FAMILY_STAGES, Seconds(120, 150, 50)),
 }
 
 

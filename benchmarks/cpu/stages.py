@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint_files import TINY, make_checkpoint
-from comparisons import LOAD_S, Bench, comparisons
+from comparisons import FAMILY_DTYPES, LOAD_S, Bench, comparisons
 from configurations import QUIRE, vllm_configuration
 from engine_process import (
     Configuration,
@@ -25,6 +25,7 @@ from engine_process import (
     environment,
     without_paths,
 )
+from family_shapes import FAMILY_SHAPES
 from rounds import Replaced, run_comparison
 from trials import log_progress
 
@@ -40,6 +41,7 @@ RATES_S = 300.0
 CLIENTS, QUICK_CLIENTS = (1, 8, 32, 64, 96), (1, 2)
 QUICK_LOAD = ("--shortened", "8", "--window", "0.5")
 CACHED_STARTS, COLD_STARTS = 7, 3
+FAMILY_STAGES = tuple(f"{shape}-{dtype}" for shape in FAMILY_SHAPES for dtype in FAMILY_DTYPES)
 
 
 def run_stage(name: str, bench: Bench, about: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -124,13 +126,18 @@ def served(bench: Bench) -> Iterator[dict[str, Any]]:
         raise EngineFailedError(f"serving many clients ended with {process.returncode}")
 
 
+def _comparing(name: str) -> Callable[[Bench], Iterator[dict[str, Any]]]:
+    return lambda bench: run_comparison(comparisons(bench)[name], bench)
+
+
 STAGES: dict[str, Callable[[Bench], Iterator[dict[str, Any]]]] = {
     "machine": machine,
-    "qwen3-0.6b": lambda bench: run_comparison(comparisons(bench)["qwen3-0.6b"], bench),
-    "single": lambda bench: run_comparison(comparisons(bench)["single"], bench),
-    "5m": lambda bench: run_comparison(comparisons(bench)["5m"], bench),
+    "qwen3-0.6b": _comparing("qwen3-0.6b"),
+    "single": _comparing("single"),
+    "5m": _comparing("5m"),
     "start": start,
     "load": served,
+    **{name: _comparing(name) for name in FAMILY_STAGES},
 }
 
 

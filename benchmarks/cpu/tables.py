@@ -170,7 +170,10 @@ def _noise_row(ratio: Mapping[str, Any], stage: Mapping[str, Any]) -> list[str]:
 def load_name(load: Mapping[str, Any]) -> str:
     """Return the name of a load in the report."""
     many = "1 request" if load["requests"] == 1 else f"{load['requests']} requests"
-    return f"{load['shape']}, {many}, {load['input_len']} in, {load['output_len']} out"
+    whole = f"{load['shape']}, {many}, {load['input_len']} in, {load['output_len']} out"
+    if alone := load.get("single_input_len"):
+        whole += f"; decode and prefill: 1 request, {alone:,} in"
+    return whole
 
 
 def _both_rates(ratio: Mapping[str, Any], stage: Mapping[str, Any]) -> list[str]:

@@ -16,8 +16,8 @@ INTRODUCTION = """# Mutants
 
 Small wrong changes to the product, one at a time, each with the tests that should notice it. The
 tables are in `tests/mutants`, and `make mutants` tries them. "Noticed" counts mutants that were
-tried and are not equivalent. Where the changed text is new, there is no "before"; mutants that were
-not tried count nowhere."""
+tried and are not equivalent. Where the changed text is new, there is no "before". "Not tried" are
+those that are not equivalent and have no outcome "after": most are newer. No share has them."""
 
 
 def main(labels: Sequence[str]) -> None:
@@ -32,7 +32,8 @@ def page(labels: Sequence[str]) -> str:
     everyone = [mutant for table in mutants.values() for mutant in table]
     rows = [row(name, mutants[name], outcomes) for name in mutants]
     rows.append(row("**all**", everyone, outcomes))
-    head = ["table", "mutants", "equivalent", *(f"noticed {label}" for label in labels)]
+    noticed = [f"noticed {label}" for label in labels]
+    head = ["table", "mutants", "equivalent", "not tried", *noticed]
     equivalent = [mutant for mutant in everyone if mutant.equivalent]
     lived = [mutant for mutant in everyone if outcomes[labels[-1]].get(mutant.key) == SURVIVED]
     survivors = [mutant for mutant in lived if not mutant.equivalent]
@@ -49,8 +50,10 @@ def page(labels: Sequence[str]) -> str:
 
 def row(name: str, mutants: Sequence[Mutant], outcomes: dict[str, dict[str, str]]) -> list[str]:
     proper = [mutant for mutant in mutants if not mutant.equivalent]
+    *_, last = outcomes.values()
+    untried = sum(last.get(mutant.key) not in (NOTICED, SURVIVED) for mutant in proper)
     shares = [_share(proper, found) for found in outcomes.values()]
-    return [name, str(len(mutants)), str(len(mutants) - len(proper)), *shares]
+    return [name, str(len(mutants)), str(len(mutants) - len(proper)), str(untried), *shares]
 
 
 def _share(mutants: Sequence[Mutant], outcomes: dict[str, str]) -> str:

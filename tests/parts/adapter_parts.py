@@ -14,9 +14,13 @@ LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 def peft_model(written: WrittenCheckpoint, name: str, **options: Any) -> Any:
     """The checkpoint in transformers, with one random adapter of peft."""
+    return adapted(transformers_model(written.folder), name, **options)
+
+
+def adapted(base: Any, name: str, **options: Any) -> Any:
+    """Return a model of transformers with one random adapter of peft."""
     from peft import get_peft_model
 
-    base = transformers_model(written.folder)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft calls what transformers deprecates
         model = get_peft_model(base, _config(options), adapter_name=name).eval()

@@ -507,7 +507,12 @@ CASES: dict[str, dict[str, FamilyCase]] = {
             "deepseek_v2",
             LATENT
             | SIGMOID_EXPERTS
-            | {"q_lora_rank": None, "n_shared_experts": 1, "first_k_dense_replace": 0},
+            | {
+                "q_lora_rank": None,
+                "mlp_bias": True,
+                "n_shared_experts": 1,
+                "first_k_dense_replace": 0,
+            },
         ),
     },
     "PhimoeForCausalLM": {

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 from engine_parts import InOrder, ScriptedGrammars
 from grid_parts import placing_any_grid
-from threaded_ranks import RankThreads, results_of
 
 from quire.compose.sizes.layer_specs import stage_specs
 from quire.config import Settings
@@ -38,6 +37,7 @@ from quire.messages import (
     WorkerControl,
 )
 from quire.plugins.loading import load_plugins
+from quire.testing.model.threaded_ranks import RankThreads, results_of
 from quire.worker.model_runner import ModelRunner
 from quire.worker.parts import WorkerParts
 from quire.worker.stage import Stage

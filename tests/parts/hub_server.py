@@ -20,6 +20,7 @@ class Hub:
         files: Content of each file, by revision and name.
         received: Names of the files that were sent, with the first byte of each response.
         wrong: Names of files whose content is not what the hub announces.
+        refusal: Status and error code of every response; None: the hub serves the model.
         may_send: Unset to hold back the second half of every large file.
     """
 
@@ -27,6 +28,7 @@ class Hub:
         self.files = files
         self.received: list[tuple[str, int]] = []
         self.wrong: set[str] = set()
+        self.refusal: tuple[int, str] | None = None
         self.url = ""
         self.may_send = threading.Event()
         self.may_send.set()
@@ -74,6 +76,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, is_head: bool) -> None:
         path = self.path.partition("?")[0].strip("/")
+        if self.hub.refusal is not None:
+            self._refuse(*self.hub.refusal)
+            return
         try:
             if path.startswith(f"api/models/{MODEL}"):
                 self._send_json(self._listing(path.removeprefix(f"api/models/{MODEL}").strip("/")))
@@ -82,10 +87,14 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send_file(revision, name, is_head)
         except KeyError as error:
             is_file = "." in str(error)
-            self.send_response(404)
-            self.send_header("X-Error-Code", "EntryNotFound" if is_file else "RevisionNotFound")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            self._refuse(404, "EntryNotFound" if is_file else "RevisionNotFound")
+
+    def _refuse(self, status: int, code: str) -> None:
+        self.send_response(status)
+        if code:
+            self.send_header("X-Error-Code", code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
 
     def _listing(self, path: str) -> Any:
         kind, _, revision = path.partition("/")

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from model_parts import logits_of, make_model, random_tokens
+from model_parts import make_model, random_tokens
 from rank_process import FolderExchange
 from safetensors.torch import save_file
 from torch import Tensor
 
 from quire.layers import TensorParallelGroup
 from quire.messages import AdapterRef
+from quire.testing.model.dense_attention import logits_of
 from quire.worker.device.distributed_group import DistributedGroup
 from quire.worker.device.group_place import GroupPlace
 from quire.worker.device.shared_memory_group import SharedMemoryGroup

@@ -3,10 +3,10 @@
 from typing import Any
 
 import torch
-from model_parts import DenseAttention
 from torch import Tensor
 
 from quire.interfaces.attention import AttentionLayerParams, RotaryStep
+from quire.testing.model.dense_attention import DenseAttention
 
 
 class RotatingAttention(DenseAttention):

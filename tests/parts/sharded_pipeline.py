@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from sampler_parts import tables_with
-from threaded_ranks import ThreadedGroup, run_ranks
 from torch import Tensor
 
 from quire.interfaces.sampling import LogitsProcessor, RequestField, Sampler
 from quire.layers import TensorParallelGroup
 from quire.layers.vocabulary import VocabularyShard
 from quire.messages import RowBitmask
+from quire.testing.model.threaded_ranks import ThreadedGroup, run_ranks
 from quire.worker.sampling.sampled_tokens import HostTokens
 from quire.worker.sampling.sampling_pipeline import SamplingPipeline
 from quire_samplers.categorical import Categorical

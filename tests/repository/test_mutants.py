@@ -63,13 +63,13 @@ def test_a_changed_mutant_is_another_one():
     assert mutant.apply("x = 1\nx = 1\n") is None
 
 
-def test_a_share_counts_what_was_tried_and_is_not_equivalent():
+def test_shares_count_what_was_tried_and_the_rest_is_counted_apart():
     one = Mutant("engine", "a.py", "1", "2", "what", ("tests",))
     two = Mutant("engine", "a.py", "3", "4", "what", ("tests",))
     three = Mutant("engine", "a.py", "5", "6", "what", ("tests",), equivalent="nothing reads it")
     outcomes = {"before": {one.key: NOTICED, two.key: SURVIVED, three.key: SURVIVED}, "after": {}}
     row = mutant_report.row("engine", [one, two, three], outcomes)
-    assert row == ["engine", "3", "1", "1 of 2 (50%)", "-"]
+    assert row == ["engine", "3", "1", "2", "1 of 2 (50%)", "-"]
 
 
 def test_a_mutant_follows_its_text_to_the_file_that_has_it_now():

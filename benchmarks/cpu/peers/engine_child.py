@@ -123,8 +123,8 @@ def transformers() -> Callable[..., tuple[Generate, dict[str, Any]]]:
 
     def build(folder: Path, options: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
         torch.set_num_threads(options["threads"])
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, options["dtype"]), attn_implementation="sdpa"
+        model = AutoModelForCausalLM.from_pretrained(  # with SDPA, where it offers that
+            folder, dtype=getattr(torch, options["dtype"])
         ).eval()
         cache = options.get("cache_implementation")
         if cache == "static":

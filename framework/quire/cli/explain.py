@@ -54,6 +54,7 @@ def describe(composition: Composition, memory: MemoryEstimate, num_replicas: int
         "shipped_by": None if shipped is None else str(shipped.entry.source),
         "folder": str(composition.checkpoint.folder),
         "architecture": description.architecture,
+        "left_out": description.left_out or None,
         "parameters": description.num_params,
         "layers": description.num_layers,
         "device": composition.device,

@@ -132,6 +132,7 @@ def _from_hub(settings: ModelSettings, with_weights: bool, known: str) -> Path:
             settings.model,
             settings.revision,
             with_weights=with_weights,
+            with_code=settings.trust_remote_code,
             from_modelscope=settings.use_modelscope,
         )
     except CheckpointNotFoundError as error:

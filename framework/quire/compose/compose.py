@@ -192,7 +192,9 @@ def _compose(
     grid = WorkerGrid(
         settings.parallel.tensor_parallel_size, settings.parallel.pipeline_parallel_size
     )
-    inputs = _Inputs(settings, registries, description, machine, device, dtype.value, unavailable)
+    inputs = _Inputs(
+        settings, registries, model, description, machine, device, dtype.value, unavailable
+    )
     parts = settings.parts
     lora_source = choose_lora(registries, settings.lora, model)
     composition = Composition(
@@ -276,6 +278,7 @@ class _Inputs:
 
     settings: Settings
     registries: Registries
+    model: Choice
     description: ModelDescription
     machine: Machine
     device: str
@@ -313,6 +316,7 @@ def _computing_parts(inputs: _Inputs) -> dict[str, Any]:
             kernels,
             attention.backends,
             packs=quantization.value is not None,
+            model=inputs.model.entry.capabilities,
         ),
         "symmetric_memory": choose_symmetric_memory(settings, device, inputs.machine),
         "samplers": choose_samplers(

@@ -1,6 +1,6 @@
 """Mistral's `params.json`, read as the config.json that the same model has on Hugging Face."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from quire.errors import UnsupportedModelError
@@ -52,23 +52,33 @@ def config_from_params(params: Mapping[str, Any]) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "max_position_embeddings": next(lengths, DEFAULT_MAX_LEN),
         **{RENAMED[key]: value for key, value in params.items() if key in RENAMED},
-        **_experts(params.get("moe") or {}),
+        **_experts(params),
         **_scaled_rope(params),
     }
 
 
-def _experts(moe: Mapping[str, Any]) -> dict[str, Any]:
+def _experts(params: Mapping[str, Any]) -> dict[str, Any]:
     renamed = {"num_experts": "num_local_experts", "num_experts_per_tok": "num_experts_per_tok"}
-    if unknown := [key for key in moe if key not in renamed]:
-        raise UnsupportedModelError(f"{PARAMS} sets moe.{unknown[0]}, which quire does not read")
-    return {renamed[key]: value for key, value in moe.items()}
+    return {renamed[key]: value for key, value in _object(params, "moe", renamed).items()}
 
 
 def _scaled_rope(params: Mapping[str, Any]) -> dict[str, Any]:
-    yarn = params.get("yarn")
+    yarn = _object(params, "yarn", (*YARN, "apply_scale"))
     if not yarn:
         return {}
     scaling = {YARN[key]: value for key, value in yarn.items() if key in YARN}
     if not yarn.get("apply_scale", True):
         scaling["attention_factor"] = 1.0
     return {"rope_scaling": {"rope_type": "yarn", **scaling}}
+
+
+def _object(params: Mapping[str, Any], key: str, known: Container[str]) -> Mapping[str, Any]:
+    """Return an object that has only known parameters; an empty one if it is off."""
+    value = params.get(key) or {}
+    if not isinstance(value, Mapping):
+        raise UnsupportedModelError(f"{key} in {PARAMS} must be an object, got {value!r}")
+    if unknown := [f"{key}.{name}" for name in value if name not in known]:
+        raise UnsupportedModelError(
+            f"{PARAMS} sets {', '.join(unknown)}, which quire does not read"
+        )
+    return value

@@ -34,6 +34,8 @@ class ModelCapabilities:
         supports_tensor_parallel: True if all layers come from `quire.layers`.
         supports_pipeline_parallel: True if the model builds only the layers of its stage, and its
             forward pass takes and returns `StageTensors`.
+        supports_cpu_graphs: True if native kernels compute all of a decode step, so that it can be
+            traced and replayed on a CPU.
         is_fallback: True if the model stands for architectures that no plugin registers. It is
             registered under a name for `--model-impl`, and its `describe` is called as
             `describe(config, code_folder)`, where `code_folder` is the checkpoint's folder if the
@@ -45,6 +47,7 @@ class ModelCapabilities:
     supports_lora: bool = True
     supports_tensor_parallel: bool = True
     supports_pipeline_parallel: bool = False
+    supports_cpu_graphs: bool = True
     is_fallback: bool = False
 
     def __post_init__(self) -> None:
@@ -56,7 +59,7 @@ class ModelDescription:
     """Properties of a model that the engine plans with.
 
     Attributes:
-        config: The checkpoint's config.json, unchanged.
+        config: The checkpoint's config.json, or its part for the text model if that is nested.
         num_params: Number of parameters of the model.
         kv_layers: Layers that store data in the KV cache, in order.
         quantization: Name of the checkpoint's quantization method, if any.
@@ -67,6 +70,7 @@ class ModelDescription:
         num_experts: Number of experts of a mixture; 0: there are none.
         expert_sizes: The same as `sharded_sizes`, for sizes that are not divided if whole experts
             are divided over the devices: `{"moe_intermediate_size": 768}`.
+        left_out: Parts of the checkpoint that are not loaded, for people; empty: none.
         code_folder: Folder of the checkpoint if code in it may be run; None: it may not.
     """
 
@@ -89,6 +93,7 @@ class ModelDescription:
     num_experts: int = 0
     expert_sizes: Mapping[str, int] = field(default_factory=dict)
     modalities: tuple[str, ...] = ("text",)
+    left_out: str = ""
     code_folder: Path | None = None
 
 
@@ -128,6 +133,9 @@ class Model(ABC):
         packed_modules: Name of a merged module -> names of the checkpoint's modules in it, in
             order. LoRA adapters and checkpoints use the checkpoint's names.
         ignored_weights: Regular expressions for names of checkpoint weights that are not loaded.
+        weight_prefixes: Prefixes of the checkpoint's names -> those that they have in all that
+            follows: `weight_rules`, `tied_weights` and `map_weight_name`. The first that fits
+            applies; other names stay. An instance may set its own.
         weight_rules: Rules for checkpoint modules that have other names than the model's, or hold
             several of them. An instance may set its own. Names without a rule are the model's.
         tied_weights: Name of a weight that the model has only as another one -> name of that one,
@@ -137,6 +145,7 @@ class Model(ABC):
 
     packed_modules: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     ignored_weights: tuple[str, ...] = ()
+    weight_prefixes: Mapping[str, str] = MappingProxyType({})
     weight_rules: Sequence[WeightRule] = ()
     tied_weights: Mapping[str, str] = MappingProxyType({})
 
@@ -166,8 +175,9 @@ class Model(ABC):
         """
 
     def map_weight_name(self, name: str) -> str | None:
-        """Return the name that `weight_rules` are applied to; by default the checkpoint's name.
+        """Return the name that `weight_rules` are applied to; by default the name itself.
 
-        None skips the weight: the model does not need it, or another pipeline stage has it.
+        Prefixes are replaced before. None skips the weight: the model does not need it, or another
+        pipeline stage has it.
         """
         return name

@@ -40,12 +40,14 @@ class WeightRule:
             after the other: 1 if every part is contiguous, the number of heads if each head has its
             query, key and value, half the number of rows if two parts alternate row by row.
         transposed: Whether matrices are stored as `[in, out]`.
+        may_be_transposed: Whether some checkpoints store them so, which the shape tells.
     """
 
     checkpoint: str
     parts: tuple[str, ...]
     groups: int = 1
     transposed: bool = False
+    may_be_transposed: bool = False
 
     def __post_init__(self) -> None:
         self._check_names()
@@ -135,6 +137,43 @@ class WeightMatch:
         return tuple(_filled(part, numbers) + self.suffix for part in self.rule.parts)
 
 
+class WeightPrefixes:
+    """Prefixes of a checkpoint's names, and those that they have for the rules.
+
+    Args:
+        prefixes: The checkpoint's prefix -> that of the rules' names.
+    """
+
+    def __init__(self, prefixes: Mapping[str, str]) -> None:
+        self._prefixes = prefixes
+
+    def replaced(self, name: str) -> str:
+        """Return a name of the checkpoint with the prefix that the rules know."""
+        for theirs, ours in self._prefixes.items():
+            if name.startswith(theirs):
+                return ours + name.removeprefix(theirs)
+        return name
+
+    def restored(self, name: str, stored: Iterable[str]) -> str:
+        """Return a name with the prefix that the checkpoint's layout gives it.
+
+        A checkpoint without any of the prefixes has the names of the rules, or is of the layout
+        that comes first.
+
+        Args:
+            name: Name with the prefix that the rules know.
+            stored: Names of the checkpoint, which tell its layout.
+        """
+        fitting = {p: ours for p, ours in self._prefixes.items() if name.startswith(ours)}
+        names = tuple(stored)
+        used = {_layout(p) for p in self._prefixes if any(each.startswith(p) for each in names)}
+        for theirs, ours in fitting.items():
+            is_plain = not used and any(each.startswith(ours) for each in names)
+            if _layout(theirs) in used or not (used or is_plain):
+                return theirs + name.removeprefix(ours)
+        return name
+
+
 class WeightRules:
     """The rules of a model, looked up by name. The first rule that matches a name applies."""
 
@@ -190,6 +229,10 @@ def _matches(patterns: _Patterns, name: str) -> Iterator[WeightMatch]:
 
 def _exact_matches(patterns: _Patterns, path: str, suffix: str) -> Iterator[WeightMatch]:
     return (WeightMatch(rule, numbers, suffix) for rule, numbers in patterns.find(path))
+
+
+def _layout(prefix: str) -> str:
+    return prefix.partition(".")[0]
 
 
 def _outline(fields: Sequence[str]) -> str:

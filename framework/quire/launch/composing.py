@@ -94,6 +94,11 @@ def log_composition(composition: Composition, num_replicas: int = 1) -> None:
         composition.dtype.value,
         composition.dtype.reason,
     )
+    if composition.description.left_out:
+        logger.info(
+            "%s are left out: the model reads and writes text only",
+            composition.description.left_out,
+        )
     logger.info(
         "kernels: %s; KV cache in %s; CUDA graphs: %s",
         composition.kernels,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import math
+from collections import ChainMap
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire.errors import UnsupportedModelError
 
 _REQUIRED: Any = object()
+MAX_COUNT = 2**31 - 1
+MAX_COUNTS = {"num_hidden_layers": 10_000, "head_dim": 65_536}  # of what is made one by one
+MAX_FLOAT = 3.4028234663852886e38  # of float32, in which layers compute
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +39,14 @@ class ConfigValues:
         return self.config.get(self.aliases.get(key, key)) is not None
 
     def count(self, key: str, default: int = _REQUIRED) -> int:
-        """Return an integer that is at least 1 (the default may be any value).
+        """Return an integer from 1 to a limit (the default may be any value).
 
         Raises:
             UnsupportedModelError: The value is missing or is not such an integer.
         """
-        value = self._get(key, default)
-        if value is not default and (not _is_int(value) or value < 1):
-            raise self._wrong(key, value, "a whole number from 1")
+        value, limit = self._get(key, default), MAX_COUNTS.get(key, MAX_COUNT)
+        if value is not default and not _is_whole(value, 1, limit):
+            raise self.wrong(key, value, f"a whole number from 1 to {limit}")
         return int(value)
 
     def whole(self, key: str, default: int = _REQUIRED) -> int:
@@ -53,8 +56,8 @@ class ConfigValues:
             UnsupportedModelError: The value is missing or is not such an integer.
         """
         value = self._get(key, default)
-        if not _is_int(value) or value < 0:
-            raise self._wrong(key, value, "a whole number from 0")
+        if not _is_whole(value, 0):
+            raise self.wrong(key, value, f"a whole number from 0 to {MAX_COUNT}")
         return int(value)
 
     def positive(self, key: str, default: float = _REQUIRED) -> float:
@@ -65,7 +68,7 @@ class ConfigValues:
         """
         value = self._get(key, default)
         if not _is_positive(value):
-            raise self._wrong(key, value, "a number above 0")
+            raise self.wrong(key, value, "a number above 0")
         return float(value)
 
     def flag(self, key: str, default: bool = _REQUIRED) -> bool:
@@ -76,7 +79,7 @@ class ConfigValues:
         """
         value = self._get(key, default)
         if not isinstance(value, bool):
-            raise self._wrong(key, value, "true or false")
+            raise self.wrong(key, value, "true or false")
         return value
 
     def text(self, key: str, default: str = _REQUIRED) -> str:
@@ -87,7 +90,7 @@ class ConfigValues:
         """
         value = self._get(key, default)
         if not isinstance(value, str):
-            raise self._wrong(key, value, "a string")
+            raise self.wrong(key, value, "a string")
         return value
 
     def mapping(self, key: str) -> Mapping[str, Any]:
@@ -98,7 +101,7 @@ class ConfigValues:
         """
         value = self._get(key, {})
         if not isinstance(value, Mapping):
-            raise self._wrong(key, value, "an object")
+            raise self.wrong(key, value, "an object")
         return value
 
     def nested(self, key: str) -> ConfigValues:
@@ -117,7 +120,7 @@ class ConfigValues:
         """
         value = self._get(key, [])
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self._wrong(key, value, "a list of strings")
+            raise self.wrong(key, value, "a list of strings")
         return tuple(value)
 
     def wholes(self, key: str) -> tuple[int, ...]:
@@ -127,8 +130,8 @@ class ConfigValues:
             UnsupportedModelError: The value is not such a list.
         """
         value = self._get(key, [])
-        if not isinstance(value, list) or not all(_is_int(item) and item >= 0 for item in value):
-            raise self._wrong(key, value, "a list of whole numbers from 0")
+        if not isinstance(value, list) or not all(_is_whole(item, 0) for item in value):
+            raise self.wrong(key, value, f"a list of whole numbers from 0 to {MAX_COUNT}")
         return tuple(value)
 
     def numbers(self, key: str) -> tuple[float, ...]:
@@ -139,8 +142,26 @@ class ConfigValues:
         """
         value = self._get(key, _REQUIRED)
         if not isinstance(value, list) or not value or not all(map(_is_positive, value)):
-            raise self._wrong(key, value, "a list of numbers above 0")
+            raise self.wrong(key, value, "a list of numbers above 0")
         return tuple(map(float, value))
+
+    def with_values(self, values: Mapping[str, Any]) -> ConfigValues:
+        """Return the same with other values for some keys; null takes a value away."""
+        layers: list[Any] = [values, self.config]
+        return replace(self, config=ChainMap(*layers))
+
+    def wrong(self, key: str, value: object, wanted: str) -> UnsupportedModelError:
+        """Return the error that a value is not what the architecture needs.
+
+        Args:
+            key: Key of the value.
+            value: The value.
+            wanted: Description of the values that the key may have, such as "true or false".
+        """
+        return UnsupportedModelError(
+            f"{self.architecture}: {self.prefix}{self.aliases.get(key, key)} in config.json must "
+            f"be {wanted}, got {value!r}"
+        )
 
     def _get(self, key: str, default: Any) -> Any:
         value = self.config.get(self.aliases.get(key, key))
@@ -152,18 +173,14 @@ class ConfigValues:
             )
         return default
 
-    def _wrong(self, key: str, value: object, wanted: str) -> UnsupportedModelError:
-        return UnsupportedModelError(
-            f"{self.architecture}: {self.prefix}{self.aliases.get(key, key)} in config.json must "
-            f"be {wanted}, got {value!r}"
-        )
 
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _is_whole(value: object, least: int, most: int = MAX_COUNT) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int):
+        return False
+    return least <= value <= most
 
 
 def _is_positive(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return math.isfinite(value) and value > 0
+    return 0 < value <= MAX_FLOAT

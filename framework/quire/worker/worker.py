@@ -212,7 +212,7 @@ class ModelWorker(Worker):
                     model,
                     checkpoint.folder,
                     progress,
-                    config=checkpoint.config,
+                    config=composition.description.config,
                     dequantizes=composition.description.quantization is None,
                 )
         return model

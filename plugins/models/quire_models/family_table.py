@@ -6,16 +6,19 @@ Imports nothing heavy: a reader is imported when a model of the family is descri
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import UnsupportedModelError
 from quire.interfaces.model import ModelDescription
 from quire.layers.config_values import ConfigValues
+from quire_models.media_models.media_table import MEDIA_BY_ARCHITECTURE
+from quire_models.media_models.text_config import read_text_decoder, text_config, text_type
+from quire_models.readers.missing_values import with_missing_values
 
 if TYPE_CHECKING:
-    from quire_models.decoder.decoder_config import DecoderConfig
+    from quire_models.decoder.options.decoder_config import DecoderConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,17 +427,31 @@ def describe(config: Mapping[str, Any]) -> ModelDescription:
     Raises:
         UnsupportedModelError: The config has a value that quire does not support.
     """
-    from quire_models.decoder.decoder_config import describe_decoder
+    from quire_models.decoder.options.decoder_config import describe_decoder
 
     architecture = config["architectures"][0]
-    return describe_decoder(architecture, config, read_decoder_config(architecture, config))
+    media = MEDIA_BY_ARCHITECTURE.get(architecture)
+    if media is not None:
+        config = text_config(media, config)
+    description = describe_decoder(architecture, config, read_decoder_config(architecture, config))
+    return description if media is None else replace(description, left_out="media towers")
 
 
 def read_decoder_config(architecture: str, config: Mapping[str, Any]) -> DecoderConfig:
-    """Return the decoder's options; raises as `describe` does."""
+    """Return the decoder's options from the config of a description; raises as `describe` does."""
+    media = MEDIA_BY_ARCHITECTURE.get(architecture)
+    if media is not None:
+        kind = text_type(media, config["model_type"])
+        reader = kind.reader or _BY_ARCHITECTURE[kind.family].reader
+        return read_text_decoder(media, config, _reader(reader))
     family = _BY_ARCHITECTURE.get(architecture)
     if family is None:
         raise UnsupportedModelError(f"{architecture} is not in the table of families")
-    read: Callable[[ConfigValues], DecoderConfig]
-    read = resolve_name(f"quire_models.readers.{family.reader}")
-    return read(ConfigValues(config, architecture))
+    values = ConfigValues(with_missing_values(architecture, config), architecture)
+    return _reader(family.reader)(values)
+
+
+def _reader(name: str) -> Callable[[ConfigValues], DecoderConfig]:
+    found: Callable[[ConfigValues], DecoderConfig]
+    found = resolve_name(f"quire_models.readers.{name}")
+    return found

@@ -52,11 +52,19 @@ def test_yarn_is_a_kind_of_rope():
 
 
 @pytest.mark.parametrize(
-    "extra", [{"vision_encoder": {"a": 1}}, {"q_lora_rank": 4}, {"moe": {"x": 1}}]
+    "extra",
+    [{"vision_encoder": {"a": 1}}, {"q_lora_rank": 4}, {"moe": {"x": 1}}, {"yarn": {"x": 1}}],
 )
 def test_what_has_no_counterpart_is_refused_by_name(extra):
     with pytest.raises(UnsupportedModelError, match=next(iter(extra))):
         config_from_params(PARAMS | extra)
+
+
+@pytest.mark.parametrize("key", ["moe", "yarn"])
+@pytest.mark.parametrize("value", [3, True, "x", [1]])
+def test_what_is_no_object_is_refused_by_name(key, value):
+    with pytest.raises(UnsupportedModelError, match=f"{key} in params.json must be an object"):
+        config_from_params(PARAMS | {key: value})
 
 
 def test_what_is_off_does_not_matter():

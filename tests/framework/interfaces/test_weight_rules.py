@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quire.errors import PluginError
-from quire.interfaces.weight_rules import WeightRule, WeightRules
+from quire.interfaces.weight_rules import WeightPrefixes, WeightRule, WeightRules
 
 QKV = tuple(f"model.layers.{{layer}}.self_attn.{side}_proj" for side in "qkv")
 C_ATTN = WeightRule("transformer.h.{layer}.attn.c_attn", QKV, transposed=True)
@@ -169,3 +169,35 @@ def test_a_rule_that_cannot_work_is_refused(options, reason):
 def test_parts_that_do_not_fit_together_are_refused(shapes):
     with pytest.raises(PluginError, match="cannot fuse parts of the shapes"):
         WeightRule("qkv", ("q", "k"), groups=2).fused_shape(shapes)
+
+
+PREFIXES = WeightPrefixes(
+    {
+        "language_model.model.": "model.",
+        "language_model.lm_head.": "lm_head.",
+        "model.language_model.": "model.",
+    }
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["language_model.model.norm.weight", "model.language_model.norm.weight", "model.norm.weight"],
+)
+def test_every_layout_has_the_names_of_the_rules(name):
+    assert PREFIXES.replaced(name) == "model.norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("stored", "norm", "head"),
+    [
+        ("language_model.model.a", "language_model.model.norm", "language_model.lm_head.weight"),
+        ("model.language_model.a", "model.language_model.norm", "lm_head.weight"),
+        ("model.a", "model.norm", "language_model.lm_head.weight"),
+        ("tower.a", "language_model.model.norm", "language_model.lm_head.weight"),
+    ],
+)
+def test_a_name_is_restored_in_the_layout_of_the_checkpoint(stored, norm, head):
+    assert PREFIXES.restored("model.norm", [stored]) == norm
+    assert PREFIXES.restored("lm_head.weight", [stored]) == head
+    assert PREFIXES.restored("other.weight", [stored]) == "other.weight"

@@ -57,13 +57,24 @@ def test_null_counts_as_missing(key):
         ("positive", "1"), ("positive", True), ("flag", 1), ("flag", "true"), ("text", 1),
         ("names", "ab"), ("names", [1]), ("mapping", []), ("whole", -1), ("whole", 0.0),
         ("whole", False), ("whole", "0"), ("wholes", 3), ("wholes", [-1]), ("wholes", [1, True]),
-        ("wholes", ["1"]),
+        ("wholes", ["1"]), ("count", 2**31), ("count", 10**400), ("whole", 2**31),
+        ("wholes", [2**31]), ("positive", 10**400), ("positive", 1e39), ("numbers", [10**400]),
     ],
 )  # fmt: skip
 def test_a_wrong_value_is_named_with_its_key(method, wrong):
     values = ConfigValues({"key": wrong}, "Acme", prefix="inner.")
     with pytest.raises(UnsupportedModelError, match=r"Acme: inner\.key in config\.json must be"):
         getattr(values, method)("key")
+
+
+def test_counts_of_what_is_made_one_by_one_have_lower_limits():
+    values = ConfigValues({"n_layer": 10_001}, "Acme", aliases={"num_hidden_layers": "n_layer"})
+    with pytest.raises(
+        UnsupportedModelError,
+        match=r"n_layer in config\.json must be a whole number from 1 to 10000, got 10001",
+    ):
+        values.count("num_hidden_layers")
+    assert values.count("n_layer") == 10_001
 
 
 def test_errors_of_a_nested_object_have_its_path():

@@ -7,15 +7,7 @@ from typing import Any
 import pytest
 import torch
 from kernel_device import ONLY_INTERPRETED
-from model_parts import (
-    CONTEXT,
-    MAX_TOKENS,
-    dense_attention,
-    difference,
-    load_model,
-    logits_of,
-    random_tokens,
-)
+from model_parts import CONTEXT, load_model, random_tokens
 from rotating_attention import RotatingAttention
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,6 +17,7 @@ from quire.interfaces.model import ForwardBatch, Model
 from quire.layers import Attention
 from quire.layers.linear.linear_layers import ParallelLinear
 from quire.testing.checkpoints import WrittenCheckpoint, write_checkpoint
+from quire.testing.model.dense_attention import MAX_TOKENS, dense_attention, difference, logits_of
 from quire.worker.loading.weight_loading import load_weights
 from quire_models.decoder.decoder_model import DecoderForCausalLM
 from quire_models.family_table import describe

@@ -4,11 +4,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from threaded_ranks import run_ranks
 
 from quire.errors import SettingsError
 from quire.layers import SingleDevice
 from quire.layers.vocabulary import VocabularyShard
+from quire.testing.model.threaded_ranks import run_ranks
 
 SIZES = pytest.mark.parametrize(
     ("vocab_size", "tp_size"), [(7, 1), (7, 2), (8, 2), (7, 3), (10, 4), (50_257, 4), (4, 4)]

@@ -65,3 +65,16 @@ def test_the_documented_tables_of_contents_import_no_torch(tmp_path):
         text=True,
     )
     assert ran.stdout.strip() == "False", ran.stderr
+
+
+def test_the_documented_test_of_a_model_passes(tmp_path):
+    assert "test_acme.py" in write_snippets("models.md", tmp_path)
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_acme.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path_with(tmp_path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert int(re.search(r"(\d+) passed", ran.stdout)[1]) >= 14

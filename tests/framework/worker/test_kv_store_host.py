@@ -9,7 +9,6 @@ from typing import ClassVar
 import pytest
 import torch
 from grid_parts import composed_engine
-from threaded_ranks import run_ranks
 
 from quire.compose.composition import Choice
 from quire.errors import PluginLoadError, SettingsError
@@ -25,6 +24,7 @@ from quire.messages import PlannedTransfers, StepPlan, TransferReport
 from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import write_checkpoint
 from quire.testing.kv_store.kv_store_scene import NUM_BLOCKS, chain, one_group_plan
+from quire.testing.model.threaded_ranks import run_ranks
 from quire.worker.kv_store_host import KVStoreHost, build_kv_store
 from quire.worker.parts import WorkerParts
 from quire.worker.worker import ModelWorker

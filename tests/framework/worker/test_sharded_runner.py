@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from model_parts import DenseAttention, dense_attention, load_model
+from model_parts import load_model
 from sharded_pipeline import pipeline_of
-from threaded_ranks import run_ranks
 
 from quire.layers import Attention
 from quire.messages import ScheduledRequest, StepPlan
 from quire.testing.checkpoints import write_checkpoint
+from quire.testing.model.dense_attention import DenseAttention, dense_attention
+from quire.testing.model.threaded_ranks import run_ranks
 from quire.worker.loading.weight_loading import as_module
 from quire.worker.model_runner import ModelRunner
 from quire_models.family_table import describe

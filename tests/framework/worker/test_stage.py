@@ -1,8 +1,8 @@
 """A stage knows its place, and has a link to each stage beside it."""
 
 import pytest
-from threaded_ranks import ThreadedLink
 
+from quire.testing.model.threaded_ranks import ThreadedLink
 from quire.worker.stage import WHOLE_MODEL, Stage
 
 LAYERS = range(2)

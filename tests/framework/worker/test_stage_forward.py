@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from model_parts import load_model, logits_of, random_tokens
-from threaded_ranks import ThreadedLink
+from model_parts import load_model, random_tokens
 from torch import nn
 
 from quire.errors import RequestFailedError
 from quire.interfaces.model import ForwardBatch, StageTensors
 from quire.testing.checkpoints import write_checkpoint
+from quire.testing.model.dense_attention import logits_of
+from quire.testing.model.threaded_ranks import ThreadedLink
 from quire.worker.stage import WHOLE_MODEL, Stage
 from quire.worker.stage_forward import StageForward
 from quire_models.family_table import describe

@@ -21,12 +21,12 @@ from grid_scenarios import (
     tokens,
     write_shape,
 )
-from threaded_ranks import ThreadedGroup, ThreadedLink
 
 import quire_demo
 from quire.errors import AdapterError, StepFailedError
 from quire.messages import StepPlan
 from quire.testing.checkpoints import WrittenCheckpoint
+from quire.testing.model.threaded_ranks import ThreadedGroup, ThreadedLink
 from quire.worker.batch.slots import SlotTables
 from quire.worker.worker import ModelWorker
 

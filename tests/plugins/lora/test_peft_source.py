@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 from adapter_parts import add_adapter, peft_logits, peft_model, save_adapter
-from model_parts import difference, load_model, logits_of, random_tokens
+from model_parts import load_model, random_tokens
 from safetensors.torch import load_file, save_file
 
 from quire.errors import AdapterError
 from quire.messages import AdapterRef
 from quire.testing.checkpoints import write_checkpoint
+from quire.testing.model.dense_attention import difference, logits_of
 from quire.worker.lora.adapter_manager import AdapterManager
 from quire_lora.peft_source import PeftSource
 

@@ -1,14 +1,24 @@
-"""The kit of models, on the families that ship; transformers is the reference."""
+"""The kit of models on families that ship; transformers is the reference."""
 
 import pytest
+from family_cases import CASES
 from transformers_model import transformers_model
 
 from quire.testing.checkpoints import write_checkpoint
-from quire.testing.model import ModelContract
+from quire.testing.model import TINY_SIZES, ModelContract, TransformersContract
 
 
-class Family(ModelContract):
-    """A family whose tiny checkpoints `quire.testing.checkpoints` writes."""
+class TestLlama(TransformersContract):
+    def transformers_config(self):
+        from transformers import AutoConfig
+
+        return AutoConfig.for_model("llama", **TINY_SIZES)
+
+
+class TestGemma3(ModelContract):
+    """With a checkpoint and a reference of its own, as for models that transformers lacks."""
+
+    architecture = "Gemma3ForCausalLM"
 
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
@@ -16,7 +26,6 @@ class Family(ModelContract):
         folder = tmp_path_factory.mktemp("reference")
         cls.checkpoint = write_checkpoint(folder, cls.architecture, seed=2, num_hidden_layers=2)
         cls.config = cls.checkpoint.config
-
         cls.theirs = transformers_model(folder)
 
     def weights(self, config):
@@ -26,19 +35,13 @@ class Family(ModelContract):
         return self.theirs(token_ids.unsqueeze(0)).logits[0]
 
 
-class TestLlama(Family):
-    architecture = "LlamaForCausalLM"
+@pytest.mark.slow
+class TestQwen2(TransformersContract):
+    def transformers_config(self):
+        return next(iter(CASES["Qwen2ForCausalLM"].values())).transformers_config()
 
 
 @pytest.mark.slow
-class TestQwen2(Family):
-    architecture = "Qwen2ForCausalLM"
-
-
-@pytest.mark.slow
-class TestQwen3(Family):
-    architecture = "Qwen3ForCausalLM"
-
-
-class TestGemma3(Family):
-    architecture = "Gemma3ForCausalLM"
+class TestGPT2(TransformersContract):
+    def transformers_config(self):
+        return CASES["GPT2LMHeadModel"]["scaled by layer"].transformers_config()

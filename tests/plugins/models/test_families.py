@@ -6,8 +6,9 @@ import pytest
 import torch
 from family_cases import CASES
 from family_checkpoints import write_family
-from model_parts import difference, greedy, logits_of, make_model, random_tokens
+from model_parts import greedy, make_model, random_tokens
 
+from quire.testing.model.dense_attention import difference, logits_of
 from quire.worker.loading.checkpoint_files import find_weight_files, read_headers
 from quire.worker.loading.weight_loading import load_weights
 

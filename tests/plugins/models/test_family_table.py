@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from family_cases import CASES
-from family_checkpoints import MISSING, SIZES
 
 from quire.errors import UnsupportedModelError
 from quire.layers import Attention, MLAAttention
@@ -36,12 +35,7 @@ class Watched(dict[str, Any]):
 @cache
 def config_text(family: str, shape: str) -> str:
     """Return the config.json of a case, as transformers writes it."""
-    from transformers import AutoConfig
-
-    case = CASES[family][shape]
-    sizes = {key: value for key, value in SIZES.items() if key not in case.options}
-    options = {key: value for key, value in case.options.items() if value is not MISSING}
-    config = AutoConfig.for_model(case.model_type, **sizes, **options)
+    config = CASES[family][shape].transformers_config()
     return json.dumps({**json.loads(config.to_json_string()), "architectures": [family]})
 
 

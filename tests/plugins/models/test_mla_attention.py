@@ -6,10 +6,11 @@ import pytest
 import torch
 from family_cases import CASES
 from family_checkpoints import write_family
-from model_parts import difference, logits_of, make_model, random_tokens
-from threaded_ranks import RankThreads
+from model_parts import make_model, random_tokens
 
 from quire import LLM, SamplingParams
+from quire.testing.model.dense_attention import difference, logits_of
+from quire.testing.model.threaded_ranks import RankThreads
 from quire.worker.loading.weight_loading import load_weights
 
 NAMES = [

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from format_reference import round_weight
-from model_parts import CONTEXT, bind_dense_attention, difference, logits_of, random_tokens
+from model_parts import CONTEXT, random_tokens
 from safetensors.torch import save_file
 
 from quire.errors import SettingsError
@@ -17,6 +17,7 @@ from quire.machine.instruction_sets import VARIABLE, cpu_flags, here
 from quire.native.availability import native_unavailable_reason
 from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import write_checkpoint
+from quire.testing.model.dense_attention import bind_dense_attention, difference, logits_of
 from quire.worker.loading.weight_loading import load_weights
 from quire_models.decoder.decoder_model import DecoderForCausalLM
 from quire_models.family_table import describe

@@ -7,6 +7,7 @@ from quire.compose.choices.choosing import ASKED_FOR, AUTO
 from quire.compose.composition import Choice, Composition, Decision
 from quire.config import Settings
 from quire.errors import RefusedError
+from quire.interfaces.model import ModelCapabilities
 from quire.machine.machine import Machine
 
 NATIVE_DTYPE = "float32"
@@ -84,6 +85,7 @@ def choose_cpu_graphs(
     backends: Sequence[Choice],
     *,
     packs: bool,
+    model: ModelCapabilities,
 ) -> Decision[bool]:
     """Choose whether decode steps are traced once as CPU graphs and replayed.
 
@@ -93,8 +95,11 @@ def choose_cpu_graphs(
         kernels: Kernels of layers and sampling.
         backends: Attention backends of the model.
         packs: Whether a quantization method computes linear layers, and not torch.
+        model: Capabilities of the model.
     """
-    reason = _cpu_graphs_unavailable_reason(settings, device, kernels, backends, packs=packs)
+    reason = _cpu_graphs_unavailable_reason(
+        settings, device, kernels, backends, packs=packs, model=model
+    )
     return Decision(reason is None, reason or "every part of a step supports them")
 
 
@@ -105,6 +110,7 @@ def _cpu_graphs_unavailable_reason(
     backends: Sequence[Choice],
     *,
     packs: bool,
+    model: ModelCapabilities,
 ) -> str | None:
     if device != "cpu":
         return f"the device is {device}"
@@ -112,6 +118,8 @@ def _cpu_graphs_unavailable_reason(
         return "--enforce-eager"
     if kernels.value != "native":
         return _why_kernels(kernels)
+    if not model.supports_cpu_graphs:
+        return "torch computes parts of the model"
     if not packs:
         return "torch computes linear layers"
     unable = _without_graph_support(backends)

@@ -1,7 +1,7 @@
 """Download of a model by its id, from the Hugging Face hub or from ModelScope.
 
 Of the weights only the files that belong to the checkpoint are downloaded: those of the index, or a
-single file, or Mistral's own layout if there is nothing else.
+single file, or Mistral's own layout if there is nothing else. Code is downloaded only on demand.
 """
 
 import json
@@ -12,6 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from quire.compose.hubs.code_files import fetch_code
 from quire.errors import CheckpointNotFoundError
 
 DESCRIPTION_FILES = ("*.json", "*.jinja", "tokenizer.model", "*.txt", "*.tiktoken")
@@ -31,7 +32,12 @@ Fetch = Callable[[Sequence[str]], Path]
 
 
 def download(
-    name: str, revision: str | None, *, with_weights: bool, from_modelscope: bool = False
+    name: str,
+    revision: str | None,
+    *,
+    with_weights: bool,
+    with_code: bool = False,
+    from_modelscope: bool = False,
 ) -> Path:
     """Return the folder of a model, whose missing files are downloaded.
 
@@ -39,6 +45,8 @@ def download(
         name: Id of the model, `owner/name`.
         revision: Branch, tag or commit; None: the newest.
         with_weights: Whether the weights are needed.
+        with_code: Whether the Python modules that the model's config.json names are needed. They
+            are those of the same commit as the weights.
         from_modelscope: Whether to use ModelScope instead of the Hugging Face hub.
 
     Raises:
@@ -50,15 +58,23 @@ def download(
     try:
         fetch, list_files = (_modelscope if from_modelscope else _hugging_face)(name, revision)
         folder = fetch(DESCRIPTION_FILES)
+        if with_code:
+            fetch_code(folder, fetch)
         if with_weights and (names := weight_names(folder, list_files)):
             fetch(names)
             logger.info("model %s is complete after %.1f s", name, time.monotonic() - started)
     except Exception as error:  # of the hub's client, and of the network libraries below it
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
         raise CheckpointNotFoundError(
-            f"its download from {hub} failed: {type(error).__name__}: {reason}"
+            f"its download from {hub} failed: {_reason(error)}"
         ) from error
     return folder
+
+
+def _reason(error: Exception) -> str:
+    """Return the message in one line; of errors that are not quire's own with their type."""
+    message = " ".join(str(error).split())
+    is_own = isinstance(error, CheckpointNotFoundError)
+    return message if is_own else f"{type(error).__name__}: {message}"
 
 
 def weight_names(folder: Path, list_files: Callable[[], Iterable[str]]) -> list[str]:

@@ -5,6 +5,7 @@ large, so they are downloaded here: to a partial file that the next start contin
 that other processes wait for, and with a check of the content. All else is left to the client.
 """
 
+import errno
 import fcntl
 import hashlib
 import logging
@@ -12,8 +13,9 @@ import os
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlparse
@@ -26,9 +28,17 @@ from huggingface_hub import (
     hf_hub_url,
     snapshot_download,
 )
-from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from huggingface_hub.file_download import http_get, repo_folder_name
 from huggingface_hub.utils import build_hf_headers
+
+from quire.errors import CheckpointNotFoundError
 
 MAX_DOWNLOADS = 4
 REPORT_PERIOD_S = 10.0
@@ -58,16 +68,21 @@ class HuggingFaceModel:
         """Return the snapshot's folder, with the files that match a pattern.
 
         Offline it is the folder of the cache, if that has all of these files.
+
+        Raises:
+            CheckpointNotFoundError: The hub refuses, the cache lacks files, or the disk is full.
+            Exception: The hub's client failed otherwise.
         """
-        if self._commit is not None:
-            self._fetch_large([name for name in patterns if "*" not in name])
-            self._check_complete(patterns)
-        folder = snapshot_download(
-            self._name,
-            revision=self._commit or self._revision,
-            allow_patterns=list(patterns),
-            ignore_patterns=[NESTED],
-        )
+        with self._refusals():
+            if self._commit is not None:
+                self._fetch_large([name for name in patterns if "*" not in name])
+                self._check_complete(patterns)
+            folder = snapshot_download(
+                self._name,
+                revision=self._commit or self._revision,
+                allow_patterns=list(patterns),
+                ignore_patterns=[NESTED],
+            )
         self._commit = Path(folder).name
         return Path(folder)
 
@@ -89,11 +104,43 @@ class HuggingFaceModel:
         folder = self._folder()
         missing = [n for n in patterns if "*" not in n and not (folder / n).is_file()]
         if missing:
-            raise LocalEntryNotFoundError(
+            raise CheckpointNotFoundError(
                 f"the cache lacks {', '.join(missing)}; start once without HF_HUB_OFFLINE"
                 if constants.HF_HUB_OFFLINE
-                else f"the hub has no {', '.join(missing)}, which the index names"
+                else f"the hub has no {', '.join(missing)}, which another file of the model names"
             )
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Turn what the hub and the disk refuse to errors that say what to do."""
+        try:
+            yield
+        except GatedRepoError as error:
+            raise CheckpointNotFoundError(
+                f"access to it is restricted: ask for it at {constants.ENDPOINT}/{self._name}, and "
+                "set HF_TOKEN to a token of the account that has it"
+            ) from error
+        except RepositoryNotFoundError as error:
+            raise CheckpointNotFoundError(
+                "the hub has no such model, or it is private; check its name, and set HF_TOKEN to "
+                "a token of an account that may read it"
+            ) from error
+        except RevisionNotFoundError as error:
+            raise CheckpointNotFoundError(f"it has no revision {self._revision!r}") from error
+        except LocalEntryNotFoundError as error:
+            if not constants.HF_HUB_OFFLINE:
+                raise  # the connection failed
+            raise CheckpointNotFoundError(
+                f"the cache {constants.HF_HUB_CACHE} does not have it; start once without "
+                "HF_HUB_OFFLINE"
+            ) from error
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise CheckpointNotFoundError(
+                f"no space is left in the cache {constants.HF_HUB_CACHE}; free some and start "
+                "again, and the download continues, or set HF_HUB_CACHE to a folder on another disk"
+            ) from error
 
     def _fetch_large(self, names: Sequence[str]) -> None:
         """Download the files that are not in the cache to it, unless offline."""
@@ -189,7 +236,7 @@ def download_file(
         counted: Any = _CountedFile(file, meter)
         http_get(url, counted, resume_size=done, headers=headers, expected_size=size)
         file.flush()
-        _check_content(partial, target.name)
+        _check_content(partial, target.name, file)
         partial.rename(target)
 
 
@@ -202,13 +249,14 @@ def _lock(file: BinaryIO, name: str) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
 
 
-def _check_content(partial: Path, name: str) -> None:
+def _check_content(partial: Path, name: str, writer: BinaryIO) -> None:
+    """Check the content, and empty the file if it is wrong; other processes wait for its lock."""
     if not SHA256.fullmatch(name):
         return
     with partial.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != name:
-        partial.unlink()
+        writer.truncate(0)
         raise OSError(f"the downloaded file has the SHA-256 {found}, but the hub has {name}; retry")
 
 

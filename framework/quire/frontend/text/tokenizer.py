@@ -262,7 +262,12 @@ def _eos_token_ids(
 
 
 def _declared_eos(path: Path) -> list[int]:
-    declared = read_json_object(path).get("eos_token_id")
+    """Return the ids of a file; those of a nested text model's config if there are no others."""
+    values = read_json_object(path)
+    inner = values.get("text_config")
+    declared = values.get("eos_token_id")
+    if declared is None and isinstance(inner, dict):
+        declared = inner.get("eos_token_id")
     listed = declared if isinstance(declared, list) else [] if declared is None else [declared]
     if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in listed):
         raise CheckpointCorruptError(

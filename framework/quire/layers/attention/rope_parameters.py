@@ -19,6 +19,8 @@ from quire.layers.attention.rope_scaling import (
 )
 from quire.layers.config_values import ConfigValues
 
+ORIGINAL = "original_max_position_embeddings"
+
 
 @dataclass(frozen=True, slots=True)
 class RopeParameters:
@@ -101,12 +103,12 @@ def _llama3(rope: ConfigValues) -> Llama3Scaling:
         factor=rope.positive("factor"),
         low_freq_factor=low,
         high_freq_factor=high,
-        original_max_positions=rope.count("original_max_position_embeddings"),
+        original_max_positions=rope.count(ORIGINAL),
     )
 
 
 def _yarn(rope: ConfigValues) -> YarnScaling:
-    original = rope.count("original_max_position_embeddings")
+    original = rope.count(ORIGINAL)
     factor = rope.positive("factor", rope.count("max_position_embeddings") / original)
     return YarnScaling(
         factor=factor,
@@ -134,7 +136,7 @@ def _yarn_attention_factor(rope: ConfigValues, factor: float) -> float:
 
 
 def _longrope(rope: ConfigValues) -> LongRopeScaling:
-    original = rope.count("original_max_position_embeddings")
+    original = rope.count(ORIGINAL)
     factor = rope.positive("factor", rope.count("max_position_embeddings") / original)
     default = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     attention_factor = rope.positive("attention_factor", default)
@@ -179,15 +181,15 @@ def _merged(values: ConfigValues, default_theta: float, partial: float) -> Mappi
         "rope_theta": values.positive("rope_theta", default_theta),
         "partial_rotary_factor": values.positive("partial_rotary_factor", partial),
         "max_position_embeddings": longest,
-        "original_max_position_embeddings": values.count(
-            "original_max_position_embeddings", longest
-        ),
+        ORIGINAL: longest,
     }
     for key in ("rope_scaling", "rope_parameters"):
         found = values.mapping(key)
         if "type" in found and "rope_type" not in found:
             found = {**found, "rope_type": found["type"]}
         merged.update({name: value for name, value in found.items() if value is not None})
+    if values.has(ORIGINAL):  # counts before that of the embedding itself
+        merged[ORIGINAL] = values.count(ORIGINAL)
     if merged.get("rope_type") == "su":
         merged["rope_type"] = "longrope"  # its former name
     return merged

@@ -41,7 +41,7 @@ class Experts(Layer):
     """All experts of a layer.
 
     The checkpoint's tensors are those of `{name}.{expert}.gate_proj`, `up_proj` and `down_proj`; a
-    model has `gate_up_proj` in its `packed_modules`.
+    model has `gate_up_name` in its `packed_modules`.
 
     Args:
         name: Module path in the model.
@@ -53,6 +53,7 @@ class Experts(Layer):
         has_gate: Whether experts have a gate.
         bias: Whether the projections have biases.
         scales_input: Whether the routers' weights multiply the inputs.
+        gate_up_name: Name of the linear layer that merges the gate and the up projection.
         context: Settings to build the layer with.
     """
 
@@ -67,13 +68,15 @@ class Experts(Layer):
         has_gate: bool = True,
         bias: bool = False,
         scales_input: bool = False,
+        gate_up_name: str = GATED,
         context: LayerContext,
     ) -> None:
         super().__init__()
         self.context = context
         self.scales_input = scales_input
         self.experts = own_experts(num_experts, context)
-        self.shapes = _shapes(hidden_size, intermediate_size, has_gate, bias, context)
+        first_name = gate_up_name if has_gate else PLAIN
+        self.shapes = _shapes(first_name, hidden_size, intermediate_size, has_gate, bias, context)
         self._stacks = self._make_stacks()
         for expert in range(num_experts):
             self.add_module(str(expert), self._expert(f"{name}.{expert}", expert))
@@ -156,7 +159,12 @@ def own_experts(num_experts: int, context: LayerContext) -> range:
 
 
 def _shapes(
-    hidden_size: int, width: int, has_gate: bool, bias: bool, context: LayerContext
+    first_name: str,
+    hidden_size: int,
+    width: int,
+    has_gate: bool,
+    bias: bool,
+    context: LayerContext,
 ) -> dict[str, ExpertShape]:
     """Return the shapes of the two products by the name of their linear layers."""
     own = range(width)
@@ -178,4 +186,4 @@ def _shapes(
         has_bias=bias,
         adds_bias=context.expert_parallel or context.tp.rank == 0,
     )
-    return {GATED if has_gate else PLAIN: first, DOWN: second}
+    return {first_name: first, DOWN: second}

@@ -16,6 +16,7 @@ from quire.errors import UnsupportedModelError
 
 SCORES = ("softmax", "sigmoid", "top_k_softmax", "top_k_sigmoid", "sparsemixer")
 GROUP_SCORES = ("max", "top2")
+MAX_EXPERTS = 16_384  # each is a module of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,10 @@ class Routing:
         self._check_counts()
 
     def _check_counts(self) -> None:
+        if self.num_experts > MAX_EXPERTS:
+            raise UnsupportedModelError(
+                f"the model has {self.num_experts} experts; quire supports {MAX_EXPERTS}"
+            )
         if not 1 <= self.top_groups <= self.num_groups or self.num_experts % self.num_groups:
             raise UnsupportedModelError(
                 f"{self.num_experts} experts cannot be divided into {self.num_groups} groups, of "

@@ -28,6 +28,9 @@ NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safe
 LFS_POINTER = b"version https://git-lfs"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+MAX_OFFSET = 2**63 - 1
+MAX_DIMS = 64  # torch's limit
+MAX_LISTED = 8
 ELEMENT_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1,
     "U16": 2, "U32": 4, "U64": 8, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -51,7 +54,7 @@ def find_weight_files(folder: Path) -> list[Path]:
     Raises:
         CheckpointNotFoundError: The folder does not exist, or has no weights.
         UnsafeCheckpointError: The folder has its weights only as pickles.
-        CheckpointCorruptError: The index is damaged, or names a file that does not exist.
+        CheckpointCorruptError: The index is damaged, or files are missing.
     """
     if not folder.is_dir():
         raise CheckpointNotFoundError(f"no such model folder: {str(folder)!r}")
@@ -62,6 +65,12 @@ def find_weight_files(folder: Path) -> list[Path]:
             return [folder / stem]
         if numbered := _numbered_files(folder, stem.removesuffix(".safetensors")):
             return numbered
+    links = (file for file in folder.iterdir() if file.is_symlink())
+    if broken := sorted(link.name for link in links if not link.exists()):
+        raise CheckpointCorruptError(
+            f"{str(folder)!r} has links to files that are gone: {listed(broken)}; download them "
+            "again"
+        )
     pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
     if pickles:
         raise UnsafeCheckpointError(
@@ -114,14 +123,25 @@ def read_header(file: Path) -> list[StoredTensor]:
     return [tensor for _, _, tensor in spans]
 
 
+def listed(names: Sequence[str]) -> str:
+    """Return the first of some names, and the number of the others."""
+    more = len(names) - MAX_LISTED
+    return ", ".join(names[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
 def _shards(folder: Path, index_name: str) -> list[Path]:
     """Return the files that an index names."""
     index = folder / index_name
     try:
         names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointCorruptError(f"{str(index)!r} is not a weight index: {error}") from error
-    if not all(isinstance(name, str) and Path(name).name == name for name in names):
+    if not all(isinstance(name, str) and name for name in names):
+        raise CheckpointCorruptError(
+            f"{str(index)!r} is not a weight index: its weight_map must have the name of a file "
+            "for each tensor"
+        )
+    if not all(Path(name).name == name for name in names):
         raise CheckpointCorruptError(f"{str(index)!r} names files outside its folder")
     unsafe = [name for name in names if not name.endswith(".safetensors")]
     if unsafe:
@@ -153,7 +173,7 @@ def _present(folder: Path, names: Sequence[str]) -> list[Path]:
     if missing:
         raise CheckpointCorruptError(
             f"{str(folder)!r} lacks {len(missing)} of {len(names)} weight files: "
-            f"{', '.join(missing)}; copy it completely"
+            f"{listed(missing)}; copy it completely"
         )
     return [folder / name for name in names]
 
@@ -172,6 +192,8 @@ def _check_damaged(damaged: Sequence[CheckpointCorruptError], num_files: int) ->
 def _read_json(file: Path) -> tuple[Mapping[str, Any], int]:
     """Return the header, and the number of bytes of data that follow it."""
     size = file.stat().st_size
+    if not size:
+        raise _corrupt(file, "it is empty")
     with file.open("rb") as stream:
         if stream.read(len(LFS_POINTER)) == LFS_POINTER:
             raise _corrupt(file, "it is a Git LFS pointer to the weights; run `git lfs pull`")
@@ -191,8 +213,8 @@ def _read_json(file: Path) -> tuple[Mapping[str, Any], int]:
 def _span(file: Path, name: str, entry: Any) -> tuple[int, int, StoredTensor]:
     """Return the byte range of one tensor, and its description."""
     try:
-        begin, end = (int(offset) for offset in entry["data_offsets"])
-        shape = tuple(int(size) for size in entry["shape"])
+        begin, end = map(_whole, entry["data_offsets"])
+        shape = _shape(entry["shape"])
         dtype = str(entry["dtype"])
     except (ValueError, KeyError, TypeError) as error:
         raise _corrupt(
@@ -201,13 +223,25 @@ def _span(file: Path, name: str, entry: Any) -> tuple[int, int, StoredTensor]:
     if dtype not in ELEMENT_BYTES:
         raise _corrupt(file, f"tensor {name} has the dtype {dtype}, which is unknown")
     expected = prod(shape) * ELEMENT_BYTES[dtype]
-    if min((begin, *shape)) < 0 or end - begin != expected:
+    if end - begin != expected:
         raise _corrupt(
             file,
             f"tensor {name} of shape {list(shape)} and dtype {dtype} takes {expected} bytes, but "
             f"its byte range is {begin} to {end}",
         )
     return begin, end, StoredTensor(name, file, shape, dtype, end - begin)
+
+
+def _shape(value: Sequence[object]) -> tuple[int, ...]:
+    if len(value) > MAX_DIMS:
+        raise ValueError(f"a shape of {len(value)} dimensions")
+    return tuple(map(_whole, value))
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int or not 0 <= value <= MAX_OFFSET:
+        raise ValueError(f"{value!r} is not a whole number from 0 to {MAX_OFFSET}")
+    return value
 
 
 def _check_spans(file: Path, spans: list[tuple[int, int]], data_bytes: int) -> None:

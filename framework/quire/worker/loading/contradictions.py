@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import CheckpointCorruptError
+from quire.worker.loading.checkpoint_files import listed
 from quire.worker.loading.formats.checkpoint_tensor import CheckpointTensor
 
-MAX_LISTED = 8
 MAX_SHAPES = 3
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-NUMBERED = re.compile(r"([^\d]*\.)(\d+)\..+")
+NUMBERED = re.compile(r"([^\d]*\.)(\d{1,9})\..+")
 
 Shape = tuple[int, ...]
 
@@ -75,9 +75,9 @@ def check_names(
     """
     complaints = []
     if missing:
-        complaints.append(f"{len(missing)} tensors are missing: {_listed(missing)}")
+        complaints.append(f"{len(missing)} tensors are missing: {listed(missing)}")
     if unexpected:
-        complaints.append(f"{len(unexpected)} tensors are not in the model: {_listed(unexpected)}")
+        complaints.append(f"{len(unexpected)} tensors are not in the model: {listed(unexpected)}")
     if complaints:
         reason = _layer_count(missing, unexpected, stored, config) or _untied_head(missing, config)
         raise CheckpointCorruptError(
@@ -150,8 +150,3 @@ def _untied_head(missing: Sequence[str], config: Mapping[str, Any]) -> str:
             "set it to true"
         )
     return ""
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - MAX_LISTED
-    return ", ".join(names[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 MTP = re.compile(r"(?:model\.)?(?:language_model\.)?mtp(?:_\w+)?\..+")
-LAYER = re.compile(r"(?:\w+\.)*?layers\.(\d+)\..+")
+LAYER = re.compile(r"(?:\w+\.)*?layers\.(\d{1,9})\..+")
 NUM_MTP_LAYERS = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, takewhile
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quire.errors import CheckpointCorruptError
 from quire.interfaces.model import Model
-from quire.interfaces.weight_rules import WeightMatch, WeightRule, WeightRules
+from quire.interfaces.weight_rules import WeightMatch, WeightPrefixes, WeightRule, WeightRules
 from quire.worker.loading.contradictions import check_names, check_shapes
 from quire.worker.loading.draft_layers import DraftLayers
 from quire.worker.loading.formats.checkpoint_tensor import CheckpointTensor, Tensors
@@ -101,7 +101,9 @@ def plan_weights(model: Model, tensors: Tensors, config: Mapping[str, Any]) -> W
     _check_duplicates(planned)
     mtp = DraftLayers(config)
     unexpected = {name: why for name, why in draft.unexpected.items() if name not in mtp}
-    missing = [name for name in draft.missing_names() if name not in unexpected]
+    prefixes = WeightPrefixes(model.weight_prefixes)
+    missing = [prefixes.restored(name, tensors) for name in draft.missing_names()]
+    missing = [name for name in missing if name not in unexpected]
     check_names(missing, [name + why for name, why in unexpected.items()], tensors, config)
     return WeightPlan(planned, tuple(draft.copies))
 
@@ -149,15 +151,22 @@ class _Draft:
 
     def _plan(self, tensor: CheckpointTensor, parts: list[str], rule: WeightRule | None) -> None:
         targets = tuple(self._targets[part] for part in parts)
-        self.planned[tensor.name] = PlannedTensor(tensor, targets, rule)
+        planned = PlannedTensor(tensor, targets, rule)
+        if rule is not None and rule.may_be_transposed:
+            other = replace(planned, rule=replace(rule, transposed=not rule.transposed))
+            planned = other if tensor.shape == other.shape != planned.shape else planned
+        self.planned[tensor.name] = planned
 
 
 def _needed_names(model: Model, names: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield the name of each tensor to load, and the name that the model gives it."""
     ignored = [re.compile(pattern) for pattern in model.ignored_weights]
+    prefixes = WeightPrefixes(model.weight_prefixes)
     for name in names:
-        model_name = model.map_weight_name(name)
-        if model_name is not None and not any(pattern.fullmatch(name) for pattern in ignored):
+        if any(pattern.fullmatch(name) for pattern in ignored):
+            continue
+        model_name = model.map_weight_name(prefixes.replaced(name))
+        if model_name is not None:
             yield name, model_name
 
 

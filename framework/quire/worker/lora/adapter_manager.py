@@ -2,13 +2,16 @@
 
 An adapter that a running request uses is not evicted. The modules that an adapter changes are
 compared with the model before anything is written. A module that the model does not have is an
-error: leaving it out would silently generate with the base model. A pipeline stage checks the
-modules of all stages, and loads its own.
+error: leaving it out would silently generate with the base model. Only those of parts that the
+model leaves out, such as a media tower, are left out too. A pipeline stage checks the modules of
+all stages, and loads its own.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -21,7 +24,7 @@ import torch
 from quire.errors import AdapterError, QuireError, RefusedError
 from quire.interfaces.lora import AdapterBatch, AdapterModule, LoRASource
 from quire.interfaces.model import Model
-from quire.interfaces.weight_rules import WeightRules
+from quire.interfaces.weight_rules import WeightPrefixes, WeightRules
 from quire.layers.linear.linear_layers import ParallelLinear
 from quire.messages import AdapterRef
 from quire.worker.device.copies import upload
@@ -29,6 +32,8 @@ from quire.worker.device.device_faults import end_if_device_failed
 from quire.worker.loading.weight_targets import as_module
 from quire.worker.lora.base_model_check import BaseModel
 from quire.worker.lora.fused_modules import AdaptedModule, AdaptedModules
+
+logger = logging.getLogger(__name__)
 
 MAX_LISTED = 4
 
@@ -73,7 +78,12 @@ class AdapterManager:
         self.targets = adapted_matrices(model)
         whole_model = model if whole_model is None else whole_model
         shapes = _shapes(adapted_matrices(whole_model))
-        self._modules = AdaptedModules(shapes, WeightRules(whole_model.weight_rules))
+        self._modules = AdaptedModules(
+            shapes,
+            WeightRules(whole_model.weight_rules),
+            WeightPrefixes(whole_model.weight_prefixes),
+        )
+        self._ignored = [re.compile(pattern) for pattern in whole_model.ignored_weights]
         self._layers = list(dict.fromkeys(target.layer for target in self.targets.values()))
         for layer in self._layers:
             layer.enable_lora(max_loras, max_rank)
@@ -127,13 +137,29 @@ class AdapterManager:
                 f"adapter {ref.name!r}: its files have changed since it was registered; register "
                 "it again"
             )
-        found = self._find_modules(ref.name, adapter.modules)
-        for module, matrices in adapter.modules.items():
+        modules = self._needed(ref.name, adapter.modules)
+        found = self._find_modules(ref.name, modules)
+        for module, matrices in modules.items():
             self._check_shape(ref.name, module, found[module], matrices)
             _check_finite(ref.name, module, matrices)
         if self._base is not None:
             self._base.check(ref, adapter.base_model)
-        return _split(ref.name, found, adapter.modules)
+        return _split(ref.name, found, modules)
+
+    def _needed(self, name: str, modules: Mapping[str, AdapterModule]) -> dict[str, AdapterModule]:
+        """Leave out the modules of parts whose weights the model leaves out."""
+        needed = {
+            module: matrices
+            for module, matrices in modules.items()
+            if not any(pattern.fullmatch(f"{module}.weight") for pattern in self._ignored)
+        }
+        if num_ignored := len(modules) - len(needed):
+            logger.info(
+                "adapter %r: %d module(s) of parts that the model leaves out are not loaded",
+                name,
+                num_ignored,
+            )
+        return needed
 
     def _find_modules(self, name: str, modules: Iterable[str]) -> dict[str, AdaptedModule]:
         found = {module: self._modules.find(module) for module in modules}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quire.interfaces.lora import AdapterModule
-from quire.interfaces.weight_rules import WeightRule, WeightRules
+from quire.interfaces.weight_rules import WeightPrefixes, WeightRule, WeightRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,19 @@ class AdaptedModules:
     Args:
         shapes: Rows and columns of each matrix that adapters can change, by its name in the model.
         rules: Rules of the checkpoint's names.
+        prefixes: Prefixes of the checkpoint's names, which are replaced before.
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, int]], rules: WeightRules) -> None:
+    def __init__(
+        self, shapes: Mapping[str, tuple[int, int]], rules: WeightRules, prefixes: WeightPrefixes
+    ) -> None:
         self._shapes = shapes
         self._rules = rules
+        self._prefixes = prefixes
 
     def find(self, module: str) -> AdaptedModule | None:
         """Return a module by its name in the checkpoint; None if it is no linear layer."""
+        module = self._prefixes.replaced(module)
         match = self._rules.match_module(module)
         parts = (module,) if match is None else match.part_names()
         is_stack = match is not None and match.rule.stack is not None

@@ -1,19 +1,5 @@
 """One decoder for most families: each layer's attention and MLP, and how they are connected.
 
-Options, which need no torch:
-
-attention_config  attention, its norms and its position-dependent factors
-mla_config        multi-head latent attention
-mlp_config        MLP
-moe_config        mixture of experts
-decoder_config    whole decoder; the model description for the engine
-
-Readers of config.json have in common:
-
-config_reading    sizes, attention, MLP, norms and layer types
-sigmoid_moe       experts as DeepSeek-V3 has them
-fused_names       rules for the names of checkpoints
-
-Modules: decoder_model, decoder_stage, decoder_layers, decoder_attention, mla_attention,
-decoder_mlp, decoder_moe, decoder_norms.
+`options` describes a decoder and reads it from config.json. Modules: decoder_model, decoder_stage,
+decoder_layers, decoder_attention, mla_attention, decoder_mlp, decoder_moe, decoder_norms.
 """

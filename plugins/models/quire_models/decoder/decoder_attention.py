@@ -19,9 +19,9 @@ from quire.layers import (
 )
 from quire.layers.attention.rotary import Rotation
 from quire.layers.qk_norm import HeadNorms
-from quire_models.decoder.attention_config import AttentionConfig, QueryScaling
-from quire_models.decoder.decoder_config import attention_name
 from quire_models.decoder.decoder_norms import make_qk_norm, make_value_norm
+from quire_models.decoder.options.attention_config import AttentionConfig, QueryScaling
+from quire_models.decoder.options.decoder_config import attention_name
 
 QKV, QK = ("q_proj", "k_proj", "v_proj"), ("q_proj", "k_proj")
 PACKED = {QKV: "qkv_proj", QK: "qk_proj"}  # names of the merged layers

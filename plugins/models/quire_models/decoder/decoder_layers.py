@@ -23,16 +23,16 @@ from quire.interfaces.model import ForwardBatch
 from quire.layers import Layer, LayerContext
 from quire.layers.attention.rotary import Rotation
 from quire.layers.layer import frozen
-from quire_models.decoder.attention_config import AttentionConfig
 from quire_models.decoder.decoder_attention import DecoderAttention
-from quire_models.decoder.decoder_config import DecoderConfig
 from quire_models.decoder.decoder_mlp import GatedMLP, PlainMLP, make_mlp
 from quire_models.decoder.decoder_moe import DecoderMoE, DualMLP
 from quire_models.decoder.decoder_norms import Norm, make_norm
 from quire_models.decoder.mla_attention import LatentAttention
-from quire_models.decoder.mla_config import MLAConfig
-from quire_models.decoder.mlp_config import MLPConfig
-from quire_models.decoder.moe_config import DualMLPConfig, MoEConfig
+from quire_models.decoder.options.attention_config import AttentionConfig
+from quire_models.decoder.options.decoder_config import DecoderConfig
+from quire_models.decoder.options.mla_config import MLAConfig
+from quire_models.decoder.options.mlp_config import MLPConfig
+from quire_models.decoder.options.moe_config import DualMLPConfig, MoEConfig
 
 
 class DecoderLayer(Layer):

@@ -13,7 +13,7 @@ from quire.layers import (
     RowParallelLinear,
     make_activation,
 )
-from quire_models.decoder.mlp_config import MLPConfig
+from quire_models.decoder.options.mlp_config import MLPConfig
 
 
 class GatedMLP(Layer):

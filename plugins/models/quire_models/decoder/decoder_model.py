@@ -10,9 +10,9 @@ from torch import Tensor
 from quire.interfaces.model import ForwardBatch, Model, ModelDescription, StageTensors
 from quire.interfaces.weight_rules import WeightRules
 from quire.layers import Layer, LayerContext, LMHead
-from quire_models.decoder.attention_config import AttentionConfig
-from quire_models.decoder.decoder_config import DecoderConfig
 from quire_models.decoder.decoder_stage import DecoderStage
+from quire_models.decoder.options.attention_config import AttentionConfig
+from quire_models.decoder.options.decoder_config import DecoderConfig
 from quire_models.family_table import read_decoder_config
 
 PACKED_MODULES = {
@@ -31,6 +31,7 @@ class DecoderForCausalLM(Layer, Model):
         super().__init__()
         config = self.read_config(description)
         self.config = config
+        self.weight_prefixes = dict(config.weight_prefixes)
         self.weight_rules = config.weight_rules
         self.ignored_weights = config.ignored_weights
         self._rules = WeightRules(config.weight_rules)

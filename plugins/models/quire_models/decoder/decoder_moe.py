@@ -17,7 +17,7 @@ from quire.layers import (
 )
 from quire_models.decoder.decoder_mlp import make_mlp
 from quire_models.decoder.decoder_norms import make_norm
-from quire_models.decoder.moe_config import DualMLPConfig, MoEConfig
+from quire_models.decoder.options.moe_config import DualMLPConfig, MoEConfig
 
 
 class DecoderMoE(Layer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.layers import LayerContext, LayerNorm, QKNorm, RMSNorm
 from quire.layers.qk_norm import HeadNorms, QKLayerNorm, QKProjectionNorm, ValueNorm, Vectors
-from quire_models.decoder.attention_config import AttentionConfig, NormConfig
+from quire_models.decoder.options.attention_config import AttentionConfig, NormConfig
 
 Norm = RMSNorm | LayerNorm
 

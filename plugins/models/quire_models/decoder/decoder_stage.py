@@ -15,9 +15,9 @@ from quire.layers import (
     VocabParallelEmbedding,
 )
 from quire_models.decoder.decoder_attention import rotation_of
-from quire_models.decoder.decoder_config import DecoderConfig
 from quire_models.decoder.decoder_layers import LAYERS
 from quire_models.decoder.decoder_norms import make_norm
+from quire_models.decoder.options.decoder_config import DecoderConfig
 
 
 class DecoderStage(Layer):

@@ -28,9 +28,9 @@ from quire.layers.layer import frozen
 from quire.layers.linear.linear_layers import ParallelLinear
 from quire.layers.linear.linear_slice import LinearSlice
 from quire.layers.parallel import shard
-from quire_models.decoder.decoder_config import attention_name
 from quire_models.decoder.decoder_norms import make_norm
-from quire_models.decoder.mla_config import MLAConfig
+from quire_models.decoder.options.decoder_config import attention_name
+from quire_models.decoder.options.mla_config import MLAConfig
 
 
 class LatentAttention(Layer):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from quire.layers.config_values import ConfigValues
-from quire_models.decoder.attention_config import QKNormConfig
-from quire_models.decoder.config_reading import (
+from quire_models.decoder.options.attention_config import QKNormConfig
+from quire_models.decoder.options.config_reading import (
     read_attention,
     read_decoder,
     read_mlp,
     read_rms_norm,
     same_layers,
 )
-from quire_models.decoder.decoder_config import DecoderConfig
-from quire_models.decoder.fused_names import LAYER, renamed, renamed_norms
+from quire_models.decoder.options.decoder_config import DecoderConfig
+from quire_models.decoder.options.fused_names import LAYER, renamed, renamed_norms
 
 RULES = (
     *renamed({f"{LAYER}.mlp.act_fn": f"{LAYER}.mlp.activation"}),

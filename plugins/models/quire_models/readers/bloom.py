@@ -7,8 +7,8 @@ from dataclasses import replace
 from quire.errors import UnsupportedModelError
 from quire.interfaces.weight_rules import WeightRule
 from quire.layers.config_values import ConfigValues
-from quire_models.decoder.attention_config import AttentionConfig
-from quire_models.decoder.config_reading import (
+from quire_models.decoder.options.attention_config import AttentionConfig
+from quire_models.decoder.options.config_reading import (
     optional_number,
     read_decoder,
     read_equal_heads,
@@ -16,9 +16,9 @@ from quire_models.decoder.config_reading import (
     refuse_flag,
     same_layers,
 )
-from quire_models.decoder.decoder_config import DecoderConfig
-from quire_models.decoder.fused_names import LAYER, QKV, renamed
-from quire_models.decoder.mlp_config import MLPConfig
+from quire_models.decoder.options.decoder_config import DecoderConfig
+from quire_models.decoder.options.fused_names import LAYER, QKV, renamed
+from quire_models.decoder.options.mlp_config import MLPConfig
 
 GELU = "gelu_pytorch_tanh"
 BLOOM_KEYS = {

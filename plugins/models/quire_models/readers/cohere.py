@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from quire.layers.attention.rope_parameters import read_rope
 from quire.layers.config_values import ConfigValues
-from quire_models.decoder.attention_config import AttentionConfig, QKNormConfig
-from quire_models.decoder.config_reading import (
+from quire_models.decoder.options.attention_config import AttentionConfig, QKNormConfig
+from quire_models.decoder.options.config_reading import (
     FULL,
     SLIDING,
     layers_by_type,
@@ -20,7 +20,7 @@ from quire_models.decoder.config_reading import (
     read_mlp,
     same_layers,
 )
-from quire_models.decoder.decoder_config import DecoderConfig, LayerConfig
+from quire_models.decoder.options.decoder_config import DecoderConfig, LayerConfig
 
 
 def read_cohere(values: ConfigValues) -> DecoderConfig:

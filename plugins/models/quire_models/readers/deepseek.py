@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from quire.errors import UnsupportedModelError
 from quire.layers.attention.rope_parameters import RopeParameters, read_rope, yarn_magnitude
 from quire.layers.attention.rope_scaling import YarnScaling
 from quire.layers.config_values import ConfigValues
 from quire.layers.moe.routing import Routing
-from quire_models.decoder.attention_config import NormConfig
-from quire_models.decoder.config_reading import (
+from quire_models.decoder.options.attention_config import NormConfig
+from quire_models.decoder.options.config_reading import (
     moe_layers,
     read_decoder,
     read_mlp,
     read_rms_norm,
 )
-from quire_models.decoder.decoder_config import DecoderConfig
-from quire_models.decoder.fused_names import SHARED_EXPERTS
-from quire_models.decoder.mla_config import MLAConfig
-from quire_models.decoder.moe_config import MoEConfig
-from quire_models.decoder.sigmoid_moe import read_shared, read_sigmoid_moe
+from quire_models.decoder.options.decoder_config import DecoderConfig
+from quire_models.decoder.options.fused_names import SHARED_EXPERTS
+from quire_models.decoder.options.mla_config import MLAConfig
+from quire_models.decoder.options.moe_config import MoEConfig
+from quire_models.decoder.options.routing_reading import read_routing
+from quire_models.decoder.options.sigmoid_moe import read_shared, read_sigmoid_moe
 
 LATENT_NORM = NormConfig(eps=1e-6)  # whatever the epsilon of the other norms
 
@@ -34,10 +37,12 @@ def read_deepseek_v2(values: ConfigValues) -> DecoderConfig:
     num_layers = values.count("num_hidden_layers")
     attentions = [read_latent_attention(values, is_interleaved=True)] * num_layers
     first = values.whole("first_k_dense_replace", 0)
-    expert = read_mlp(values, width="moe_intermediate_size")
-    moe = MoEConfig(routing=_read_routing(values), expert=expert, shared=read_shared(values))
+    expert, shared = read_mlp(values, width="moe_intermediate_size"), read_shared(values)
+    bias = values.flag("mlp_bias", False)  # of MLPs, not of experts
+    shared = None if shared is None else replace(shared, has_bias=bias)
+    moe = MoEConfig(routing=_read_routing(values), expert=expert, shared=shared)
     is_moe = [layer >= first for layer in range(num_layers)]
-    layers = moe_layers(attentions, read_mlp(values), moe, is_moe)
+    layers = moe_layers(attentions, read_mlp(values, has_bias=bias), moe, is_moe)
     return read_decoder(values, layers, read_rms_norm(values), weight_rules=SHARED_EXPERTS)
 
 
@@ -81,11 +86,9 @@ def _read_routing(values: ConfigValues) -> Routing:
             f"{values.architecture}: topk_method {method!r} is not supported; it must be greedy or "
             "group_limited_greedy"
         )
-    has_groups = method == "group_limited_greedy"
-    return Routing(
-        num_experts=values.count("n_routed_experts"),
-        top_k=values.count("num_experts_per_tok"),
-        num_groups=values.count("n_group") if has_groups else 1,
-        top_groups=values.count("topk_group") if has_groups else 1,
+    return read_routing(
+        values,
+        experts="n_routed_experts",
+        has_groups=method == "group_limited_greedy",
         scale=values.positive("routed_scaling_factor", 1.0),
     )

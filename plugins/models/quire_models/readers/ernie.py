@@ -9,9 +9,8 @@ from typing import Any
 from quire.interfaces.weight_rules import WeightRule
 from quire.layers.attention.rope_parameters import read_rope
 from quire.layers.config_values import ConfigValues
-from quire.layers.moe.routing import Routing
-from quire_models.decoder.attention_config import AttentionConfig
-from quire_models.decoder.config_reading import (
+from quire_models.decoder.options.attention_config import AttentionConfig
+from quire_models.decoder.options.config_reading import (
     HeadSizes,
     moe_layers,
     read_attention,
@@ -21,9 +20,10 @@ from quire_models.decoder.config_reading import (
     read_rms_norm,
     same_layers,
 )
-from quire_models.decoder.decoder_config import DecoderConfig, LayerConfig
-from quire_models.decoder.fused_names import LAYER, SHARED_EXPERTS
-from quire_models.decoder.moe_config import MoEConfig
+from quire_models.decoder.options.decoder_config import DecoderConfig, LayerConfig
+from quire_models.decoder.options.fused_names import LAYER, SHARED_EXPERTS
+from quire_models.decoder.options.moe_config import MoEConfig
+from quire_models.decoder.options.routing_reading import read_routing
 
 MOE_RULES = (
     *SHARED_EXPERTS,
@@ -36,7 +36,7 @@ MOE_RULES = (
 
 def read_ernie(values: ConfigValues) -> DecoderConfig:
     """Return the options of ERNIE 4.5 without experts."""
-    attention = _read_attention(values, read_heads(values, head_dim=128, num_kv_heads=2))
+    attention = _read_attention(values, read_heads(values))
     mlp = read_mlp(values, has_bias=values.flag("use_bias", False))
     return _read(values, same_layers(values, attention, mlp))
 
@@ -50,9 +50,10 @@ def read_ernie_moe(values: ConfigValues) -> DecoderConfig:
     if num_shared:
         shared = replace(expert, width=expert.width * num_shared, has_bias=bias)
     moe = MoEConfig(
-        routing=Routing(
-            num_experts=values.count("moe_num_experts", 64),
-            top_k=values.count("moe_k", 6),
+        routing=read_routing(
+            values,
+            experts="moe_num_experts",
+            top_k="moe_k",
             has_choice_bias=True,
             choice_bias_dims=2,
             renormalize=True,

@@ -7,18 +7,19 @@ from dataclasses import replace
 from quire.interfaces.weight_rules import WeightRule
 from quire.layers.attention.rope_parameters import read_rope
 from quire.layers.config_values import ConfigValues
-from quire_models.decoder.config_reading import (
+from quire_models.decoder.options.config_reading import (
     HeadSizes,
     optional_count,
+    read_activation,
     read_attention,
     read_decoder,
     read_equal_heads,
     read_layer_norm,
     same_layers,
 )
-from quire_models.decoder.decoder_config import DecoderConfig, Placement
-from quire_models.decoder.fused_names import LAYER, QKV, renamed
-from quire_models.decoder.mlp_config import MLPConfig
+from quire_models.decoder.options.decoder_config import DecoderConfig, Placement
+from quire_models.decoder.options.fused_names import LAYER, QKV, renamed
+from quire_models.decoder.options.mlp_config import MLPConfig
 
 THEIRS = "transformer.h.{layer}"
 NAMES = {
@@ -49,7 +50,8 @@ def read_falcon(values: ConfigValues) -> DecoderConfig:
         attention = replace(attention, rope=None, alibi_max_bias=8.0, alibi_scale=attention.scale)
     groups = heads.num_kv_heads if is_new or heads.num_kv_heads > 1 else 1
     width = optional_count(values, "ffn_hidden_size") or 4 * values.count("hidden_size")
-    mlp = MLPConfig(width=width, activation="gelu", is_gated=False, has_bias=bias)
+    activation = read_activation(values, "activation", "gelu")
+    mlp = MLPConfig(width=width, activation=activation, is_gated=False, has_bias=bias)
     return read_decoder(
         values,
         same_layers(values, attention, mlp),

@@ -14,13 +14,12 @@ from typing import Any
 from quire.errors import UnsupportedModelError
 from quire.layers.attention.rope_parameters import RopeParameters, read_rope
 from quire.layers.config_values import ConfigValues
-from quire_models.decoder.attention_config import AttentionConfig, NormConfig, QKNormConfig
-from quire_models.decoder.config_reading import (
+from quire_models.decoder.options.attention_config import AttentionConfig, NormConfig, QKNormConfig
+from quire_models.decoder.options.config_reading import (
     FULL,
     SLIDING,
     layers_by_type,
     optional_number,
-    read_activation,
     read_attention,
     read_decoder,
     read_heads,
@@ -30,7 +29,7 @@ from quire_models.decoder.config_reading import (
     refuse_flag,
     same_layers,
 )
-from quire_models.decoder.decoder_config import DecoderConfig
+from quire_models.decoder.options.decoder_config import DecoderConfig
 
 GELU = "gelu_pytorch_tanh"
 # Defaults of transformers; the checkpoints of 2025 omit some of these values.
@@ -49,13 +48,14 @@ GEMMA3_DEFAULTS: Mapping[str, Any] = {
 
 
 def read_gemma(values: ConfigValues) -> DecoderConfig:
-    """Return the options of Gemma 1, whose activation is GELU whatever old files say."""
+    """Return the options of Gemma 1, whose GELU is the one by tanh, whatever old files say."""
     _refuse_bidirectional(values)
     bias = values.flag("attention_bias", False)
     heads = read_heads(values, head_dim=256)
     attention = read_attention(values, heads=heads, qkv_bias=bias, output_bias=bias)
-    read_activation(values, "hidden_act", GELU, also=("gelu",))
-    mlp = read_mlp(values, activation="hidden_activation", default_activation=GELU)
+    mlp = read_mlp(values, default_activation=GELU)
+    if mlp.activation == "gelu":  # of old files, trained with the other form
+        mlp = replace(mlp, activation=GELU)
     return read_decoder(
         values,
         same_layers(values, attention, mlp),
@@ -77,7 +77,7 @@ def read_gemma2(values: ConfigValues) -> DecoderConfig:
 
 def read_gemma3(values: ConfigValues) -> DecoderConfig:
     """Return the options of Gemma 3: a norm of queries and keys, and two rotary embeddings."""
-    values = replace(values, config={**GEMMA3_DEFAULTS, **_without_nulls(values.config)})
+    values = values.with_values(_gemma3_defaults(values))
     if optional_number(values, "attn_logit_softcapping") is not None:
         raise UnsupportedModelError(
             f"{values.architecture}: attn_logit_softcapping is not supported; Gemma 3 is trained "
@@ -132,9 +132,12 @@ def _refuse_bidirectional(values: ConfigValues) -> None:
     refuse_flag(values, "use_bidirectional_attention", "quire attends causally")
 
 
-def _without_nulls(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop null values, which mean the default, except for the sliding window."""
-    return {k: value for k, value in config.items() if value is not None or k == "sliding_window"}
+def _gemma3_defaults(values: ConfigValues) -> dict[str, Any]:
+    """Return values for keys that the file lacks or has as null; a null window is none."""
+    missing = {key for key in GEMMA3_DEFAULTS if not values.has(key)}
+    if "sliding_window" in values.config:
+        missing.discard("sliding_window")
+    return {key: value for key, value in GEMMA3_DEFAULTS.items() if key in missing}
 
 
 def _has_nested_ropes(values: ConfigValues) -> bool:

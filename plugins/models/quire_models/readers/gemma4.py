@@ -14,9 +14,8 @@ from quire.errors import UnsupportedModelError
 from quire.interfaces.weight_rules import WeightRule
 from quire.layers.attention.rope_parameters import read_rope
 from quire.layers.config_values import ConfigValues
-from quire.layers.moe.routing import Routing
-from quire_models.decoder.attention_config import AttentionConfig, QKNormConfig
-from quire_models.decoder.config_reading import (
+from quire_models.decoder.options.attention_config import AttentionConfig, QKNormConfig
+from quire_models.decoder.options.config_reading import (
     FULL,
     SLIDING,
     HeadSizes,
@@ -30,9 +29,10 @@ from quire_models.decoder.config_reading import (
     read_rms_norm,
     refuse_flag,
 )
-from quire_models.decoder.decoder_config import DecoderConfig
-from quire_models.decoder.fused_names import LAYER, PARTS, renamed
-from quire_models.decoder.moe_config import DualMLPConfig, MoEConfig
+from quire_models.decoder.options.decoder_config import DecoderConfig
+from quire_models.decoder.options.fused_names import LAYER, PARTS, renamed
+from quire_models.decoder.options.moe_config import DualMLPConfig, MoEConfig
+from quire_models.decoder.options.routing_reading import read_routing
 
 ROPES: Mapping[str, Mapping[str, Any]] = {
     SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
@@ -129,9 +129,10 @@ def _layer_types(values: ConfigValues) -> tuple[str, ...]:
 
 def _beside_experts(values: ConfigValues, mlp: Any) -> DualMLPConfig:
     norm = read_rms_norm(values, rounds_last=True)
-    routing = Routing(
-        num_experts=values.count("num_experts"),
-        top_k=values.count("top_k_experts"),
+    routing = read_routing(
+        values,
+        experts="num_experts",
+        top_k="top_k_experts",
         renormalize=True,
         input_norm_eps=norm.eps,
         has_expert_scale=True,

@@ -7,8 +7,8 @@ from typing import Any
 from quire.interfaces.weight_rules import WeightRule
 from quire.layers.attention.rope_parameters import read_rope
 from quire.layers.config_values import ConfigValues
-from quire_models.decoder.attention_config import QKNormConfig
-from quire_models.decoder.config_reading import (
+from quire_models.decoder.options.attention_config import QKNormConfig
+from quire_models.decoder.options.config_reading import (
     read_attention,
     read_decoder,
     read_heads,
@@ -16,9 +16,9 @@ from quire_models.decoder.config_reading import (
     read_rms_norm,
     same_layers,
 )
-from quire_models.decoder.decoder_config import DecoderConfig
-from quire_models.decoder.fused_names import FUSED_GATE_UP, renamed_norms
-from quire_models.decoder.sigmoid_moe import read_sigmoid_moe
+from quire_models.decoder.options.decoder_config import DecoderConfig
+from quire_models.decoder.options.fused_names import FUSED_GATE_UP, renamed_norms
+from quire_models.decoder.options.sigmoid_moe import read_sigmoid_moe
 
 GLM4_NORMS = {
     "post_self_attn_layernorm": "post_attention_layernorm",
@@ -35,6 +35,21 @@ def read_glm(values: ConfigValues) -> DecoderConfig:
 def read_glm4(values: ConfigValues) -> DecoderConfig:
     """Return the options of GLM-4-0414, with norms on both sides of each block."""
     return _read(values, (FUSED_GATE_UP, *renamed_norms(GLM4_NORMS)), placement="sandwich")
+
+
+def read_glm4v(values: ConfigValues) -> DecoderConfig:
+    """Return the options of the text model of GLM-4.1V: as GLM-4-0414, of which it is made.
+
+    Heads divide the hidden size, all of a head is rotated unless the file says else, and biases of
+    q, k and v are always there.
+    """
+    heads = read_heads(values)
+    rope = read_rope(values, head_dim=heads.head_dim, is_interleaved=True)
+    attention = read_attention(values, heads=heads, rope=rope, qkv_bias=True)
+    rules = (FUSED_GATE_UP, *renamed_norms(GLM4_NORMS))
+    norm = read_rms_norm(values, 1e-5)
+    layers = same_layers(values, attention, read_mlp(values))
+    return read_decoder(values, layers, norm, weight_rules=rules, placement="sandwich")
 
 
 def read_glm4_moe(values: ConfigValues) -> DecoderConfig:

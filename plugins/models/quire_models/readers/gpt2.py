@@ -12,8 +12,8 @@ from typing import Any
 from quire.interfaces.weight_rules import WeightRule
 from quire.layers.attention.rope_parameters import RopeParameters
 from quire.layers.config_values import ConfigValues
-from quire_models.decoder.attention_config import AttentionConfig
-from quire_models.decoder.config_reading import (
+from quire_models.decoder.options.attention_config import AttentionConfig
+from quire_models.decoder.options.config_reading import (
     HeadSizes,
     read_activation,
     read_attention,
@@ -23,9 +23,9 @@ from quire_models.decoder.config_reading import (
     refuse_flag,
     same_layers,
 )
-from quire_models.decoder.decoder_config import DecoderConfig, LayerConfig, PositionTable
-from quire_models.decoder.fused_names import LAYER, QKV
-from quire_models.decoder.mlp_config import MLPConfig
+from quire_models.decoder.options.decoder_config import DecoderConfig, LayerConfig, PositionTable
+from quire_models.decoder.options.fused_names import LAYER, QKV
+from quire_models.decoder.options.mlp_config import MLPConfig
 
 KEYS = {
     "hidden_size": "n_embd",

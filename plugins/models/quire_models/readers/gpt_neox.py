@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from quire.interfaces.weight_rules import WeightRule
 from quire.layers.attention.rope_parameters import read_rope
 from quire.layers.config_values import ConfigValues
-from quire_models.decoder.config_reading import (
+from quire_models.decoder.options.config_reading import (
     read_attention,
     read_decoder,
     read_equal_heads,
@@ -13,8 +15,8 @@ from quire_models.decoder.config_reading import (
     read_mlp,
     same_layers,
 )
-from quire_models.decoder.decoder_config import DecoderConfig
-from quire_models.decoder.fused_names import LAYER, QKV, renamed
+from quire_models.decoder.options.decoder_config import DecoderConfig
+from quire_models.decoder.options.fused_names import LAYER, QKV, renamed
 
 THEIRS = "gpt_neox.layers.{layer}"
 NAMES = {
@@ -27,6 +29,7 @@ NAMES = {
     f"{THEIRS}.mlp.dense_h_to_4h": f"{LAYER}.mlp.up_proj",
     f"{THEIRS}.mlp.dense_4h_to_h": f"{LAYER}.mlp.down_proj",
 }
+ROPE_KEYS = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
 UNUSED = (
     r".*\.attention\.(bias|masked_bias)",
     r".*\.rotary_emb\.inv_freq",
@@ -37,12 +40,12 @@ def read_gpt_neox(values: ConfigValues) -> DecoderConfig:
     """Return the options of GPT-NeoX; version 4 of transformers wrote rotary_pct."""
     heads = read_equal_heads(values)
     bias = values.flag("attention_bias", True)
-    theta = values.positive("rotary_emb_base", 10_000.0)
-    factor = values.positive("rotary_pct", 0.25)
     attention = read_attention(
         values,
         heads=heads,
-        rope=read_rope(values, theta, head_dim=heads.head_dim, partial_factor=factor),
+        rope=read_rope(
+            replace(values, aliases=ROPE_KEYS), head_dim=heads.head_dim, partial_factor=0.25
+        ),
         qkv_bias=bias,
         output_bias=bias,
     )

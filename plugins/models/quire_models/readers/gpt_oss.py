@@ -10,8 +10,7 @@ from dataclasses import replace
 
 from quire.interfaces.weight_rules import WeightRule
 from quire.layers.config_values import ConfigValues
-from quire.layers.moe.routing import Routing
-from quire_models.decoder.config_reading import (
+from quire_models.decoder.options.config_reading import (
     FULL,
     SLIDING,
     layers_by_type,
@@ -22,9 +21,10 @@ from quire_models.decoder.config_reading import (
     read_mlp,
     read_rms_norm,
 )
-from quire_models.decoder.decoder_config import DecoderConfig
-from quire_models.decoder.fused_names import EXPERT, LAYER
-from quire_models.decoder.moe_config import ClampedGate, MoEConfig
+from quire_models.decoder.options.decoder_config import DecoderConfig
+from quire_models.decoder.options.fused_names import EXPERT, LAYER
+from quire_models.decoder.options.moe_config import ClampedGate, MoEConfig
+from quire_models.decoder.options.routing_reading import read_routing
 
 
 def read_gpt_oss(values: ConfigValues) -> DecoderConfig:
@@ -41,11 +41,8 @@ def read_gpt_oss(values: ConfigValues) -> DecoderConfig:
     kinds = read_layer_types(values, lambda i: FULL if i % 2 else SLIDING)
     expert = read_mlp(values, has_bias=True)
     moe = MoEConfig(
-        routing=Routing(
-            num_experts=values.count("num_local_experts", 128),
-            top_k=values.count("num_experts_per_tok", 4),
-            score="top_k_softmax",
-            has_bias=True,
+        routing=read_routing(
+            values, experts="num_local_experts", score="top_k_softmax", has_bias=True
         ),
         expert=expert,
         clamped_gate=ClampedGate(

@@ -10,9 +10,8 @@ from quire.errors import UnsupportedModelError
 from quire.interfaces.weight_rules import WeightRule
 from quire.layers.attention.rope_parameters import read_rope
 from quire.layers.config_values import ConfigValues
-from quire.layers.moe.routing import Routing
-from quire_models.decoder.attention_config import AttentionConfig
-from quire_models.decoder.config_reading import (
+from quire_models.decoder.options.attention_config import AttentionConfig
+from quire_models.decoder.options.config_reading import (
     FULL,
     SLIDING,
     read_attention,
@@ -23,10 +22,11 @@ from quire_models.decoder.config_reading import (
     read_rms_norm,
     same_layers,
 )
-from quire_models.decoder.decoder_config import DecoderConfig, LayerConfig
-from quire_models.decoder.fused_names import BLOCK, EXPERT, LAYER, renamed, renamed_norms
-from quire_models.decoder.mlp_config import MLPConfig
-from quire_models.decoder.moe_config import MoEConfig
+from quire_models.decoder.options.decoder_config import DecoderConfig, LayerConfig
+from quire_models.decoder.options.fused_names import BLOCK, EXPERT, LAYER, renamed, renamed_norms
+from quire_models.decoder.options.mlp_config import MLPConfig
+from quire_models.decoder.options.moe_config import MoEConfig
+from quire_models.decoder.options.routing_reading import read_routing
 
 MOE_RULES = (
     WeightRule(f"{BLOCK}.router.layer", (f"{LAYER}.mlp.gate",)),
@@ -54,11 +54,7 @@ def read_granite(values: ConfigValues) -> DecoderConfig:
 
 def read_granite_moe(values: ConfigValues) -> DecoderConfig:
     """Return the options of Granite with experts, and of those with a shared expert as well."""
-    routing = Routing(
-        num_experts=values.count("num_local_experts", 8),
-        top_k=values.count("num_experts_per_tok", 2),
-        score="top_k_softmax",
-    )
+    routing = read_routing(values, experts="num_local_experts", score="top_k_softmax")
     shared = values.whole("shared_intermediate_size", 0)  # 0: there is none
     moe = MoEConfig(
         routing=routing,

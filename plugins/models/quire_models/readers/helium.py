@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.layers.attention.rope_parameters import read_rope
 from quire.layers.config_values import ConfigValues
-from quire_models.decoder.config_reading import (
+from quire_models.decoder.options.config_reading import (
     read_attention,
     read_decoder,
     read_heads,
@@ -12,7 +12,7 @@ from quire_models.decoder.config_reading import (
     read_rms_norm,
     same_layers,
 )
-from quire_models.decoder.decoder_config import DecoderConfig
+from quire_models.decoder.options.decoder_config import DecoderConfig
 
 
 def read_helium(values: ConfigValues) -> DecoderConfig:

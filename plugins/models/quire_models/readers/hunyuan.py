@@ -7,18 +7,18 @@ from typing import Any
 
 from quire.errors import UnsupportedModelError
 from quire.layers.config_values import ConfigValues
-from quire.layers.moe.routing import Routing
-from quire_models.decoder.attention_config import AttentionConfig, QKNormConfig
-from quire_models.decoder.config_reading import (
+from quire_models.decoder.options.attention_config import AttentionConfig, QKNormConfig
+from quire_models.decoder.options.config_reading import (
     read_attention,
     read_decoder,
     read_mlp,
     read_rms_norm,
     same_layers,
 )
-from quire_models.decoder.decoder_config import DecoderConfig, LayerConfig
-from quire_models.decoder.fused_names import LAYER, PARTS, renamed
-from quire_models.decoder.moe_config import MoEConfig
+from quire_models.decoder.options.decoder_config import DecoderConfig, LayerConfig
+from quire_models.decoder.options.fused_names import LAYER, PARTS, renamed
+from quire_models.decoder.options.moe_config import MoEConfig
+from quire_models.decoder.options.routing_reading import read_routing
 
 NORMS = renamed(
     {
@@ -50,8 +50,11 @@ def read_hunyuan_moe(values: ConfigValues) -> DecoderConfig:
         LayerConfig(
             attention=attention,
             mlp=MoEConfig(
-                routing=Routing(
-                    num_experts=values.count("num_experts", 1), top_k=top_k, renormalize=True
+                routing=read_routing(
+                    values.with_values({"moe_topk": top_k}),
+                    experts="num_experts",
+                    top_k="moe_topk",
+                    renormalize=True,
                 ),
                 expert=mlp,
                 shared=mlp,
@@ -75,7 +78,7 @@ def _read(values: ConfigValues, layers: Sequence[LayerConfig], **options: Any) -
 def _experts_per_token(values: ConfigValues) -> list[int]:
     num_layers = values.count("num_hidden_layers")
     if not isinstance(values.config.get("moe_topk"), list):
-        return [values.count("moe_topk", 1)] * num_layers
+        return [values.count("moe_topk")] * num_layers
     counts = list(values.wholes("moe_topk"))
     if len(counts) != num_layers:
         raise UnsupportedModelError(

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from quire.interfaces.weight_rules import WeightRule
 from quire.layers.config_values import ConfigValues
-from quire_models.decoder.config_reading import (
+from quire_models.decoder.options.config_reading import (
     FULL,
     SLIDING,
     layers_by_type,
@@ -21,8 +21,8 @@ from quire_models.decoder.config_reading import (
     read_rms_norm,
     same_layers,
 )
-from quire_models.decoder.decoder_config import DecoderConfig
-from quire_models.decoder.fused_names import LAYER, QKV, renamed
+from quire_models.decoder.options.decoder_config import DecoderConfig
+from quire_models.decoder.options.fused_names import LAYER, QKV, renamed
 
 INTERNLM2_NAMES = {
     "model.tok_embeddings": "model.embed_tokens",
@@ -48,7 +48,6 @@ def read_seed_oss(values: ConfigValues) -> DecoderConfig:
     """Return the options of Seed-OSS: the output projection of attention has a flag of its own."""
     attention = read_attention(
         values,
-        heads=read_heads(values, head_dim=128),
         qkv_bias=values.flag("attention_bias", True),
         output_bias=values.flag("attention_out_bias", False),
     )

@@ -11,14 +11,13 @@ from dataclasses import replace
 from quire.interfaces.weight_rules import WeightRule
 from quire.layers.attention.rope_parameters import read_rope
 from quire.layers.config_values import ConfigValues
-from quire.layers.moe.routing import Routing
-from quire_models.decoder.attention_config import (
+from quire_models.decoder.options.attention_config import (
     AttentionConfig,
     NormConfig,
     QKNormConfig,
     QueryScaling,
 )
-from quire_models.decoder.config_reading import (
+from quire_models.decoder.options.config_reading import (
     CHUNKED,
     FULL,
     layers_with_rope,
@@ -29,9 +28,10 @@ from quire_models.decoder.config_reading import (
     read_mlp,
     read_rms_norm,
 )
-from quire_models.decoder.decoder_config import DecoderConfig, LayerConfig
-from quire_models.decoder.fused_names import EXPERT, LAYER, PARTS, renamed
-from quire_models.decoder.moe_config import MoEConfig
+from quire_models.decoder.options.decoder_config import DecoderConfig, LayerConfig
+from quire_models.decoder.options.fused_names import EXPERT, LAYER, PARTS, renamed
+from quire_models.decoder.options.moe_config import MoEConfig
+from quire_models.decoder.options.routing_reading import read_routing
 
 THEIRS = f"{LAYER}.feed_forward"
 RULES = (
@@ -103,11 +103,8 @@ def _attentions(values: ConfigValues) -> tuple[AttentionConfig, AttentionConfig]
 
 
 def _read_moe(values: ConfigValues) -> MoEConfig:
-    routing = Routing(
-        num_experts=values.count("num_local_experts", 16),
-        top_k=values.count("num_experts_per_tok", 1),
-        score="top_k_sigmoid",
-        scales_input=True,
+    routing = read_routing(
+        values, experts="num_local_experts", score="top_k_sigmoid", scales_input=True
     )
     mlp = read_mlp(values)
     return MoEConfig(routing=routing, expert=mlp, shared=mlp)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from quire.errors import UnsupportedModelError
 from quire.layers.config_values import ConfigValues
-from quire_models.decoder.attention_config import QueryScaling
-from quire_models.decoder.config_reading import (
+from quire_models.decoder.options.attention_config import QueryScaling
+from quire_models.decoder.options.config_reading import (
     FULL,
     SLIDING,
     layers_by_type,
@@ -19,7 +19,7 @@ from quire_models.decoder.config_reading import (
     read_rms_norm,
     same_layers,
 )
-from quire_models.decoder.decoder_config import DecoderConfig
+from quire_models.decoder.options.decoder_config import DecoderConfig
 
 
 def read_mistral(values: ConfigValues) -> DecoderConfig:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from quire.layers.attention.rope_parameters import read_rope
 from quire.layers.config_values import ConfigValues
-from quire.layers.moe.routing import Routing
-from quire_models.decoder.attention_config import QKNormConfig
-from quire_models.decoder.config_reading import (
+from quire_models.decoder.options.attention_config import QKNormConfig
+from quire_models.decoder.options.config_reading import (
     optional_count,
     read_attention,
     read_decoder,
@@ -17,9 +14,10 @@ from quire_models.decoder.config_reading import (
     read_rms_norm,
     same_layers,
 )
-from quire_models.decoder.decoder_config import DecoderConfig
-from quire_models.decoder.fused_names import BLOCK, LAYER, W123, renamed
-from quire_models.decoder.moe_config import MoEConfig
+from quire_models.decoder.options.decoder_config import DecoderConfig
+from quire_models.decoder.options.fused_names import BLOCK, LAYER, W123, renamed
+from quire_models.decoder.options.moe_config import MoEConfig
+from quire_models.decoder.options.routing_reading import read_routing
 
 CHOICE_BIAS = renamed(
     {f"{BLOCK}.e_score_correction_bias": f"{LAYER}.mlp.gate.e_score_correction_bias"}
@@ -29,7 +27,7 @@ CHOICE_BIAS = renamed(
 def read_mixtral(values: ConfigValues) -> DecoderConfig:
     """Return the options of Mixtral: two of eight experts, whose weights sum to one."""
     attention = read_attention(values, window=optional_count(values, "sliding_window"))
-    routing = read_routing(values, experts="num_local_experts", default_k=2, renormalize=True)
+    routing = read_routing(values, experts="num_local_experts", renormalize=True)
     layers = same_layers(values, attention, MoEConfig(routing=routing, expert=read_mlp(values)))
     return read_decoder(values, layers, read_rms_norm(values, 1e-5), weight_rules=W123)
 
@@ -48,19 +46,9 @@ def read_minimax_m2(values: ConfigValues) -> DecoderConfig:
     routing = read_routing(
         values,
         experts="num_local_experts",
-        default_k=8,
         score="sigmoid",
         has_choice_bias=True,
         renormalize=True,
     )
     layers = same_layers(values, attention, MoEConfig(routing=routing, expert=read_mlp(values)))
     return read_decoder(values, layers, norm, weight_rules=(*W123, *CHOICE_BIAS))
-
-
-def read_routing(values: ConfigValues, *, experts: str, default_k: int, **options: Any) -> Routing:
-    """Return the options of a router, from the key of the number of experts."""
-    return Routing(
-        num_experts=values.count(experts),
-        top_k=values.count("num_experts_per_tok", default_k),
-        **options,
-    )

@@ -11,9 +11,8 @@ from typing import Any
 
 from quire.layers.attention.rope_parameters import RopeParameters
 from quire.layers.config_values import ConfigValues
-from quire.layers.moe.routing import Routing
-from quire_models.decoder.attention_config import AttentionConfig, NormConfig, QKNormConfig
-from quire_models.decoder.config_reading import (
+from quire_models.decoder.options.attention_config import AttentionConfig, NormConfig, QKNormConfig
+from quire_models.decoder.options.config_reading import (
     FULL,
     SLIDING,
     layers_by_type,
@@ -26,8 +25,9 @@ from quire_models.decoder.config_reading import (
     read_rope_of,
     same_layers,
 )
-from quire_models.decoder.decoder_config import DecoderConfig
-from quire_models.decoder.moe_config import MoEConfig
+from quire_models.decoder.options.decoder_config import DecoderConfig
+from quire_models.decoder.options.moe_config import MoEConfig
+from quire_models.decoder.options.routing_reading import read_routing
 
 
 def read_olmo(values: ConfigValues) -> DecoderConfig:
@@ -63,22 +63,18 @@ def read_olmo3(values: ConfigValues) -> DecoderConfig:
 def read_olmoe(values: ConfigValues) -> DecoderConfig:
     """Return the options of OLMoE; its norms are of inputs."""
     norm = read_rms_norm(values, 1e-5)
-    return _read_experts(values, norm, default_k=8, default_experts=64)
+    return _read_experts(values, norm)
 
 
 def read_flex_olmo(values: ConfigValues) -> DecoderConfig:
     """Return the options of FlexOlmo."""
     norm = _norm(values, 1e-6)
-    return _read_experts(values, norm, default_k=5, default_experts=7, placement="post")
+    return _read_experts(values, norm, placement="post")
 
 
-def _read_experts(
-    values: ConfigValues, norm: NormConfig, default_k: int, default_experts: int, **options: Any
-) -> DecoderConfig:
-    routing = Routing(
-        num_experts=values.count("num_experts", default_experts),
-        top_k=values.count("num_experts_per_tok", default_k),
-        renormalize=values.flag("norm_topk_prob", False),
+def _read_experts(values: ConfigValues, norm: NormConfig, **options: Any) -> DecoderConfig:
+    routing = read_routing(
+        values, experts="num_experts", renormalize=values.flag("norm_topk_prob", False)
     )
     moe = MoEConfig(routing=routing, expert=read_mlp(values))
     layers = same_layers(values, _read_attention(values, norm), moe)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.layers.config_values import ConfigValues
-from quire_models.decoder.attention_config import AttentionConfig
-from quire_models.decoder.config_reading import (
+from quire_models.decoder.options.attention_config import AttentionConfig
+from quire_models.decoder.options.config_reading import (
     read_decoder,
     read_equal_heads,
     read_layer_norm,
     read_mlp,
     same_layers,
 )
-from quire_models.decoder.decoder_config import DecoderConfig, PositionTable
-from quire_models.decoder.fused_names import LAYER, renamed
+from quire_models.decoder.options.decoder_config import DecoderConfig, PositionTable
+from quire_models.decoder.options.fused_names import LAYER, renamed
 
 THEIRS = "model.decoder.layers.{layer}"
 NAMES = {

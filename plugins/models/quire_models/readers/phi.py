@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from quire.layers.attention.rope_parameters import read_rope
 from quire.layers.config_values import ConfigValues
-from quire_models.decoder.config_reading import (
+from quire_models.decoder.options.config_reading import (
     optional_count,
     read_attention,
     read_decoder,
@@ -17,9 +17,10 @@ from quire_models.decoder.config_reading import (
     read_rms_norm,
     refuse_flag,
     same_layers,
+    with_renamed_rope,
 )
-from quire_models.decoder.decoder_config import DecoderConfig
-from quire_models.decoder.fused_names import FUSED_GATE_UP, FUSED_QKV, LAYER, renamed
+from quire_models.decoder.options.decoder_config import DecoderConfig
+from quire_models.decoder.options.fused_names import FUSED_GATE_UP, FUSED_QKV, LAYER, renamed
 
 NAMES = {
     f"{LAYER}.self_attn.dense": f"{LAYER}.self_attn.o_proj",
@@ -53,6 +54,7 @@ def read_phi(values: ConfigValues) -> DecoderConfig:
 
 def read_phi3(values: ConfigValues) -> DecoderConfig:
     """Return the options of Phi-3, Phi-3.5, Phi-4 and Phi-4-mini."""
+    values = with_renamed_rope(values, "yarn", "longrope")  # its name in old files
     attention = read_attention(values, window=optional_count(values, "sliding_window"))
     return read_decoder(
         values,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from quire.layers.config_values import ConfigValues
-from quire.layers.moe.routing import Routing
-from quire_models.decoder.config_reading import (
+from quire_models.decoder.options.config_reading import (
     optional_count,
     read_attention,
     read_decoder,
@@ -13,9 +12,10 @@ from quire_models.decoder.config_reading import (
     read_mlp,
     same_layers,
 )
-from quire_models.decoder.decoder_config import DecoderConfig
-from quire_models.decoder.fused_names import W123
-from quire_models.decoder.moe_config import MoEConfig
+from quire_models.decoder.options.decoder_config import DecoderConfig
+from quire_models.decoder.options.fused_names import W123
+from quire_models.decoder.options.moe_config import MoEConfig
+from quire_models.decoder.options.routing_reading import read_routing
 
 
 def read_phimoe(values: ConfigValues) -> DecoderConfig:
@@ -28,9 +28,9 @@ def read_phimoe(values: ConfigValues) -> DecoderConfig:
         output_bias=bias,
         window=optional_count(values, "sliding_window"),
     )
-    routing = Routing(
-        num_experts=values.count("num_local_experts", 16),
-        top_k=values.count("num_experts_per_tok", 2),
+    routing = read_routing(
+        values,
+        experts="num_local_experts",
         score="sparsemixer",
         sparsemixer_threshold=2 * values.positive("router_jitter_noise", 0.01),
     )

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from quire.errors import UnsupportedModelError
 from quire.layers.config_values import ConfigValues
-from quire_models.decoder.attention_config import AttentionConfig, QKNormConfig
-from quire_models.decoder.config_reading import (
+from quire_models.decoder.options.attention_config import AttentionConfig, QKNormConfig
+from quire_models.decoder.options.config_reading import (
     FULL,
     SLIDING,
     layers_by_type,
@@ -18,7 +18,7 @@ from quire_models.decoder.config_reading import (
     read_mlp,
     read_rms_norm,
 )
-from quire_models.decoder.decoder_config import DecoderConfig
+from quire_models.decoder.options.decoder_config import DecoderConfig
 
 FIRST_WINDOW_LAYER = 28  # of transformers, for files without `max_window_layers`
 
@@ -53,7 +53,7 @@ def _read(values: ConfigValues, full: AttentionConfig) -> DecoderConfig:
 def _layer_types(values: ConfigValues) -> tuple[str, ...]:
     """Return the type of each layer; a window that `use_sliding_window` switches off has none."""
     is_used = values.flag("use_sliding_window", False)
-    first = values.count("max_window_layers", FIRST_WINDOW_LAYER)
+    first = values.whole("max_window_layers", FIRST_WINDOW_LAYER)
     kinds = read_layer_types(values, lambda i: SLIDING if is_used and i >= first else FULL)
     if SLIDING in kinds and not is_used:
         raise UnsupportedModelError(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from quire.interfaces.weight_rules import WeightRule
 from quire.layers.config_values import ConfigValues
-from quire.layers.moe.routing import Routing
-from quire_models.decoder.attention_config import AttentionConfig, QKNormConfig
-from quire_models.decoder.config_reading import (
+from quire_models.decoder.options.attention_config import AttentionConfig, QKNormConfig
+from quire_models.decoder.options.config_reading import (
     FULL,
     SLIDING,
     moe_layers,
@@ -19,15 +19,30 @@ from quire_models.decoder.config_reading import (
     read_mlp,
     read_rms_norm,
 )
-from quire_models.decoder.decoder_config import DecoderConfig
-from quire_models.decoder.moe_config import MoEConfig
+from quire_models.decoder.options.decoder_config import DecoderConfig
+from quire_models.decoder.options.fused_names import EXPERT, LAYER
+from quire_models.decoder.options.moe_config import MoEConfig
+from quire_models.decoder.options.routing_reading import read_routing
+
+STACKS = (  # published as [in, out]; transformers writes [out, in]
+    WeightRule(
+        f"{LAYER}.mlp.experts.gate_up_proj",
+        (f"{EXPERT}.gate_proj.weight", f"{EXPERT}.up_proj.weight"),
+        may_be_transposed=True,
+    ),
+    WeightRule(
+        f"{LAYER}.mlp.experts.down_proj",
+        (f"{EXPERT}.down_proj.weight",),
+        may_be_transposed=True,
+    ),
+)
 
 
 def read_qwen2_moe(values: ConfigValues) -> DecoderConfig:
     """Return the options of Qwen 2 with experts; every other layer may have a window."""
     full = read_attention(values, qkv_bias=values.flag("qkv_bias", True))
     is_used = values.flag("use_sliding_window", False)
-    first_full = values.count("max_window_layers", 28)
+    first_full = values.whole("max_window_layers", 28)
     kinds = read_layer_types(
         values, lambda i: SLIDING if is_used and i % 2 == 0 and i < first_full else FULL
     )
@@ -36,7 +51,7 @@ def read_qwen2_moe(values: ConfigValues) -> DecoderConfig:
         sliding = replace(full, window=values.count("sliding_window", 4096))
         attentions = [sliding if kind == SLIDING else full for kind in kinds]
     shared = read_mlp(values, width="shared_expert_intermediate_size")
-    return _read(values, attentions, 4, 60, shared=shared, has_shared_gate=True)
+    return _read(values, attentions, shared=shared, has_shared_gate=True)
 
 
 def read_qwen3_moe(values: ConfigValues) -> DecoderConfig:
@@ -51,7 +66,22 @@ def read_qwen3_moe(values: ConfigValues) -> DecoderConfig:
         qk_norm=QKNormConfig(norm=read_rms_norm(values)),
         window=window,
     )
-    return _read(values, [attention] * values.count("num_hidden_layers"), 8, 128)
+    return _read(values, [attention] * values.count("num_hidden_layers"))
+
+
+def read_qwen3_vl_moe(values: ConfigValues) -> DecoderConfig:
+    """Return the options of the text model of Qwen 3 VL with experts, which are stacked."""
+    bias = values.flag("attention_bias", False)
+    attention = read_attention(
+        values,
+        heads=read_heads(values, num_kv_heads=16),
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm=QKNormConfig(norm=read_rms_norm(values)),
+    )
+    attentions = [attention] * values.count("num_hidden_layers")
+    decoder = _read(values, attentions, is_divided=True)
+    return replace(decoder, weight_rules=STACKS)
 
 
 def _uses_window(values: ConfigValues) -> bool:
@@ -61,15 +91,15 @@ def _uses_window(values: ConfigValues) -> bool:
 def _read(
     values: ConfigValues,
     attentions: list[AttentionConfig],
-    default_k: int,
-    default_experts: int,
+    *,
+    is_divided: bool | None = None,
     **options: Any,
 ) -> DecoderConfig:
     key = "num_experts" if values.has("num_experts") else "num_local_experts"
-    routing = Routing(
-        num_experts=values.count(key, default_experts),
-        top_k=values.count("num_experts_per_tok", default_k),
-        renormalize=values.flag("norm_topk_prob", False),
+    routing = read_routing(
+        values,
+        experts=key,
+        renormalize=values.flag("norm_topk_prob", False) if is_divided is None else is_divided,
     )
     expert = read_mlp(values, width="moe_intermediate_size")
     moe = MoEConfig(routing=routing, expert=expert, **options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.layers.config_values import ConfigValues
-from quire_models.decoder.config_reading import (
+from quire_models.decoder.options.config_reading import (
     SLIDING,
     layers_with_rope,
     read_attention,
@@ -15,7 +15,7 @@ from quire_models.decoder.config_reading import (
     read_mlp,
     read_rms_norm,
 )
-from quire_models.decoder.decoder_config import DecoderConfig, LayerConfig
+from quire_models.decoder.options.decoder_config import DecoderConfig, LayerConfig
 
 
 def read_smollm3(values: ConfigValues) -> DecoderConfig:

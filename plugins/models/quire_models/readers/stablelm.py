@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from quire.layers.attention.rope_parameters import read_rope
 from quire.layers.config_values import ConfigValues
-from quire_models.decoder.attention_config import QKNormConfig
-from quire_models.decoder.config_reading import (
+from quire_models.decoder.options.attention_config import QKNormConfig
+from quire_models.decoder.options.config_reading import (
     read_attention,
     read_decoder,
     read_heads,
@@ -13,8 +13,8 @@ from quire_models.decoder.config_reading import (
     read_mlp,
     same_layers,
 )
-from quire_models.decoder.decoder_config import DecoderConfig
-from quire_models.decoder.fused_names import LAYER, renamed
+from quire_models.decoder.options.decoder_config import DecoderConfig
+from quire_models.decoder.options.fused_names import LAYER, renamed
 
 NORMS = {
     f"{LAYER}.self_attn.{part}_layernorm.norms.{{head}}": f"{LAYER}.self_attn.{part}_norm.{{head}}"

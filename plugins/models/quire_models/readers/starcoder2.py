@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.layers.config_values import ConfigValues
-from quire_models.decoder.config_reading import (
+from quire_models.decoder.options.config_reading import (
     optional_count,
     read_attention,
     read_decoder,
@@ -12,8 +12,8 @@ from quire_models.decoder.config_reading import (
     read_mlp,
     same_layers,
 )
-from quire_models.decoder.decoder_config import DecoderConfig
-from quire_models.decoder.fused_names import LAYER, renamed
+from quire_models.decoder.options.decoder_config import DecoderConfig
+from quire_models.decoder.options.fused_names import LAYER, renamed
 
 NAMES = {
     f"{LAYER}.mlp.c_fc": f"{LAYER}.mlp.up_proj",

@@ -1,18 +1,16 @@
 """Names of a checkpoint's tensors, as transformers converts them while it loads.
 
-A family may rename modules, and stack the matrices of its experts in one parameter. Here a stack
-gets a module for each matrix in it, under the name of the checkpoint and with a view of the stack
-as its weight. So the loader copies each tensor of the checkpoint to its place, and nothing is
-stacked afterwards.
+A family may rename modules, and stack the matrices of its experts in one parameter. quire's experts
+have a matrix each. So there are weight rules from the checkpoint's matrices, and from stacks, which
+a checkpoint may have as well.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
@@ -23,6 +21,8 @@ from transformers.core_model_loading import (
 )
 
 from quire.errors import UnsupportedModelError
+from quire.interfaces.weight_rules import WeightRule
+from quire_models.transformers_fallback.expert_forms import ExpertsForm
 
 ALWAYS_IGNORED = {r"rotary_emb\.inv_freq", r"(^|\.)position_ids$"}  # of older versions
 
@@ -50,15 +50,24 @@ class CheckpointNames:
 
     Args:
         model: Model as transformers builds it, before its layers are replaced.
+        experts: Experts that quire computes.
+
+    Attributes:
+        rules: Rules for the weights of experts.
+
+    Raises:
+        UnsupportedModelError: transformers changes other tensors while it loads them.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, experts: Iterable[ExpertsForm]) -> None:
         transforms = get_model_conversion_mapping(model)
         tensors = model.state_dict()
-        self.stacks = tuple(_stacks(model, transforms))
+        forms = tuple(experts)
+        stacks = {stack.path: stack for stack in _stacks(model, transforms, forms)}
+        self.rules = tuple(rule for form in forms for rule in _rules(form, stacks))
         self._renamings = [each for each in transforms if isinstance(each, WeightRenaming)]
         self._known = set(tensors)
-        for stack in self.stacks:
+        for stack in stacks.values():
             self._known.update(stack.names(tensors[stack.path].shape[0]))
         self._prefix = f"{model.base_model_prefix}."
         unexpected = set(model._keys_to_ignore_on_load_unexpected or ()) | ALWAYS_IGNORED
@@ -78,30 +87,30 @@ class CheckpointNames:
         return None if self._ignored.search(name) else name
 
 
-def check_conversions(model: PreTrainedModel) -> None:
-    """Check that the checkpoint's tensors are those of the model, apart from stacked experts.
-
-    Raises:
-        UnsupportedModelError: transformers changes them while it loads.
-    """
-    list(_stacks(model, get_model_conversion_mapping(model)))
-
-
-def unstack(model: nn.Module, stack: ExpertStack) -> None:
-    """Replace a stacked parameter by modules with views of it; the model reads it as before."""
-    owner_path, _, name = stack.path.rpartition(".")
-    owner = model.get_submodule(owner_path)
-    tensor = owner.get_parameter(name).data  # [E, rows, columns]
-    del owner._parameters[name]
-    vars(owner)[name] = tensor
-    for expert, matrix in enumerate(tensor):
-        views = matrix.chunk(len(stack.sources))
-        for source, view in zip(stack.sources, views, strict=True):
-            _put(model, source.replace("*", str(expert)), nn.Parameter(view, requires_grad=False))
+def _rules(form: ExpertsForm, stacks: Mapping[str, ExpertStack]) -> Iterator[WeightRule]:
+    """Yield the rules for one layer's experts; those of the usual checkpoints are first."""
+    for stacked, matrices in form.matrices.items():
+        name = f"{form.path}.{stacked}"
+        weights, biases = (
+            tuple(f"{form.path}.{{expert}}.{matrix}.{parameter}" for matrix in matrices)
+            for parameter in ("weight", "bias")
+        )
+        sources = stacks[name].sources if name in stacks else ()
+        for source, weight in zip(sources, weights, strict=bool(sources)):
+            given = source.replace("*", "{expert}")
+            if given != weight:
+                yield WeightRule(given, (weight,))
+        groups = form.width if form.is_interleaved and len(matrices) > 1 else 1
+        yield WeightRule(name, weights, groups, form.is_transposed)
+        if form.has_bias:
+            yield WeightRule(f"{name}_bias", biases, groups)
 
 
-def _stacks(model: PreTrainedModel, transforms: Iterable[object]) -> Iterator[ExpertStack]:
+def _stacks(
+    model: PreTrainedModel, transforms: Iterable[object], experts: Iterable[ExpertsForm]
+) -> Iterator[ExpertStack]:
     names = list(model.state_dict())
+    known = {f"{form.path}.{stacked}" for form in experts for stacked in form.matrices}
     for transform in transforms:
         if not isinstance(transform, WeightConverter):
             continue
@@ -109,7 +118,8 @@ def _stacks(model: PreTrainedModel, transforms: Iterable[object]) -> Iterator[Ex
         matched = [name for name in names if any(target in name for target in targets)]
         if not matched:
             continue
-        if not _is_stacking(transform.operations) or len(targets) != 1:
+        is_stacking = _is_stacking(transform.operations) and len(targets) == 1
+        if not is_stacking or not known.issuperset(matched):
             operations = ", ".join(type(each).__name__ for each in transform.operations)
             raise UnsupportedModelError(
                 f"transformers changes its tensors {targets[0]} while it loads ({operations})"
@@ -130,14 +140,3 @@ def _is_stacking(operations: Sequence[object]) -> bool:
 def _plain(pattern: str) -> str:
     r"""Return a pattern of transformers without the backslashes before its dots."""
     return pattern.replace("\\", "")
-
-
-def _put(model: nn.Module, path: str, parameter: nn.Parameter) -> None:
-    """Set a parameter at a path, with the modules that are missing on the way."""
-    *owners, name = path.split(".")
-    module = model
-    for owner in owners:
-        if owner not in module._modules:
-            module.add_module(owner, nn.Module())
-        module = module.get_submodule(owner)
-    module.register_parameter(name, parameter)

@@ -90,6 +90,8 @@ def _description(
         quantization=method.text("quant_method") if quantization else None,
         has_tied_head=found["has_tied_head"],
         sharded_sizes=found["sharded_sizes"],
+        num_experts=found["num_experts"],
+        expert_sizes=found["expert_sizes"],
         code_folder=code_folder,
     )
 

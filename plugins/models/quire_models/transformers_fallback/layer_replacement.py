@@ -9,10 +9,11 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from quire.errors import UnsupportedModelError
-from quire.layers import Attention, Layer, LayerContext
+from quire.layers import Attention, Layer, LayerContext, make_activation
 from quire.layers.parallel import shard, shard_kv_heads
 from quire_models.transformers_fallback.attention_calls import AttentionCall
 from quire_models.transformers_fallback.attention_names import ATTENTION, attention_name
+from quire_models.transformers_fallback.expert_forms import ExpertsForm, TransformersGate
 from quire_models.transformers_fallback.model_head import ModelHead
 from quire_models.transformers_fallback.shard_plan import (
     REPLICATED,
@@ -27,11 +28,13 @@ from quire_models.transformers_fallback.step_layers import (
     OutputShardedLinear,
     PackedAttention,
     TokenEmbedding,
+    TokenExperts,
     TokenHead,
 )
 from quire_models.transformers_fallback.weights_on_device import constant_factor
 
 MIN_OUTPUTS = 16  # a replicated linear layer with fewer is a gate, which stays as it is
+GATE_UP = "gate_and_up"  # of experts; families have linear layers with the name gate_up_proj
 
 
 class LayerReplacement:
@@ -41,6 +44,7 @@ class LayerReplacement:
         model: Model.
         head: Head of the model.
         calls: Attention of each layer.
+        experts: Experts that quire computes.
         step: Step that the layers read.
         context: Settings to build the layers with.
     """
@@ -50,16 +54,18 @@ class LayerReplacement:
         model: PreTrainedModel,
         head: ModelHead,
         calls: Iterable[AttentionCall],
+        experts: Iterable[ExpertsForm],
         step: CurrentStep,
         context: LayerContext,
     ) -> None:
         self._model, self._head = model, head
         self._calls = {call.path: call for call in calls}
+        self._experts = tuple(experts)
         self._plan = ShardPlan(model, {call.sinks_path for call in self._calls.values()})
         self._step, self._context = step, context
 
     def replace_all(self) -> None:
-        """Replace linear layers, embedding and head, and put paged attention into each layer.
+        """Replace linear layers, experts, embedding and head, and add paged attention.
 
         Raises:
             UnsupportedModelError: The embedding does more than look up and multiply.
@@ -69,6 +75,8 @@ class LayerReplacement:
             is_gate = features(linear)[1] < MIN_OUTPUTS and self._plan.style(path) == REPLICATED
             if path not in kept and not is_gate:
                 self._model.set_submodule(path, self._linear(path, linear))
+        for form in self._experts:
+            self._replace_experts(form)
         self._replace_vocabulary()
         for call in self._calls.values():
             self._add_attention(call)
@@ -109,6 +117,17 @@ class LayerReplacement:
                 heads = shard_kv_heads(call.num_kv_heads, tp)
                 return range(heads.start * head_dim, heads.stop * head_dim)
         return shard(f"outputs of {path}", num_outputs, tp)
+
+    def _replace_experts(self, form: ExpertsForm) -> None:
+        name, context = form.activation, self._context
+        activation: Layer = TransformersGate(form)
+        if name is not None:
+            activation = make_activation(name, is_gated=form.has_gate, context=context)
+        layer = TokenExperts(
+            form.path, form.num_experts, form.hidden_size, form.width, activation,
+            has_gate=form.has_gate, bias=form.has_bias, gate_up_name=GATE_UP, context=context,
+        )  # fmt: skip
+        self._model.set_submodule(form.path, layer)
 
     def _replace_vocabulary(self) -> None:
         head, context = self._head, self._context

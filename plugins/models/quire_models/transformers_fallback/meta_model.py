@@ -93,6 +93,14 @@ def _resolve(
 def _from_checkpoint(
     config: Mapping[str, Any], remote: Mapping[str, str], folder: Path
 ) -> tuple[type[PreTrainedModel], PretrainedConfig]:
+    for name in ("AutoConfig", "AutoModelForCausalLM"):
+        owner, is_other, _ = remote.get(name, "").partition("--")
+        if is_other:
+            raise UnsupportedModelError(
+                f"its code is that of another model, {owner}, at a revision that nothing pins; "
+                f"copy the Python files of {owner} to a folder with this model, and remove "
+                f"'{owner}--' from auto_map in its config.json"
+            )
     try:
         model_class = get_class_from_dynamic_module(remote["AutoModelForCausalLM"], str(folder))
         if "AutoConfig" in remote:

@@ -77,8 +77,7 @@ class ShardPlan:
         for path, linear in self._linears.items():
             dim = self.style(path).dim
             if dim:
-                general = re.sub(r"\.\d+\.", ".*.", path)
-                sizes[f"{dim} of {general}"] = features(linear)[dim == "outputs"]
+                sizes[f"{dim} of {general_path(path)}"] = features(linear)[dim == "outputs"]
         return sizes
 
     def _planned(self, path: str) -> ShardStyle | None:
@@ -101,6 +100,11 @@ def linear_modules(model: PreTrainedModel) -> Iterator[tuple[str, nn.Linear | Co
     for path, module in model.named_modules():
         if type(module) in (nn.Linear, Conv1D):
             yield path, module
+
+
+def general_path(path: str) -> str:
+    """Return a path with `*` for numbers, which is the same for all layers."""
+    return re.sub(r"\.\d+\.", ".*.", path)
 
 
 def _as_regex(pattern: str) -> str:

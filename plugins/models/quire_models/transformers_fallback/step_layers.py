@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 
 from quire.interfaces.model import ForwardBatch
-from quire.layers import Attention, LayerContext, LMHead, RowParallelLinear, VocabParallelEmbedding
+from quire.layers import (
+    Attention,
+    Experts,
+    LayerContext,
+    LMHead,
+    Routed,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+)
 from quire.layers.linear.linear_layers import ParallelLinear
 from quire.layers.linear.linear_slice import LinearSlice
 from quire.layers.parallel import TensorParallelGroup, shard, shard_kv_heads
@@ -159,6 +167,25 @@ class TokenHead(LMHead):
         """Return the logits of this device's shard of the vocabulary."""
         rows = super().forward(hidden_states.reshape(-1, hidden_states.shape[-1]))
         return rows.view(*hidden_states.shape[:-1], -1)
+
+
+class TokenExperts(Experts):
+    """Experts that transformers calls with the experts of each token and their weights."""
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,  # [..., hidden], T tokens
+        experts: Tensor,  # [..., k]
+        weights: Tensor,  # [..., k]
+    ) -> Tensor:  # [..., hidden]
+        """Return the weighted sum of the outputs of each token's experts."""
+        rows = x.reshape(-1, x.shape[-1])
+        shape = (len(rows), experts.shape[-1])
+        routed = Routed(
+            experts.reshape(shape).to(torch.int64).contiguous(),
+            weights.reshape(shape).float().contiguous(),
+        )
+        return super().forward(rows.contiguous(), routed).view(x.shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,8 @@ from quire_models.transformers_fallback.attention_calls import (
     check_calls,
     recorded_calls,
 )
-from quire_models.transformers_fallback.checkpoint_names import check_conversions
+from quire_models.transformers_fallback.checkpoint_names import CheckpointNames
+from quire_models.transformers_fallback.expert_forms import expert_forms
 from quire_models.transformers_fallback.meta_model import (
     BUILDING,
     EXPERTS_ON_META,
@@ -35,7 +36,7 @@ from quire_models.transformers_fallback.meta_model import (
     one_line,
 )
 from quire_models.transformers_fallback.model_head import ModelHead
-from quire_models.transformers_fallback.shard_plan import ShardPlan
+from quire_models.transformers_fallback.shard_plan import ShardPlan, general_path
 
 NUM_TOKENS = 13  # unlike any size of a model
 MIXING = frozenset({"convolution", "conv1d", "roll", "_thnn_fused_gru_cell", "lstm", "gru"})
@@ -49,6 +50,8 @@ class Survey:
         num_params: Number of elements in the tensors of a checkpoint.
         calls: Attention of each layer, in order.
         sharded_sizes: Sizes that tensor parallelism divides, by their names in error messages.
+        num_experts: Number of experts that quire computes in a layer; 0: there are none.
+        expert_sizes: The same as `sharded_sizes`, for the widths of experts.
     """
 
     vocab_size: int
@@ -58,6 +61,8 @@ class Survey:
     has_tied_head: bool
     calls: tuple[AttentionCall, ...]
     sharded_sizes: dict[str, int]
+    num_experts: int
+    expert_sizes: dict[str, int]
 
 
 def survey(model: PreTrainedModel) -> Survey:
@@ -68,7 +73,8 @@ def survey(model: PreTrainedModel) -> Survey:
     """
     head = ModelHead(model)
     _check_parts(model, head)
-    check_conversions(model)
+    experts = expert_forms(model)
+    CheckpointNames(model, experts)  # raises for tensors that it has no names for
     with torch.no_grad(), recorded_calls(model) as calls, head.attached():
         hidden = _run(model, head)
     check_calls(calls, model.config.num_hidden_layers)
@@ -81,6 +87,8 @@ def survey(model: PreTrainedModel) -> Survey:
         has_tied_head=head.is_tied,
         calls=tuple(calls),
         sharded_sizes=ShardPlan(model, {call.sinks_path for call in calls}).sharded_sizes(),
+        num_experts=max((form.num_experts for form in experts), default=0),
+        expert_sizes={f"width of {general_path(form.path)}": form.width for form in experts},
     )
 
 

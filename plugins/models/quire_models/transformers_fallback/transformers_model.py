@@ -1,11 +1,14 @@
 """A model of transformers with quire's linear layers, embedding, head and paged attention in it.
 
-transformers computes everything else: norms, rotary embeddings, routers, experts. The batch is one
-row of all tokens with their positions, and transformers' own cache is off.
+Experts are quire's as well, where their form is known. transformers computes everything else:
+norms, rotary embeddings, routers. The batch is one row of all tokens with their positions, and
+transformers' own cache is off.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,8 +18,9 @@ from quire.errors import RefusedError
 from quire.interfaces.model import ForwardBatch, Model, ModelDescription, StageTensors
 from quire.layers import Layer, LayerContext
 from quire_models.transformers_fallback.attention_names import attention_name
-from quire_models.transformers_fallback.checkpoint_names import CheckpointNames, unstack
-from quire_models.transformers_fallback.layer_replacement import LayerReplacement
+from quire_models.transformers_fallback.checkpoint_names import CheckpointNames
+from quire_models.transformers_fallback.expert_forms import expert_forms
+from quire_models.transformers_fallback.layer_replacement import GATE_UP, LayerReplacement
 from quire_models.transformers_fallback.meta_model import BUILDING, build_on_meta
 from quire_models.transformers_fallback.model_head import ModelHead
 from quire_models.transformers_fallback.step_layers import CurrentStep
@@ -24,11 +28,15 @@ from quire_models.transformers_fallback.survey import survey
 from quire_models.transformers_fallback.weights_on_device import allocate_weights
 
 IMPLEMENTATION = "quire"  # name of the attention function in transformers
-EXPERTS = "grouped_mm"  # experts without a loop over data, which no graph could capture
+EXPERTS = "grouped_mm"  # of transformers, for experts of other forms: without a loop over data
 
 
 class TransformersForCausalLM(Layer, Model):
     """Causal language model of transformers."""
+
+    packed_modules: Mapping[str, tuple[str, ...]] = MappingProxyType(
+        {GATE_UP: ("gate_proj", "up_proj")}
+    )
 
     def __init__(self, description: ModelDescription, context: LayerContext) -> None:
         super().__init__()
@@ -43,14 +51,14 @@ class TransformersForCausalLM(Layer, Model):
             self._build(model, context)
 
     def _build(self, model: PreTrainedModel, context: LayerContext) -> None:
-        found, head, names = survey(model), ModelHead(model), CheckpointNames(model)
-        layers = LayerReplacement(model, head, found.calls, self.step, context)
+        found, head, experts = survey(model), ModelHead(model), expert_forms(model)
+        names = CheckpointNames(model, experts)
+        layers = LayerReplacement(model, head, found.calls, experts, self.step, context)
         layers.replace_all()
         allocate_weights(model, context.dtype, context.device)
         layers.drop_sinks()
-        for stack in names.stacks:
-            unstack(model, stack)
         self._names = names
+        self.weight_rules = names.rules
         if head.is_tied:
             self.tied_weights = {f"{head.linear_path}.weight": f"{head.embedding_path}.weight"}
         self._sinks = {

@@ -1,5 +1,6 @@
 """Selection of kernels and graphs, with the reasons."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -14,6 +15,7 @@ from quire.compose.choices.kernel_choice import (
 from quire.compose.composition import Decision
 from quire.config import Settings
 from quire.errors import RefusedError
+from quire.interfaces.model import ModelCapabilities
 from quire.machine.machine import Machine
 
 
@@ -117,14 +119,17 @@ def graphs(device="cuda", kernels="triton", **options):
     return choose_cuda_graphs(settings, device, Decision(kernels, "asked for"), ())
 
 
-def cpu_graphs(device="cpu", kernels="native", packs=True, **options):
+NATIVE = ModelCapabilities(describe="acme.describe:describe")
+
+
+def cpu_graphs(device="cpu", kernels="native", packs=True, model=NATIVE, **options):
     settings, chosen = Settings.from_options(options), Decision(kernels, "asked for")
-    return choose_cpu_graphs(settings, device, chosen, (), packs=packs)
+    return choose_cpu_graphs(settings, device, chosen, (), packs=packs, model=model)
 
 
 def test_graphs_are_off_for_the_reason_that_their_kernels_have():
     fallen = Decision("torch", "there is no g++")
-    assert choose_cpu_graphs(Settings(), "cpu", fallen, (), packs=True).reason == (
+    assert choose_cpu_graphs(Settings(), "cpu", fallen, (), packs=True, model=NATIVE).reason == (
         "torch kernels: there is no g++"
     )
     assert choose_cuda_graphs(Settings(), "cuda", fallen, ()).reason == (
@@ -137,6 +142,11 @@ def test_sharded_layers_and_stages_have_graphs(tp_size, pp_size):
     grid = {"tensor_parallel_size": tp_size, "pipeline_parallel_size": pp_size}
     assert graphs(**grid).value == 256
     assert cpu_graphs(**grid).value is True
+
+
+def test_a_model_that_torch_computes_in_part_has_no_cpu_graphs():
+    model = replace(NATIVE, supports_cpu_graphs=False)
+    assert cpu_graphs(model=model) == Decision(False, "torch computes parts of the model")
 
 
 def test_enforce_eager_turns_graphs_off_on_every_device():

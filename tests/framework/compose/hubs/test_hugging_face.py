@@ -1,5 +1,6 @@
 """Weights come from a hub in the parts that are missing, once, at one revision, and checked."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -16,7 +17,13 @@ logging.basicConfig(level=logging.INFO, format="%(message)s")
 from quire.compose.hubs.hub_download import download
 from quire.errors import CheckpointNotFoundError
 try:
-    print(download(sys.argv[1], sys.argv[2] or None, with_weights=sys.argv[3] == "weights"))
+    what = sys.argv[3]
+    print(
+        download(
+            sys.argv[1], sys.argv[2] or None,
+            with_weights=what == "weights", with_code=what == "code",
+        )
+    )
 except CheckpointNotFoundError as error:
     print("ERROR", error)
 """
@@ -91,7 +98,38 @@ def test_a_revision_has_its_own_files(hub, cache):
 
 def test_a_revision_that_does_not_exist_is_an_error(hub, cache):
     text = download(hub, cache, "v7")
-    assert text.startswith("ERROR its download from the Hugging Face hub failed: RevisionNotFound")
+    assert text == "ERROR its download from the Hugging Face hub failed: it has no revision 'v7'"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "advice"),
+    [
+        (401, "RepoNotFound", "the hub has no such model, or it is private; check its name, and"),
+        (404, "RepoNotFound", "the hub has no such model, or it is private; check its name, and"),
+        (401, "GatedRepo", "access to it is restricted: ask for it at {url}/acme/tiny, and set HF"),
+        (403, "GatedRepo", "access to it is restricted: ask for it at {url}/acme/tiny, and set HF"),
+        (503, "", "HfHubHTTPError: Server error '503 Service Unavailable' for url"),
+    ],
+)
+def test_a_hub_that_refuses_is_an_error_with_the_way_out(hub, cache, status, code, advice):
+    hub.refusal = (status, code)
+    text = download(hub, cache)
+    assert text.startswith("ERROR its download from the Hugging Face hub failed: ")
+    assert advice.format(url=hub.url) in text
+
+
+def test_offline_a_model_that_was_never_downloaded_is_an_error_with_the_way_out(hub, cache):
+    text = download(hub, cache, HF_HUB_OFFLINE="1")
+    assert f"the cache {cache} does not have it; start once without HF_HUB_OFFLINE" in text
+
+
+def test_a_full_disk_is_an_error_with_the_folder_that_is_full(hub, cache):
+    folder = Path(download(hub, cache, "v2", "none"))
+    digest = hashlib.sha256(SINGLE["model.safetensors"]).hexdigest()
+    blob = folder.parent.parent / "blobs" / digest
+    blob.with_name(f"{digest}.quire-partial").symlink_to("/dev/full")
+    text = download(hub, cache, "v2")
+    assert f"no space is left in the cache {cache}; free some" in text
 
 
 def test_weights_wait_until_they_are_needed(hub, cache):
@@ -153,9 +191,30 @@ def test_two_processes_download_a_file_once(hub, cache):
 def test_content_that_is_not_the_hubs_is_refused_and_forgotten(hub, cache):
     hub.wrong.add("model.safetensors")
     assert "has the SHA-256" in download(hub, cache, "v2")
-    assert not stored(cache, "*.quire-partial")
+    (partial,) = stored(cache, "*.quire-partial")
+    assert partial.stat().st_size == 0
     hub.wrong.clear()
     assert files(download(hub, cache, "v2"))["model.safetensors"] == SINGLE["model.safetensors"]
+
+
+def open_partials(process) -> list[str]:
+    targets = [os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").glob("*")]
+    return [target for target in targets if target.endswith(".quire-partial")]
+
+
+def test_a_process_that_waited_for_a_wrong_download_gets_the_right_one(hub, cache):
+    hub.wrong.add("model.safetensors")
+    hub.may_send.clear()
+    processes = [start(hub, cache, "v2") for _ in range(2)]
+    for _ in range(600):
+        if "model.safetensors" in hub.names() and all(map(open_partials, processes)):
+            break
+        time.sleep(0.1)
+    hub.wrong.clear()
+    hub.may_send.set()
+    texts = sorted(outcome(process)[0] for process in processes)
+    assert files(texts[0])["model.safetensors"] == SINGLE["model.safetensors"]
+    assert "has the SHA-256" in texts[1]
 
 
 def test_a_file_that_the_index_names_and_the_hub_lacks_is_named(hub, cache):
@@ -192,3 +251,65 @@ def test_without_a_connection_a_complete_model_is_used(hub, cache):
     nowhere = Hub()
     nowhere.url = "http://127.0.0.1:9"
     assert download(nowhere, cache, hub.commit("v2")) == folder
+
+
+CODE = {
+    **SINGLE,
+    "config.json": json.dumps(
+        {
+            "auto_map": {
+                "AutoConfig": "configuration_acme.AcmeConfig",
+                "AutoModelForCausalLM": "modeling_acme.AcmeForCausalLM",
+                "AutoModel": "other/model--modeling_other.OtherModel",
+                "AutoProcessor": None,
+            }
+        }
+    ).encode(),
+    "configuration_acme.py": b"size = 1\n",
+    "modeling_acme.py": b"def f():\n    from .layers_acme import Layer\nfrom . import norms_acme\n",
+    "layers_acme.py": b"from .modeling_acme import f\nimport os.path\n",
+    "norms_acme.py": b"this is no Python\n",
+    "unused.py": b"",
+    "modeling_other.py": b"",
+}
+MODULES = {"configuration_acme.py", "modeling_acme.py", "layers_acme.py", "norms_acme.py"}
+
+
+@pytest.fixture
+def code_hub():
+    with serve_hub(Hub(main=CODE, v2=SINGLE)) as served:
+        yield served
+
+
+def test_code_is_downloaded_only_on_demand(code_hub, cache):
+    assert not {name for name in files(download(code_hub, cache)) if name.endswith(".py")}
+    assert not {name for name in code_hub.names() if name.endswith(".py")}
+
+
+def test_code_on_demand_is_what_the_config_names_and_what_that_imports(code_hub, cache):
+    folder = download(code_hub, cache, "", "code")
+    found = files(folder)
+    assert {name for name in found if name.endswith(".py")} == MODULES
+    assert all(found[name] == CODE[name] for name in MODULES)
+
+
+def test_code_is_that_of_the_weights_revision(cache):
+    moved = {**CODE, "modeling_acme.py": b"moved = 1\n"}
+    with serve_hub(Hub(main=moved, reviewed=CODE)) as served:
+        commit = served.commit("reviewed")
+        folder = download(served, cache, "reviewed", "code")
+        assert Path(folder).name == commit
+        assert files(folder)["modeling_acme.py"] == CODE["modeling_acme.py"]
+        assert download(served, cache, commit, "code") == folder
+
+
+def test_a_module_that_the_hub_lacks_is_named(cache):
+    config = json.dumps({"auto_map": {"AutoModel": "no_such.Model"}}).encode()
+    with serve_hub(Hub(main={**SINGLE, "config.json": config})) as served:
+        text = download(served, cache, "", "code")
+    assert "the hub has no no_such.py" in text
+
+
+def test_code_that_was_downloaded_is_found_offline(code_hub, cache):
+    folder = download(code_hub, cache, "", "code")
+    assert download(code_hub, cache, "", "code", HF_HUB_OFFLINE="1") == folder

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from model_parts import CONTEXT, DenseAttention, dense_attention
+from model_parts import CONTEXT
 from rotating_attention import RotatingAttention
 
 from quire.errors import CheckpointCorruptError, RequestFailedError
@@ -20,6 +20,7 @@ from quire.layers import (
     rotate,
 )
 from quire.layers.attention.rope_parameters import RopeParameters
+from quire.testing.model.dense_attention import DenseAttention, dense_attention
 
 Q, K, V = (torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(i)) for i in range(3))
 

@@ -10,6 +10,7 @@ from quire.layers.attention.rope_scaling import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     ProportionalScaling,
     YarnScaling,
 )
@@ -128,6 +129,20 @@ def test_a_part_that_is_no_number_of_pairs_is_refused(factor, head_dim):
         read_rope(values, head_dim=head_dim)
 
 
+@pytest.mark.parametrize("name", ["longrope", "su"])
+def test_longrope_is_read_under_its_former_name_too(name):
+    factors = {"short_factor": [1.0, 1.5], "long_factor": [2.0, 4]}
+    rope = read(rope_scaling={"type": name, **factors}, original_max_position_embeddings=33)
+    attention_factor = math.sqrt(1 + math.log(3) / math.log(33))
+    assert rope.scaling == LongRopeScaling(
+        short_factors=(1.0, 1.5),
+        long_factors=(2.0, 4.0),
+        original_max_positions=33,
+        short_attention_factor=attention_factor,
+        long_attention_factor=attention_factor,
+    )
+
+
 def test_scalings_know_the_original_context():
     yarn = read(rope_scaling={"rope_type": "yarn", "original_max_position_embeddings": 33})
     assert yarn.scaling == YarnScaling(
@@ -139,3 +154,9 @@ def test_scalings_know_the_original_context():
     proportional = read(rope_parameters=shared)
     assert proportional.scaling == ProportionalScaling(rotated_share=0.25)
     assert proportional.rotary_dim is None
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_the_original_length_beside_the_rotary_embedding_counts_before_its_own(key):
+    rope = read(**{key: {"rope_type": "llama3", **LLAMA3}}, original_max_position_embeddings=33)
+    assert rope.scaling == llama3(33)

@@ -7,13 +7,13 @@ import torch
 from format_reference import round_weight
 from model_parts import CONTEXT
 from moe_parts import HIDDEN, MoEModel, by_formula, hidden_states, load, make_moe, random_tensors
-from threaded_ranks import RankThreads
 from torch import Tensor
 
 from quire.errors import CheckpointCorruptError, SettingsError
 from quire.layers import LayerContext, MoE, Routing, TensorParallelGroup
 from quire.layers.linear.row_tiles import same_bits
 from quire.native.recording import trace_calls
+from quire.testing.model.threaded_ranks import RankThreads
 from quire.worker.graphs.cpu_graph_memory import GraphAllocator, GraphMemory, TracingMode
 from quire.worker.loading.weight_loading import held_weight_bytes, weight_targets
 from quire_quantizations.methods import (

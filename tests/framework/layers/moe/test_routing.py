@@ -15,6 +15,7 @@ from quire.layers import Routing
         ({"top_k": 0}, "0 experts"),
         ({"num_groups": 4, "top_groups": 1, "top_k": 3}, "chooses from 2"),
         ({"num_groups": 3}, "3 groups"),
+        ({"num_experts": 16_385}, "16385 experts; quire supports 16384"),
         ({"num_groups": 4, "top_groups": 5}, "uses 5"),
         ({"num_groups": 8, "top_groups": 8, "group_score": "top2"}, "no two best"),
         ({"num_groups": 4, "top_groups": 2, "score": "sparsemixer"}, "no groups"),

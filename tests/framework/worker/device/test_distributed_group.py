@@ -12,7 +12,6 @@ import parallel_rank
 import pytest
 import torch
 from cpp_compilers import NEEDS_COMPILER
-from model_parts import difference
 from processes import path_with
 from rank_process import RankProcesses, tensor
 from safetensors.torch import load_file, save_file
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from quire.layers import SingleDevice
 from quire.testing.checkpoints import WrittenCheckpoint, write_checkpoint
+from quire.testing.model.dense_attention import difference
 from quire.worker.device.distributed_group import DistributedGroup
 
 TOLERANCE = 1e-5

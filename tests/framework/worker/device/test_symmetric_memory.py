@@ -11,11 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from rank_process import FolderExchange
-from threaded_ranks import ThreadedGroup, run_ranks
 from torch._C._distributed_c10d import _resolve_process_group
 
 from quire.compose.choices.all_reduce_choice import SYMMETRIC_BYTES
 from quire.errors import CollectiveError
+from quire.testing.model.threaded_ranks import ThreadedGroup, run_ranks
 from quire.worker.device.channel_store import ChannelStore
 from quire.worker.device.group_place import GroupPlace
 from quire.worker.device.symmetric_memory import (

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from threaded_ranks import RankThreads
 
 from quire.layers import SingleDevice
+from quire.testing.model.threaded_ranks import RankThreads
 from quire.worker.graphs.agreement import all_agree
 
 CPU = torch.device("cpu")

@@ -66,6 +66,9 @@ def test_a_pickle_beside_safetensors_does_not_matter(written):
         ("[]", CheckpointCorruptError),
         ('{"weight_map": []}', CheckpointCorruptError),
         ('{"weight_map": {"a": 3}}', CheckpointCorruptError),
+        ('{"weight_map": {"a": ""}}', CheckpointCorruptError),
+        ("[" * 200_000, CheckpointCorruptError),
+        ("version https://git-lfs.github.com/spec/v1", CheckpointCorruptError),
         ('{"weight_map": {"a": "../../etc/passwd"}}', CheckpointCorruptError),
         ('{"weight_map": {"a": "weights.bin"}}', UnsafeCheckpointError),
     ],
@@ -159,6 +162,36 @@ def no_shape(file: Path) -> None:
     with_header(file, json.dumps(header).encode(), data)
 
 
+def with_entry(file: Path, **values: object) -> None:
+    header, data = header_of(file)
+    header["model.norm.weight"] |= values
+    with_header(file, json.dumps(header).encode(), data)
+
+
+def claim_infinite_offsets(file: Path) -> None:
+    with_entry(file, data_offsets=[0, float("inf")])
+
+
+def claim_an_infinite_shape(file: Path) -> None:
+    with_entry(file, shape=[float("inf")])
+
+
+def claim_a_size_of_many_digits(file: Path) -> None:
+    with_entry(file, shape=[10**300] * 20)
+
+
+def claim_many_dimensions(file: Path) -> None:
+    with_entry(file, shape=[2**62] * 300)
+
+
+def write_numbers_as_text(file: Path) -> None:
+    with_entry(file, shape=["64"])
+
+
+def write_numbers_with_a_point(file: Path) -> None:
+    with_entry(file, shape=[64.0])
+
+
 def claim_more_than_there_is(file: Path) -> None:
     """What is there is a header without tensors, and claims the four bytes behind it."""
     file.write_bytes((6).to_bytes(8, "little") + b"{}")
@@ -170,12 +203,39 @@ def claim_more_than_there_is(file: Path) -> None:
         claim_more_than_there_is,
         cut_the_end, cut_the_header, empty, add_to_the_end, claim_a_huge_header, break_the_header,
         nest_the_header, make_the_header_a_list, claim_a_huge_tensor, overlap, leave_a_gap,
-        negative_offsets, unknown_dtype, no_shape,
+        negative_offsets, unknown_dtype, no_shape, claim_infinite_offsets, claim_an_infinite_shape,
+        claim_a_size_of_many_digits, claim_many_dimensions, write_numbers_as_text,
+        write_numbers_with_a_point,
     ],
 )  # fmt: skip
 def test_a_damaged_file_is_an_error_that_names_it(written, damage):
     damage(written.folder / "model.safetensors")
     with pytest.raises(CheckpointCorruptError, match=r"model\.safetensors' is damaged"):
+        read(written.folder)
+
+
+def test_an_empty_file_is_said_to_be_empty(written):
+    (written.folder / "model.safetensors").write_bytes(b"")
+    with pytest.raises(
+        CheckpointCorruptError, match=r"model\.safetensors' is damaged: it is empty"
+    ):
+        read(written.folder)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
+def test_a_link_to_a_file_that_is_gone_is_named(written, name):
+    (written.folder / "model.safetensors").unlink()
+    (written.folder / "pytorch_model.bin").write_bytes(b"anything")
+    (written.folder / name).symlink_to("../../blobs/gone")
+    with pytest.raises(CheckpointCorruptError, match=f"links to files that are gone: {name}; "):
+        read(written.folder)
+
+
+def test_of_many_missing_files_a_few_are_named(written):
+    (written.folder / "model.safetensors").rename(written.folder / SHARD.format(1, 200))
+    with pytest.raises(
+        CheckpointCorruptError, match=r"00009-of-00200\.safetensors and 191 more; copy it"
+    ):
         read(written.folder)
 
 

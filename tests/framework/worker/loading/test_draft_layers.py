@@ -34,6 +34,7 @@ def test_a_draft_layer_is_known(config, name):
         ({"num_hidden_layers": 61, "num_nextn_predict_layers": 0}, "model.layers.61.a.weight"),
         ({"num_nextn_predict_layers": 1}, "model.layers.0.a.weight"),
         (DEEPSEEK, "model.layers.0.blocks.61.weight"),
+        (DEEPSEEK, f"model.layers.{'9' * 5000}.weight"),
         ({}, "mtp"),
         ({}, "model.layers.0.mtp_gate.weight"),
         ({}, "model.mtpx.weight"),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from model_parts import CONTEXT, load_model, logits_of, make_model, random_tokens
+from model_parts import CONTEXT, load_model, make_model, random_tokens
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -14,6 +14,7 @@ from quire.interfaces.model import Model
 from quire.layers import SingleDevice
 from quire.layers.layer import Layer, frozen
 from quire.testing.checkpoints import WrittenCheckpoint, write_checkpoint
+from quire.testing.model.dense_attention import logits_of
 from quire.worker.loading.weight_loading import (
     _dummy_tensor,
     held_weight_bytes,

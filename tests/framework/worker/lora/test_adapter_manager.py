@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_parts import CONTEXT, load_model, logits_of, random_tokens
+from model_parts import CONTEXT, load_model, random_tokens
 
 from quire.errors import AdapterError, EngineDeadError, RefusedError
 from quire.interfaces.lora import Adapter, AdapterModule, LoRASource
 from quire.messages import AdapterRef
 from quire.testing.checkpoints import write_checkpoint
+from quire.testing.model.dense_attention import logits_of
 from quire.worker.lora.adapter_manager import AdapterManager, adapted_matrices
 from quire.worker.lora.base_model_check import BaseModel
 from quire_models.decoder.decoder_model import DecoderForCausalLM

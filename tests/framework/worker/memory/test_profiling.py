@@ -8,7 +8,6 @@ import pytest
 import torch
 from allocation_meter import AllocationMeter
 from cpp_compilers import NEEDS_COMPILER
-from threaded_ranks import ThreadedLink
 
 from quire.compose.composition import Decision
 from quire.compose.sizes.memory_profile import GRAPH_BYTES, least_cache_bytes
@@ -23,6 +22,7 @@ from quire.layers.attention.attention_layer import Attention
 from quire.machine.nvml import DeviceMemory
 from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import write_checkpoint
+from quire.testing.model.threaded_ranks import ThreadedLink
 from quire.worker.batch.device_inputs import DeviceInputs
 from quire.worker.memory.device_memory import enough_memory
 from quire.worker.memory.largest_step import BackendKind, FusingProfilingBackend, LargestStep

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampler_parts import bitmask
 from sharded_pipeline import KINDS, Batch, pipeline_of, sample_on_ranks, shard_of
-from threaded_ranks import run_ranks
 
 from quire.errors import RequestFailedError
 from quire.interfaces.sampling import SampledRows
 from quire.layers import SingleDevice
+from quire.testing.model.threaded_ranks import run_ranks
 from quire_samplers.cpu_gumbel import CpuGumbel
 
 VOCAB_SIZE = 71  # of which two, three and four ranks have unequal shards

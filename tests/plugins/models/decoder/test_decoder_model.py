@@ -7,21 +7,14 @@ import pytest
 import torch
 from family_cases import CASES
 from family_checkpoints import write_family
-from model_parts import (
-    difference,
-    greedy,
-    load_model,
-    logits_of,
-    make_model,
-    random_tokens,
-    written_model,
-)
+from model_parts import greedy, load_model, make_model, random_tokens, written_model
 from safetensors.torch import save_file
 from torch import Tensor
 
 from quire.interfaces.model import ForwardBatch, Model, StageTensors
 from quire.layers import Attention
 from quire.testing.checkpoints import WrittenCheckpoint, write_checkpoint
+from quire.testing.model.dense_attention import difference, logits_of
 from quire.worker.loading.weight_loading import load_weights
 
 TOLERANCE = 1e-4

@@ -2,21 +2,22 @@
 
 import pytest
 import torch
-from model_parts import CONTEXT, bind_dense_attention, difference, logits_of, random_tokens
+from model_parts import CONTEXT, random_tokens
 
 from quire.errors import UnsupportedModelError
 from quire.layers.config_values import ConfigValues
 from quire.testing.checkpoints import write_checkpoint
+from quire.testing.model.dense_attention import bind_dense_attention, difference, logits_of
 from quire.worker.loading.weight_loading import load_weights
-from quire_models.decoder.config_reading import (
+from quire_models.decoder.decoder_model import DecoderForCausalLM
+from quire_models.decoder.options.config_reading import (
     read_attention,
     read_decoder,
     read_mlp,
     read_rms_norm,
     same_layers,
 )
-from quire_models.decoder.decoder_config import describe_decoder
-from quire_models.decoder.decoder_model import DecoderForCausalLM
+from quire_models.decoder.options.decoder_config import describe_decoder
 from quire_models.family_table import read_decoder_config
 
 

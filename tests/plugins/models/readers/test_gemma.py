@@ -7,15 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_parts import (
-    CONTEXT,
-    difference,
-    load_model,
-    logits_of,
-    make_model,
-    random_tokens,
-    written_model,
-)
+from model_parts import CONTEXT, load_model, make_model, random_tokens, written_model
 from torch import Tensor
 from transformers_model import transformers_model
 
@@ -25,9 +17,10 @@ from quire.layers import Attention, QKNorm, RMSNorm, SiluAndMul
 from quire.layers.attention.rope_parameters import RopeParameters
 from quire.layers.attention.rope_scaling import LinearScaling
 from quire.testing.checkpoints import write_checkpoint
+from quire.testing.model.dense_attention import difference, logits_of
 from quire.worker.loading.weight_loading import load_weights
-from quire_models.decoder.decoder_config import DecoderConfig
 from quire_models.decoder.decoder_model import DecoderForCausalLM
+from quire_models.decoder.options.decoder_config import DecoderConfig
 from quire_models.family_table import describe, read_decoder_config
 
 ARCHITECTURE = "Gemma3ForCausalLM"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from quire.errors import UnsupportedModelError
-from quire_models.decoder.decoder_config import DecoderConfig
+from quire_models.decoder.options.decoder_config import DecoderConfig
 from quire_models.family_table import read_decoder_config
 
 GPT2, BIG_CODE, GPTJ = "GPT2LMHeadModel", "GPTBigCodeForCausalLM", "GPTJForCausalLM"

@@ -4,10 +4,11 @@ import json
 
 import pytest
 import torch
-from model_parts import difference, load_model, logits_of, make_model, random_tokens
+from model_parts import load_model, make_model, random_tokens
 from safetensors.torch import save_file
 
 from quire.testing.checkpoints import write_checkpoint
+from quire.testing.model.dense_attention import difference, logits_of
 from quire.worker.loading.weight_loading import load_weights
 
 NAMES = {

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from quire_models.decoder.decoder_config import DecoderConfig
+from quire_models.decoder.options.decoder_config import DecoderConfig
 from quire_models.family_table import read_decoder_config
 
 SIZES: dict[str, Any] = {

@@ -28,7 +28,7 @@ def windows(architecture: str, **config: Any) -> list[int | None]:
 def test_a_window_is_that_of_all_layers(architecture):
     assert windows(architecture, sliding_window=10) == [10] * 3
     assert windows(architecture, sliding_window=None) == [None] * 3
-    assert windows(architecture) == [None] * 3
+    assert windows(architecture) == [4096] * 3
 
 
 def test_ministral_may_list_the_layers_that_have_a_window():
@@ -39,4 +39,4 @@ def test_ministral_may_list_the_layers_that_have_a_window():
 
 def test_layers_with_a_window_of_no_size_are_a_contradiction():
     with pytest.raises(UnsupportedModelError, match=f"layer_types has {SLIDING}, but sliding_wind"):
-        windows("MinistralForCausalLM", layer_types=[FULL, SLIDING, FULL])
+        windows("MinistralForCausalLM", sliding_window=None, layer_types=[FULL, SLIDING, FULL])

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from quire.errors import UnsupportedModelError
-from quire_models.decoder.decoder_config import DecoderConfig
+from quire_models.decoder.options.decoder_config import DecoderConfig
 from quire_models.family_table import describe, read_decoder_config
 
 QWEN2, QWEN3 = "Qwen2ForCausalLM", "Qwen3ForCausalLM"

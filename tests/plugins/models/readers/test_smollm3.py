@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from quire.errors import UnsupportedModelError
-from quire_models.decoder.attention_config import AttentionConfig
+from quire_models.decoder.options.attention_config import AttentionConfig
 from quire_models.family_table import read_decoder_config
 
 SIZES: dict[str, Any] = {

@@ -1,17 +1,14 @@
-"""Names of checkpoints for transformers models, and stacks of experts as views."""
+"""Names of checkpoints for transformers models, and rules for the weights of experts."""
 
 import pytest
 import torch
-from torch import nn
 from transformers_families import tiny_config
 
 from quire.errors import UnsupportedModelError
 from quire_models.transformers_fallback.checkpoint_names import (
     CheckpointNames,
-    ExpertStack,
-    check_conversions,
-    unstack,
 )
+from quire_models.transformers_fallback.expert_forms import expert_forms
 
 
 def on_meta(model_type):
@@ -21,8 +18,13 @@ def on_meta(model_type):
         return AutoModelForCausalLM.from_config(tiny_config(model_type))
 
 
+def names_of(model_type):
+    model = on_meta(model_type)
+    return CheckpointNames(model, expert_forms(model))
+
+
 def test_modules_are_renamed_as_transformers_renames_them():
-    names = CheckpointNames(on_meta("mixtral"))
+    names = names_of("mixtral")
     given = "model.layers.1.block_sparse_moe.experts.3.w1.weight"
     assert names.model_name(given) == "model.layers.1.mlp.experts.3.w1.weight"
     gate = "model.layers.1.block_sparse_moe.gate.weight"
@@ -30,13 +32,13 @@ def test_modules_are_renamed_as_transformers_renames_them():
 
 
 def test_a_checkpoint_of_the_body_alone_gets_the_bodys_name():
-    names = CheckpointNames(on_meta("gpt2"))
+    names = names_of("gpt2")
     assert names.model_name("h.0.ln_1.bias") == "transformer.h.0.ln_1.bias"
     assert names.model_name("transformer.h.0.ln_1.bias") == "transformer.h.0.ln_1.bias"
 
 
 def test_what_transformers_ignores_is_left_out_unless_the_model_has_it():
-    names = CheckpointNames(on_meta("gpt2"))
+    names = names_of("gpt2")
     assert names.model_name("transformer.h.0.attn.bias") is None
     assert names.model_name("transformer.h.0.attn.c_attn.bias") == (
         "transformer.h.0.attn.c_attn.bias"
@@ -44,33 +46,39 @@ def test_what_transformers_ignores_is_left_out_unless_the_model_has_it():
 
 
 def test_an_unknown_tensor_keeps_its_name_and_is_reported_by_it():
-    assert CheckpointNames(on_meta("gpt2")).model_name("acme.weight") == "acme.weight"
+    assert names_of("gpt2").model_name("acme.weight") == "acme.weight"
 
 
-def test_stacks_name_the_matrices_of_an_expert_in_the_order_of_their_rows():
-    stacks = {stack.path: stack for stack in CheckpointNames(on_meta("mixtral")).stacks}
-    stack = stacks["model.layers.0.mlp.experts.gate_up_proj"]
-    assert stack.sources == (
-        "model.layers.0.mlp.experts.*.w1.weight",
-        "model.layers.0.mlp.experts.*.w3.weight",
+EXPERTS = "model.layers.0.mlp.experts"
+
+
+def test_matrices_of_experts_are_mapped_from_the_checkpoints_and_from_stacks():
+    rules = [rule for rule in names_of("mixtral").rules if rule.checkpoint.startswith(EXPERTS)]
+    gate, up, down = (
+        f"{EXPERTS}.{{expert}}.{part}.weight" for part in ("gate_proj", "up_proj", "down_proj")
     )
-    assert len(list(stack.names(4))) == 8
-    assert len(stacks) == 8  # two in each of four layers
+    assert [(rule.checkpoint, rule.parts) for rule in rules] == [
+        (f"{EXPERTS}.{{expert}}.w1.weight", (gate,)),
+        (f"{EXPERTS}.{{expert}}.w3.weight", (up,)),
+        (f"{EXPERTS}.gate_up_proj", (gate, up)),
+        (f"{EXPERTS}.{{expert}}.w2.weight", (down,)),
+        (f"{EXPERTS}.down_proj", (down,)),
+    ]
 
 
-def test_matrices_of_a_stack_are_views_of_it():
-    model = nn.Module()
-    model.experts = nn.Module()
-    stacked = torch.arange(24.0).view(2, 4, 3)
-    model.experts.up = nn.Parameter(stacked, requires_grad=False)
-    unstack(model, ExpertStack("experts.up", ("experts.*.a.weight", "experts.*.b.weight")))
-    names = {name for name, _ in model.named_parameters()}
-    assert names == {f"experts.{expert}.{part}.weight" for expert in (0, 1) for part in "ab"}
-    model.get_parameter("experts.1.b.weight").fill_(-1.0)
-    assert model.experts.up[1, 2:].eq(-1.0).all()
-    assert model.experts.up[1, :2].tolist() == stacked[1, :2].tolist()
+def test_rows_that_alternate_are_a_group_each():
+    rules = {rule.checkpoint: rule for rule in names_of("gpt_oss").rules}
+    assert rules[f"{EXPERTS}.gate_up_proj"].groups == 96
+    assert rules[f"{EXPERTS}.gate_up_proj"].transposed
+    assert rules[f"{EXPERTS}.gate_up_proj_bias"].groups == 96
+    assert rules[f"{EXPERTS}.down_proj"].groups == 1
 
 
 def test_a_conversion_other_than_stacking_is_refused():
     with pytest.raises(UnsupportedModelError, match="while it loads"):
-        check_conversions(on_meta("hrm_text"))
+        names_of("hrm_text")
+
+
+def test_stacks_of_experts_that_quire_cannot_compute_are_refused():
+    with pytest.raises(UnsupportedModelError, match=r"experts\.gate_up_proj while it loads"):
+        CheckpointNames(on_meta("mixtral"), ())

@@ -121,3 +121,16 @@ def test_code_that_cannot_be_imported_is_refused_with_the_cause(acme):
     (family.folder / "modeling_acme.py").write_text("import no_such_module_of_acme\n")
     with pytest.raises(UnsupportedModelError, match="no_such_module_of_acme"):
         LLM(str(family.folder), dtype="float32", trust_remote_code=True)
+
+
+@pytest.mark.parametrize("trusts", [False, True])
+def test_code_of_another_model_is_refused_with_its_name_and_the_way_out(acme, trusts):
+    """Nothing pins its revision, so not even trust in this checkpoint lets it run."""
+    family, marker = acme
+    file = family.folder / "config.json"
+    remote = {"AutoModelForCausalLM": "other/model--modeling_acme.AcmeForCausalLM"}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "auto_map": remote}))
+    reason = "code is that of another model, other/model" if trusts else "--trust-remote-code"
+    with pytest.raises(UnsupportedModelError, match=reason):
+        LLM(str(family.folder), dtype="float32", trust_remote_code=trusts)
+    assert not marker.exists()

@@ -97,6 +97,13 @@ def test_sizes_that_are_divided_are_named_by_pattern():
     assert surveyed("gpt2").sharded_sizes == {}
 
 
+def test_experts_are_counted_and_their_widths_named():
+    found = surveyed("qwen3_moe")
+    assert found.num_experts == 4
+    assert found.expert_sizes == {"width of model.layers.*.mlp.experts": 32}
+    assert surveyed("llama").num_experts == 0
+
+
 def test_parameters_are_counted_once_with_the_buffers_of_checkpoints():
     from transformers import AutoModelForCausalLM
 

@@ -189,6 +189,45 @@ def test_a_missing_matrix_of_an_expert_is_named(tmp_path):
         engine(family)
 
 
+@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3", "gpt_oss"])
+def test_experts_that_the_checkpoint_has_stacked_are_read(tmp_path, name):
+    """The tensors are those of transformers' own model, which stacks the matrices."""
+    family = write_family(tmp_path, name)
+    tensors = {key: each.contiguous() for key, each in family.reference.state_dict().items()}
+    assert any(each.dim() == 3 for each in tensors.values())
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with engine(family) as llm:
+        check(family, prompts()[1], llm.generate([prompts()[1]], GREEDY)[0])
+
+
+@NEEDS_COMPILER
+def test_quantized_experts_are_those_of_quires_own_model(tmp_path):
+    sizes = {"hidden_size": 128, "intermediate_size": 128, "head_dim": 32}
+    family = write_family(tmp_path, "mixtral", **sizes)
+    first = []
+    for options in ({}, {"quantization": "int8"}, {"quantization": "int8", "model_impl": "quire"}):
+        with engine(family, **options) as llm:
+            completion = llm.generate([prompts()[-1]], GREEDY)[0].outputs[0]
+        first.append({token: each.logprob for token, each in completion.logprobs[0].items()})
+    exact, found, own = first
+    assert found.keys() == own.keys()
+    assert [found[token] for token in own] == pytest.approx(list(own.values()), abs=1e-3)
+    assert any(abs(found.get(token, 0.0) - exact[token]) > 1e-4 for token in exact)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
+def test_whole_experts_are_divided_over_ranks(written, name):
+    family = written(name)
+    options = {"model_impl": "transformers", "enable_expert_parallel": True}
+    with grid_engine(family.folder, Grid(2), **options) as running:
+        asked = request("r", prompts()[2], temperature=0, max_tokens=12, ignore_eos=True)
+        found = running.run([msgspec.structs.replace(asked, stop_token_ids=())])["r"]
+    assert len(found.token_ids) == 12, found.error
+    with one_thread():
+        expected = family.logprobs([*prompts()[2], *found.token_ids[:-1]])[len(prompts()[2]) - 1 :]
+    assert expected.argmax(-1).tolist() == list(found.token_ids)
+
+
 def test_tensors_that_are_not_in_the_model_are_named(tmp_path):
     family = write_family(tmp_path, "gpt2")
     file = tmp_path / "model.safetensors"

@@ -57,13 +57,19 @@ def from_consolidated(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, 
         config: Config of the model, in the layout of Hugging Face.
 
     Raises:
-        CheckpointCorruptError: The rows of a query or key projection are not whole heads.
+        CheckpointCorruptError: The rows of a query or key projection are not whole heads, or two
+            tensors get one name.
     """
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    converted = {}
+    converted: dict[str, CheckpointTensor] = {}
     for name, tensor in tensors.items():
         match = RULES.match(name)
         new = _renamed(tensor, match, head_dim) if match is not None else tensor
+        if new.name in converted:
+            raise CheckpointCorruptError(
+                f"tensors {converted[new.name].stored[0].name} and {name} are both {new.name}; "
+                "remove one from the checkpoint"
+            )
         converted[new.name] = new
     return converted
 
@@ -81,10 +87,10 @@ def _renamed(tensor: CheckpointTensor, match: WeightMatch, head_dim: int) -> Che
     (name,) = match.part_names()
     if match.rule.checkpoint not in (QUERIES, KEYS):
         return CheckpointTensor(name, tensor.shape, tensor.stored, tensor.compute)
-    if tensor.shape[0] % head_dim:
+    if not tensor.shape or tensor.shape[0] % head_dim:
         raise CheckpointCorruptError(
-            f"tensor {tensor.name} has {tensor.shape[0]} rows, which are no whole heads of "
-            f"head_dim {head_dim}"
+            f"tensor {tensor.name} has shape {list(tensor.shape)}, whose rows are no whole heads "
+            f"of head_dim {head_dim}"
         )
     reorder = partial(halves_from_pairs, head_dim=head_dim)
     return CheckpointTensor(name, tensor.shape, tensor.stored, reorder)

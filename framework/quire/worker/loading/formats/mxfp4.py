@@ -30,7 +30,7 @@ def dequantize_mxfp4(tensors: Tensors, dtype: torch.dtype) -> dict[str, Checkpoi
         dtype: Dtype of the matrices.
 
     Raises:
-        CheckpointCorruptError: Blocks have no scales, or shapes that do not fit together.
+        CheckpointCorruptError: Blocks have no scales, or dtypes or shapes are wrong.
     """
     bases = [name.removesuffix(BLOCKS) for name in tensors if name.endswith(BLOCKS)]
     used = {base + suffix for base in bases for suffix in (BLOCKS, SCALES)}
@@ -61,6 +61,11 @@ def _dequantized(base: str, tensors: Tensors, dtype: torch.dtype) -> CheckpointT
         raise CheckpointCorruptError(
             f"tensor {blocks.name} has no scales: {base}{SCALES} is missing"
         )
+    for tensor in (*blocks.stored, *scales.stored):
+        if tensor.dtype != "U8":
+            raise CheckpointCorruptError(
+                f"tensor {tensor.name} has the dtype {tensor.dtype}; mxfp4 needs U8"
+            )
     are_blocks = len(blocks.shape) == 4 and blocks.shape[3] == BLOCK_BYTES
     if not are_blocks or scales.shape != blocks.shape[:3]:
         raise CheckpointCorruptError(

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from model_parts import CONTEXT, logits_of, make_model, random_tokens
+from model_parts import CONTEXT, make_model, random_tokens
 from safetensors.torch import save_file
 
 from quire.errors import CheckpointCorruptError
 from quire.testing.checkpoints import write_checkpoint
+from quire.testing.model.dense_attention import logits_of
 from quire.worker.loading.formats.block_fp8 import multiply_blocks
 from quire.worker.loading.weight_loading import load_weights
 

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from model_parts import load_model, logits_of, make_model, random_tokens
+from model_parts import load_model, make_model, random_tokens
 from safetensors.torch import save_file
 from torch import Tensor
 
 from quire.errors import CheckpointCorruptError
 from quire.testing.checkpoints import WrittenCheckpoint, write_checkpoint
+from quire.testing.model.dense_attention import logits_of
 from quire.worker.loading.formats.consolidated import halves_from_pairs
 from quire.worker.loading.weight_loading import load_weights
 
@@ -100,9 +101,27 @@ def test_a_tensor_of_another_name_is_listed(written, folder):
         load_weights(make_model(written.config), folder, config=written.config)
 
 
+def test_a_number_in_place_of_a_matrix_is_an_error(written, folder):
+    weights = consolidated(dict(written.weights)) | {"layers.0.attention.wk.weight": torch.ones(())}
+    save_file(weights, folder / "consolidated.safetensors")
+    with pytest.raises(CheckpointCorruptError, match=r"wk\.weight has shape \[\].* head_dim 16"):
+        load_weights(make_model(written.config), folder, config=written.config)
+
+
+def test_a_tensor_under_both_names_is_an_error(written, folder):
+    weights = consolidated(dict(written.weights)) | {"model.norm.weight": torch.ones(64)}
+    save_file(weights, folder / "consolidated.safetensors")
+    with pytest.raises(
+        CheckpointCorruptError, match=r"norm\.weight .* are both model\.norm\.weight"
+    ):
+        load_weights(make_model(written.config), folder, config=written.config)
+
+
 def test_rows_that_are_no_whole_heads_are_an_error(written, folder):
     weights = consolidated(dict(written.weights))
     weights["layers.0.attention.wk.weight"] = torch.ones(15, 64)
     save_file(weights, folder / "consolidated.safetensors")
-    with pytest.raises(CheckpointCorruptError, match=r"wk\.weight has 15 rows.* head_dim 16"):
+    with pytest.raises(
+        CheckpointCorruptError, match=r"wk\.weight has shape \[15, 64\].* head_dim 16"
+    ):
         load_weights(make_model(written.config), folder, config=written.config)

@@ -1,5 +1,7 @@
 """Mxfp4 experts are decoded as transformers does it, and to the shape of unquantized ones."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from family_cases import CASES
@@ -89,6 +91,20 @@ def test_shapes_that_do_not_fit_are_an_error_with_both(blocks, scales):
         converted_tensors(tensors, CONFIG, dequantizes=True)
     assert str(list(blocks)) in str(caught.value)
     assert str(list(scales)) in str(caught.value)
+
+
+@pytest.mark.parametrize("part", ["blocks", "scales"])
+@pytest.mark.parametrize("dtype", ["I8", "F32"])
+def test_another_dtype_is_an_error_that_names_the_tensor(part, dtype):
+    tensors = {
+        f"{BASE}_blocks": stored(f"{BASE}_blocks", (3, 5, 2, 16)),
+        f"{BASE}_scales": stored(f"{BASE}_scales", (3, 5, 2)),
+    }
+    tensors[f"{BASE}_{part}"] = replace(tensors[f"{BASE}_{part}"], dtype=dtype)
+    with pytest.raises(
+        CheckpointCorruptError, match=f"{BASE}_{part} has the dtype {dtype}; mxfp4 needs U8"
+    ):
+        converted_tensors(tensors, CONFIG, dequantizes=True)
 
 
 def test_scales_of_another_kind_are_left_alone():

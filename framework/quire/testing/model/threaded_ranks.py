@@ -1,5 +1,7 @@
 """Ranks as threads of one process: their collective operations, stage links and calls."""
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -54,6 +56,7 @@ class ThreadedGroup(TensorParallelGroup):
         self._meeting = meeting
 
     def all_reduce(self, x: Tensor) -> Tensor:
+        """Return the sum of the tensors of all ranks."""
         self.num_sums += 1
         total = torch.zeros_like(x)
         for tensor in self._exchange(x):
@@ -61,6 +64,7 @@ class ThreadedGroup(TensorParallelGroup):
         return total
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
+        """Return the tensors of all ranks concatenated."""
         given = self._exchange(x)
         assert len({(each.shape, each.dtype) for each in given}) == 1, "ranks gather unlike tensors"
         return torch.cat(given, dim)
@@ -77,9 +81,11 @@ class ThreadedLink(StageLink):
         self._sent: SimpleQueue[StageTensors | None] = SimpleQueue()
 
     def send(self, tensors: StageTensors) -> None:
+        """Send a copy to the next stage."""
         self._sent.put(_copied(tensors))
 
     def receive(self, num_tokens: int) -> StageTensors:
+        """Return the tensors of the previous stage, once they are there."""
         try:
             tensors = self._sent.get(timeout=TIMEOUT_S)
         except Empty:
@@ -91,6 +97,7 @@ class ThreadedLink(StageLink):
         return tensors
 
     def abort(self) -> None:
+        """Make a waiting `receive` raise a CollectiveError."""
         self._sent.put(None)
 
 
@@ -121,7 +128,7 @@ class RankThreads:
         ]
         self._threads = [ThreadPoolExecutor(1) for _ in self.groups]
 
-    def submit(self, calls: Iterable[Callable[[], T]]) -> "list[Future[T]]":
+    def submit(self, calls: Iterable[Callable[[], T]]) -> list[Future[T]]:
         """Start a call on each rank, behind the ones before."""
         return [
             thread.submit(self._run, call)
@@ -133,6 +140,7 @@ class RankThreads:
         return results_of(self.submit(calls))
 
     def close(self) -> None:
+        """End the threads."""
         for thread in self._threads:
             thread.shutdown()
 
@@ -148,7 +156,7 @@ class RankThreads:
             raise
 
 
-def results_of(futures: "Sequence[Future[Any]]") -> list[Any]:
+def results_of(futures: Sequence[Future[Any]]) -> list[Any]:
     """Return the results of all; of several errors, raise one that is a reason and no consequence.
 
     A rank whose exchange failed, as another one did not come, has launched no step to sample.

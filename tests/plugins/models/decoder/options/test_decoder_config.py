@@ -7,13 +7,13 @@ import pytest
 
 from quire.interfaces.model import ModelDescription
 from quire.layers.attention.rope_parameters import RopeParameters
-from quire_models.decoder.attention_config import AttentionConfig, NormConfig, QKNormConfig
-from quire_models.decoder.decoder_config import (
+from quire_models.decoder.options.attention_config import AttentionConfig, NormConfig, QKNormConfig
+from quire_models.decoder.options.decoder_config import (
     DecoderConfig,
     LayerConfig,
     describe_decoder,
 )
-from quire_models.decoder.mlp_config import MLPConfig
+from quire_models.decoder.options.mlp_config import MLPConfig
 
 ARCHITECTURE = "AcmeForCausalLM"
 ATTENTION = AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=8, scale=1.0)

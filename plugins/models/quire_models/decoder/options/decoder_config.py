@@ -11,10 +11,10 @@ from quire.interfaces.model import ModelDescription
 from quire.interfaces.weight_rules import WeightRule
 from quire.layers.attention.rope_parameters import RopeParameters
 from quire.layers.config_values import ConfigValues
-from quire_models.decoder.attention_config import AttentionConfig, NormConfig
-from quire_models.decoder.mla_config import MLAConfig
-from quire_models.decoder.mlp_config import MLPConfig
-from quire_models.decoder.moe_config import DualMLPConfig, MoEConfig
+from quire_models.decoder.options.attention_config import AttentionConfig, NormConfig
+from quire_models.decoder.options.mla_config import MLAConfig
+from quire_models.decoder.options.mlp_config import MLPConfig
+from quire_models.decoder.options.moe_config import DualMLPConfig, MoEConfig
 
 Placement = Literal[
     "pre",
@@ -78,6 +78,7 @@ class DecoderConfig:
         head_bias: Whether the LM head has a bias.
         logit_scale: Factor on the logits.
         final_logit_soft_cap: Soft cap of the logits, by tanh; None for no cap.
+        weight_prefixes: Prefixes of the checkpoint's names, each with that of the rules' names.
         weight_rules: Rules from the checkpoint's names to those of the decoder.
         ignored_weights: Regular expressions for names of checkpoint weights that are not loaded.
     """
@@ -98,6 +99,7 @@ class DecoderConfig:
     head_bias: bool = False
     logit_scale: float = 1.0
     final_logit_soft_cap: float | None = None
+    weight_prefixes: tuple[tuple[str, str], ...] = ()
     weight_rules: tuple[WeightRule, ...] = ()
     ignored_weights: tuple[str, ...] = field(default=(r".*\.rotary_emb\.inv_freq",))
 

@@ -11,18 +11,19 @@ from dataclasses import replace
 
 from quire.layers.config_values import ConfigValues
 from quire.layers.moe.routing import Routing
-from quire_models.decoder.attention_config import AttentionConfig
-from quire_models.decoder.config_reading import (
+from quire_models.decoder.options.attention_config import AttentionConfig
+from quire_models.decoder.options.config_reading import (
     moe_layers,
     read_decoder,
     read_mlp,
     read_rms_norm,
 )
-from quire_models.decoder.decoder_config import DecoderConfig
-from quire_models.decoder.fused_names import SHARED_EXPERTS
-from quire_models.decoder.mla_config import MLAConfig
-from quire_models.decoder.mlp_config import MLPConfig
-from quire_models.decoder.moe_config import MoEConfig
+from quire_models.decoder.options.decoder_config import DecoderConfig
+from quire_models.decoder.options.fused_names import SHARED_EXPERTS
+from quire_models.decoder.options.mla_config import MLAConfig
+from quire_models.decoder.options.mlp_config import MLPConfig
+from quire_models.decoder.options.moe_config import MoEConfig
+from quire_models.decoder.options.routing_reading import read_routing
 
 SUM_OFFSET = 1e-20
 
@@ -38,7 +39,7 @@ def read_sigmoid_moe(
         eps: Default epsilon of the norms.
     """
     expert = read_mlp(values, width="moe_intermediate_size")
-    moe = MoEConfig(routing=read_routing(values), expert=expert, shared=read_shared(values))
+    moe = MoEConfig(routing=_read_routing(values), expert=expert, shared=read_shared(values))
     first = values.whole("first_k_dense_replace", 1)
     is_moe = [layer >= first for layer in range(len(attentions))]
     layers = moe_layers(attentions, read_mlp(values), moe, is_moe)
@@ -46,16 +47,15 @@ def read_sigmoid_moe(
     return read_decoder(values, layers, read_rms_norm(values, eps), weight_rules=rules)
 
 
-def read_routing(values: ConfigValues) -> Routing:
+def _read_routing(values: ConfigValues) -> Routing:
     """Return the options of the router."""
     is_divided = values.flag("norm_topk_prob", True)
-    return Routing(
-        num_experts=values.count("n_routed_experts"),
-        top_k=values.count("num_experts_per_tok"),
+    return read_routing(
+        values,
+        experts="n_routed_experts",
+        has_groups=True,
         score="sigmoid",
         has_choice_bias=True,
-        num_groups=values.count("n_group", 1),
-        top_groups=values.count("topk_group", 1),
         group_score="top2",
         renormalize=is_divided,
         sum_offset=SUM_OFFSET,

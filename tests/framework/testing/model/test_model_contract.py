@@ -7,7 +7,7 @@ import torch
 from transformers_model import transformers_model
 
 from quire.testing.checkpoints import write_checkpoint
-from quire.testing.model import ModelContract, _greedy
+from quire.testing.model.model_contract import ModelContract, _greedy
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 
 from quire.errors import UnsupportedModelError
 from quire.layers.config_values import ConfigValues
-from quire_models.decoder.config_reading import (
+from quire_models.decoder.options.config_reading import (
     FULL,
     SLIDING,
     HeadSizes,

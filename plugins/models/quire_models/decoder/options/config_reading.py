@@ -12,13 +12,13 @@ from typing import Any
 
 from quire.errors import UnsupportedModelError
 from quire.layers.activation_names import ACTIVATIONS
-from quire.layers.attention.rope_parameters import RopeParameters, read_rope
+from quire.layers.attention.rope_parameters import ORIGINAL, RopeParameters, read_rope
 from quire.layers.config_values import ConfigValues
-from quire_models.decoder.attention_config import AttentionConfig, NormConfig
-from quire_models.decoder.decoder_config import DecoderConfig, LayerConfig
-from quire_models.decoder.mla_config import MLAConfig
-from quire_models.decoder.mlp_config import MLPConfig
-from quire_models.decoder.moe_config import DualMLPConfig, MoEConfig
+from quire_models.decoder.options.attention_config import AttentionConfig, NormConfig
+from quire_models.decoder.options.decoder_config import DecoderConfig, LayerConfig
+from quire_models.decoder.options.mla_config import MLAConfig
+from quire_models.decoder.options.mlp_config import MLPConfig
+from quire_models.decoder.options.moe_config import DualMLPConfig, MoEConfig
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
@@ -94,10 +94,20 @@ def read_rope_of(values: ConfigValues, kind: str) -> RopeParameters:
     has one embedding, which version 4 scales in full layers only.
     """
     own = values.nested("rope_parameters").mapping(kind)
-    config = {**values.config, "rope_parameters": own} if own else dict(values.config)
-    if not own and kind == SLIDING:
-        config.pop("rope_scaling", None)
-    return read_rope(ConfigValues(config, values.architecture))
+    hidden: dict[str, Any] = {"rope_scaling": None} if kind == SLIDING else {}
+    if own:
+        hidden = {"rope_parameters": own, ORIGINAL: None}
+    return read_rope(values.with_values(hidden))
+
+
+def with_renamed_rope(values: ConfigValues, former: str, kind: str) -> ConfigValues:
+    """Return the values with the name of a kind of rotary embedding in place of another."""
+    found = {}
+    for key in ("rope_parameters", "rope_scaling"):
+        rope = values.mapping(key)
+        names = {name: kind for name in ("type", "rope_type") if rope.get(name) == former}
+        found[key] = {**rope, **names}
+    return values.with_values(found)
 
 
 def read_mlp(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.layers.moe.routing import Routing
-from quire_models.decoder.attention_config import NormConfig
-from quire_models.decoder.mlp_config import MLPConfig
+from quire_models.decoder.options.attention_config import NormConfig
+from quire_models.decoder.options.mlp_config import MLPConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

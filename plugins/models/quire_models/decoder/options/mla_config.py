@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from quire.interfaces.kv_cache import KVLayer
 from quire.layers.attention.head_order import head_order
 from quire.layers.attention.rope_parameters import RopeParameters
-from quire_models.decoder.attention_config import NormConfig
+from quire_models.decoder.options.attention_config import NormConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""Models with media towers, of which the text model is read: text in, text out."""
