@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 TEXT = "text_config"
 TIED = "tie_word_embeddings"
 OUTER_FIRST = ("quantization_config", "dtype", "torch_dtype")  # also in the text model's, if there
-ROPES = ("rope_parameters", "rope_scaling")
 
 
 def text_config(model: MediaModel, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,12 +50,12 @@ def read_text_decoder(
     model: MediaModel, config: Mapping[str, Any], read: Callable[[ConfigValues], DecoderConfig]
 ) -> DecoderConfig:
     """Return the decoder's options, from what `text_config` returns and the text model's reader."""
+    from quire_models.decoder.options.config_reading import with_renamed_rope
+
     kind = text_type(model, config["model_type"])
-    values = ConfigValues(
-        _with_plain_ropes(model, config) if kind.has_three_positions else config,
-        model.architecture,
-        prefix=f"{TEXT}.",
-    )
+    values = ConfigValues(config, model.architecture, prefix=f"{TEXT}.")
+    if kind.has_three_positions:  # those of text are equal: mrope is plain
+        values = with_renamed_rope(values, "mrope", "default")
     decoder = read(values)
     return replace(
         decoder,
@@ -85,18 +84,6 @@ def _tied(model: MediaModel, outer: ConfigValues, inner: ConfigValues) -> bool |
     if not found:
         return None
     return any(found) if model.ties_by_either else found[0]
-
-
-def _with_plain_ropes(model: MediaModel, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config with the plain rotary embedding that mrope is for text."""
-    values, found = ConfigValues(config, model.architecture, f"{TEXT}."), dict(config)
-    for key in ROPES:
-        rope = dict(values.mapping(key))
-        for name in ("type", "rope_type"):
-            if rope.get(name) == "mrope":
-                rope[name] = "default"
-        found[key] = rope
-    return found
 
 
 def _any_below(prefix: str) -> str:
