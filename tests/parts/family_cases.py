@@ -76,7 +76,38 @@ LATENT = {
 FULL, SLIDING = "full_attention", "sliding_attention"
 MIXED = [SLIDING, FULL, FULL, SLIDING]
 
+# As E2B and E4B: two layers of each type use keys and values of earlier ones.
+GEMMA4_SMALL = {
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": 320,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 9,
+    "num_hidden_layers": 8,
+    "num_kv_shared_layers": 4,
+    "layer_types": [FULL, SLIDING, SLIDING, FULL, SLIDING, FULL, SLIDING, FULL],
+    "use_double_wide_mlp": True,
+    "final_logit_softcapping": 4.0,
+}
+
 CASES: dict[str, dict[str, FamilyCase]] = {
+    "LlamaForCausalLM": {
+        "llama3": FamilyCase(
+            "llama",
+            {"rope_parameters": LLAMA3, "attention_bias": True, "mlp_bias": True, "head_dim": 24},
+        ),
+        "linear": FamilyCase(
+            "llama",
+            {
+                "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+                "tie_word_embeddings": True,
+            },
+        ),
+        "yarn": FamilyCase(
+            "llama",
+            {"rope_parameters": {**YARN, "beta_fast": 16.0, "mscale": 0.7, "mscale_all_dim": 0.4}},
+        ),
+    },
     "SeedOssForCausalLM": {
         "biases": FamilyCase("seed_oss", {"head_dim": 24}),
         "other biases": FamilyCase(
@@ -154,6 +185,53 @@ CASES: dict[str, dict[str, FamilyCase]] = {
             },
         ),
     },
+    "Gemma3ForCausalLM": {
+        "types": FamilyCase(
+            "gemma3_text",
+            {
+                "head_dim": 24,
+                "sliding_window": 9,
+                "layer_types": MIXED,
+                "query_pre_attn_scalar": 20,
+                "rope_parameters": {
+                    FULL: {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                    SLIDING: {"rope_type": "default", "rope_theta": 300.0},
+                },
+            },
+        ),
+        "cap": FamilyCase(
+            "gemma3_text",
+            {
+                "head_dim": 16,
+                "sliding_window": 16,
+                "attention_bias": True,
+                "tie_word_embeddings": False,
+                "final_logit_softcapping": 4.0,
+            },
+        ),
+    },
+    "VaultGemmaForCausalLM": {
+        "caps": FamilyCase(
+            "vaultgemma",
+            {
+                "head_dim": 24,
+                "sliding_window": 9,
+                "query_pre_attn_scalar": 20,
+                "attn_logit_softcapping": 5.0,
+                "final_logit_softcapping": 4.0,
+            },
+        ),
+        "no caps": FamilyCase(
+            "vaultgemma",
+            {
+                "head_dim": 16,
+                "sliding_window": 16,
+                "layer_types": MIXED,
+                "attn_logit_softcapping": None,
+                "final_logit_softcapping": None,
+            },
+        ),
+    },
     "Gemma4ForCausalLM": {
         "dense": FamilyCase(
             "gemma4_text",
@@ -164,6 +242,35 @@ CASES: dict[str, dict[str, FamilyCase]] = {
                 "sliding_window": 9,
                 "layer_types": [SLIDING, FULL] * 2,
                 "final_logit_softcapping": 4.0,
+            },
+        ),
+        "shared, double wide": FamilyCase("gemma4_text", GEMMA4_SMALL),
+        "inputs": FamilyCase(
+            "gemma4_text",
+            {
+                "hidden_size_per_layer_input": 12,
+                "vocab_size_per_layer_input": 330,
+                "rms_norm_eps": 0.1,  # so that factors before norms are seen
+                "head_dim": 16,
+                "global_head_dim": 32,
+                "sliding_window": 9,
+                "num_hidden_layers": 2,
+            },
+        ),
+        "shared, experts": FamilyCase(
+            "gemma4_text",
+            {
+                **GEMMA4_SMALL,
+                "hidden_size_per_layer_input": 0,
+                "output_hidden_states": True,  # else transformers cuts inputs that are not there
+                "use_double_wide_mlp": False,
+                "num_key_value_heads": 1,
+                "attention_k_eq_v": True,
+                "attention_bias": True,
+                "enable_moe_block": True,
+                "num_experts": 4,
+                "top_k_experts": 2,
+                "moe_intermediate_size": 48,
             },
         ),
         "experts, values of keys": FamilyCase(
@@ -402,6 +509,31 @@ CASES: dict[str, dict[str, FamilyCase]] = {
             },
         ),
     },
+    "MellumForCausalLM": {
+        "windows": FamilyCase(
+            "mellum",
+            EXPERTS
+            | {
+                "head_dim": 24,
+                "sliding_window": 9,
+                "layer_types": MIXED,
+                "rope_parameters": {
+                    SLIDING: {"rope_type": "default", "rope_theta": 300.0},
+                    FULL: YARN,
+                },
+            },
+        ),
+        "dense layers": FamilyCase(
+            "mellum",
+            EXPERTS
+            | {
+                "head_dim": 16,
+                "attention_bias": True,
+                "norm_topk_prob": False,
+                "mlp_layer_types": ["sparse", "dense", "sparse", "dense"],
+            },
+        ),
+    },
     "GraniteMoeForCausalLM": {
         "factors": FamilyCase(
             "granitemoe",
@@ -465,6 +597,31 @@ CASES: dict[str, dict[str, FamilyCase]] = {
             },
         ),
     },
+    "Dots1ForCausalLM": {
+        "groups": FamilyCase(
+            "dots1",
+            SIGMOID_EXPERTS
+            | {
+                "norm_topk_prob": True,
+                "attention_bias": True,
+                "n_shared_experts": 2,
+                "sliding_window": None,
+            },
+        ),
+        "windows": FamilyCase(
+            "dots1",
+            SIGMOID_EXPERTS
+            | {
+                "n_group": 1,
+                "topk_group": 1,
+                "n_shared_experts": 1,
+                "routed_scaling_factor": 1.7,
+                "head_dim": 24,
+                "sliding_window": 9,
+                "max_window_layers": 2,
+            },
+        ),
+    },
     "DeepseekV3ForCausalLM": {
         "yarn": FamilyCase(
             "deepseek_v3",
@@ -488,6 +645,59 @@ CASES: dict[str, dict[str, FamilyCase]] = {
                 "n_shared_experts": 1,
                 "first_k_dense_replace": 2,
                 "routed_scaling_factor": 1.7,
+            },
+        ),
+    },
+    "Glm4MoeLiteForCausalLM": {
+        "dense first": FamilyCase(
+            "glm4_moe_lite",
+            LATENT
+            | SIGMOID_EXPERTS
+            | {
+                "first_k_dense_replace": MISSING,
+                "n_shared_experts": 2,
+                "rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.3},
+            },
+        ),
+        "listed types": FamilyCase(
+            "glm4_moe_lite",
+            LATENT
+            | SIGMOID_EXPERTS
+            | {
+                "first_k_dense_replace": MISSING,
+                "q_lora_rank": None,
+                "attention_bias": True,
+                "rope_interleave": False,
+                "n_group": 1,
+                "topk_group": 1,
+                "mlp_layer_types": ["sparse", "dense", "sparse", "dense"],
+            },
+        ),
+    },
+    "MiniCPM3ForCausalLM": {
+        "longrope": FamilyCase(
+            "minicpm3",
+            LATENT
+            | {
+                "scale_emb": 3,
+                "scale_depth": 0.9,
+                "dim_model_base": 40,
+                "rope_parameters": longrope(4),
+                "original_max_position_embeddings": 16,
+            },
+        ),
+        "no factors": FamilyCase(
+            "minicpm3",
+            LATENT
+            | {
+                "q_lora_rank": None,
+                "v_head_dim": None,
+                "scale_emb": 1,
+                "scale_depth": None,
+                "dim_model_base": None,
+                "mlp_bias": True,
+                "attention_bias": True,
+                "tie_word_embeddings": False,
             },
         ),
     },
@@ -565,6 +775,29 @@ CASES: dict[str, dict[str, FamilyCase]] = {
             },
         ),
     },
+    "GraniteMoeSWAForCausalLM": {
+        "thetas": FamilyCase(
+            "granitemoe_swa",
+            {
+                "num_local_experts": 4,
+                "shared_intermediate_size": 40,
+                "sliding_window": 9,
+                "layer_rope_theta": [10000.0, 0, 500.0, 0],
+                "attention_multiplier": 0.3,
+                "residual_multiplier": 0.6,
+            },
+        ),
+        "not shared": FamilyCase(
+            "granitemoe_swa",
+            {
+                "num_local_experts": 3,
+                "num_experts_per_tok": 1,
+                "sliding_window": 16,
+                "layer_types": MIXED,
+                "attention_multiplier": 0.25,
+            },
+        ),
+    },
     "HyperCLOVAXForCausalLM": {
         "post norms": FamilyCase(
             "hyperclovax",
@@ -585,6 +818,31 @@ CASES: dict[str, dict[str, FamilyCase]] = {
         "no windows": FamilyCase(
             "exaone4",
             {"sliding_window": None, "layer_types": [FULL] * 4, "rope_parameters": LLAMA3},
+        ),
+    },
+    "ExaoneMoeForCausalLM": {
+        "windows": FamilyCase(
+            "exaone_moe",
+            SIGMOID_EXPERTS
+            | {
+                "n_routed_experts": MISSING,
+                "num_experts": 8,
+                "num_shared_experts": 2,
+                "sliding_window": 9,
+                "head_dim": 24,
+            },
+        ),
+        "listed types": FamilyCase(
+            "exaone_moe",
+            EXPERTS
+            | {
+                "sliding_window": 16,
+                "layer_types": MIXED,
+                "mlp_layer_types": ["sparse", "dense", "sparse", "dense"],
+                "norm_topk_prob": False,
+                "head_dim": 16,
+                "rope_parameters": LLAMA3,
+            },
         ),
     },
     "ApertusForCausalLM": {
@@ -610,6 +868,21 @@ CASES: dict[str, dict[str, FamilyCase]] = {
         "2 of 4": FamilyCase("hunyuan_v1_moe", {"num_experts": 4, "moe_topk": 2, "head_dim": 16}),
         "by layer": FamilyCase(
             "hunyuan_v1_moe", {"num_experts": 4, "moe_topk": [1, 2, 3, 1], "head_dim": 24}
+        ),
+    },
+    "HYV3ForCausalLM": {
+        "dense first": FamilyCase(
+            "hy_v3", EXPERTS | {"head_dim": 24, "num_shared_experts": 2, "attention_bias": True}
+        ),
+        "listed types": FamilyCase(
+            "hy_v3",
+            EXPERTS
+            | {
+                "head_dim": 16,
+                "router_scaling_factor": 1.7,
+                "mlp_layer_types": ["sparse", "dense", "sparse", "dense"],
+                "rope_parameters": YARN,
+            },
         ),
     },
     "FalconForCausalLM": {

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.testing.model import TINY_SIZES
+from quire.testing.model.model_scene import ModelScene, ModelSizes
 from quire.testing.model.transformers_checkpoint import (
     TransformersCheckpoint,
     write_transformers_checkpoint,
@@ -48,3 +49,9 @@ def write_family(folder: Path, case: FamilyCase, seed: int = 0) -> TransformersC
         embedding_gain=case.embedding_gain,
         attention=case.attention,
     )
+
+
+def scene_of(written: TransformersCheckpoint, sizes: ModelSizes | None = None) -> ModelScene:
+    """Return the scene of a checkpoint whose reference is transformers."""
+    options = {"threads": 1}
+    return ModelScene(written.config, written.folder, written.logits, sizes=sizes, options=options)

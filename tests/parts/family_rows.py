@@ -39,7 +39,7 @@ def rows() -> Iterator[tuple[str, ...]]:
             all_but(experts + latent),
             all_but(latent),
             "yes" if all(map(is_divided, decoders)) else "no",
-            "native" if experts else "yes",
+            "on a GPU" if latent else "native" if experts else "yes",
         )
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from family_cases import LLAMA3, SIGMOID_EXPERTS, YARN
+from family_cases import GEMMA4_SMALL, LLAMA3, SIGMOID_EXPERTS, YARN
 
 MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 VISION = {
@@ -64,6 +64,7 @@ MEDIA_CASES: dict[str, dict[str, MediaCase]] = {
     },
     "Gemma4ForConditionalGeneration": {
         "dense": MediaCase("gemma4", "gemma4_text", GEMMA4),
+        "shared": MediaCase("gemma4", "gemma4_text", GEMMA4_SMALL),
         "experts": MediaCase(
             "gemma4",
             "gemma4_text",

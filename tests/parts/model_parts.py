@@ -11,6 +11,7 @@ from quire.interfaces.model import Model
 from quire.layers import LayerContext, SingleDevice, TensorParallelGroup
 from quire.testing.checkpoints import WrittenCheckpoint, write_checkpoint
 from quire.testing.model.dense_attention import CPU, bind_dense_attention, logits_of
+from quire.testing.model.model_scene import ModelScene
 from quire.worker.loading.weight_loading import load_weights
 from quire_models.decoder.decoder_model import DecoderForCausalLM
 from quire_models.family_table import describe
@@ -52,6 +53,17 @@ def greedy(model: Model, prompt: Tensor, num_tokens: int) -> list[int]:
         start = len(prompt) + len(tokens) - 1
         tokens.append(int(logits_of(model, torch.tensor(tokens[-1:]), start)[-1].argmax()))
     return tokens
+
+
+def check_greedy(scene: ModelScene) -> None:
+    """Check greedy tokens without an engine, which are several."""
+    prompt = scene.token_ids(20, seed=3)
+    tokens = greedy(scene.model, prompt, 40)
+    known = torch.tensor([*prompt.tolist(), *tokens])
+    assert tokens == scene.logits(known)[len(prompt) - 1 : -1].argmax(-1).tolist()
+    best = scene.logits(prompt).argmax(-1)
+    assert torch.equal(logits_of(scene.model, prompt).argmax(-1), best)
+    assert len({*tokens, *best.tolist()}) >= 5
 
 
 def random_tokens(num_tokens: int, vocab_size: int = 320, seed: int = 1) -> Tensor:

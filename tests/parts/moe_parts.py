@@ -10,11 +10,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
-from quire.interfaces.model import Model
+from quire.interfaces.model import ForwardBatch, Model
 from quire.layers import Layer, LayerContext, MoE, Routing, SiluAndMul
 from quire.worker.loading.weight_loading import load_weights, weight_targets
 
 HIDDEN, WIDTH = 20, 12
+STEP = ForwardBatch(attention=())
 
 
 class MoEModel(Layer, Model):

@@ -57,9 +57,10 @@ from quire.compose.sizes.stage_layers import stage_layers
 from quire.config import (
     DEFAULT_SCHEDULING_POLICY,
     DEFAULT_STRUCTURED_OUTPUT,
+    DTYPES,
     Settings,
 )
-from quire.errors import RefusedError, SettingsError
+from quire.errors import RefusedError, SettingsError, UnsupportedModelError
 from quire.interfaces.executor import WorkerGrid
 from quire.interfaces.model import ModelDescription
 from quire.machine.machine import Machine
@@ -246,7 +247,7 @@ def _divided(composition: Composition, settings: Settings, registries: Registrie
         QuireError: The grid cannot run this model here.
     """
     grid, description = composition.grid, composition.description
-    check_model(composition.model, grid)
+    check_model(composition.model, description, grid)
 
     def check_specs(tp_size: int) -> None:
         kinds = {
@@ -361,9 +362,17 @@ def _dtype(
     """Choose the compute dtype.
 
     On a CPU, a named part that needs float32 overrides the dtype that the machine is fastest at.
+
+    Raises:
+        UnsupportedModelError: The checkpoint's dtype should be taken, and no layer computes in it.
     """
-    wanted = settings.model.dtype
-    dtype = Decision(*machine.dtype(wanted, description.checkpoint_dtype, device))
+    wanted, stored = settings.model.dtype, description.checkpoint_dtype
+    if wanted == AUTO and stored not in DTYPES[1:]:
+        raise UnsupportedModelError(
+            f"{description.architecture}: dtype {stored!r} in config.json is not among "
+            f"{', '.join(DTYPES[1:])}; correct it, or give --dtype {DTYPES[1]}"
+        )
+    dtype = Decision(*machine.dtype(wanted, stored, device))
     if wanted != AUTO or device != "cpu":
         return dtype
     for part, served in _named_parts(settings, registries, description):

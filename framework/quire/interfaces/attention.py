@@ -315,7 +315,11 @@ class AttentionBackend(KVBackend):
         metadata: Any,  # as `prepare` returned it
         layer: AttentionLayerParams,
     ) -> Tensor:  # [T, H, D]
-        """Write `k` and `v` to their slots, and return the attention of `q` over the context."""
+        """Write `k` and `v` to their slots, and return the attention of `q` over the context.
+
+        Several layers of a model may share one cache. Then it is called again in the same step,
+        with that cache, other queries, and the K and V that it has written already.
+        """
 
     def forward_rotary(
         self,

@@ -60,6 +60,8 @@ class ModelDescription:
 
     Attributes:
         config: The checkpoint's config.json, or its part for the text model if that is nested.
+        max_model_len: Longest context. The model is built with that of the engine, which the user
+            may have set to less (`--max-model-len`): a size of the checkpoint comes from `config`.
         num_params: Number of parameters of the model.
         kv_layers: Layers that store data in the KV cache, in order.
         quantization: Name of the checkpoint's quantization method, if any.
@@ -70,6 +72,10 @@ class ModelDescription:
         num_experts: Number of experts of a mixture; 0: there are none.
         expert_sizes: The same as `sharded_sizes`, for sizes that are not divided if whole experts
             are divided over the devices: `{"moe_intermediate_size": 768}`.
+        num_table_params: Number of parameters, of `num_params`, in tables besides the embedding
+            that are looked up by token id. They are stored like the embedding.
+        indivisible_reason: Why the layers cannot be divided into pipeline stages, as the end of a
+            sentence; empty: they can, if `ModelCapabilities.supports_pipeline_parallel`.
         left_out: Parts of the checkpoint that are not loaded, for people; empty: none.
         code_folder: Folder of the checkpoint if code in it may be run; None: it may not.
     """
@@ -92,6 +98,8 @@ class ModelDescription:
     sharded_sizes: Mapping[str, int] = field(default_factory=dict)
     num_experts: int = 0
     expert_sizes: Mapping[str, int] = field(default_factory=dict)
+    num_table_params: int = 0
+    indivisible_reason: str = ""
     modalities: tuple[str, ...] = ("text",)
     left_out: str = ""
     code_folder: Path | None = None

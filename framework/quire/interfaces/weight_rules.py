@@ -106,6 +106,11 @@ class WeightRule:
                     f"the weight rule for {self.checkpoint} has the name {name}; a placeholder "
                     "such as {layer} must stand between dots"
                 )
+            if len(found := _PLACEHOLDER.findall(name)) > len(set(found)):
+                raise PluginError(
+                    f"the weight rule for {self.checkpoint} has the name {name}; a placeholder "
+                    "may stand in it once, so give each number a name of its own"
+                )
         known, used = _placeholders(self.checkpoint), {*map(_placeholders, self.parts)}
         if len(used) > 1 or not known <= (own := used.pop()) or len(own - known) > 1:
             raise PluginError(

@@ -19,8 +19,8 @@ MAX_FLOAT = 3.4028234663852886e38  # of float32, in which layers compute
 class ConfigValues:
     """A checkpoint's config.json, read value by value.
 
-    A key whose value is null counts as missing, as transformers writes it. A method called without
-    a default requires the key.
+    A key whose value is null counts as missing, as transformers writes it; a flag is false then. A
+    method called without a default requires the key.
 
     Attributes:
         config: The mapping.
@@ -72,11 +72,13 @@ class ConfigValues:
         return float(value)
 
     def flag(self, key: str, default: bool = _REQUIRED) -> bool:
-        """Return a boolean.
+        """Return a boolean; null is false, as in transformers.
 
         Raises:
             UnsupportedModelError: The value is missing or is not a boolean.
         """
+        if self.config.get(self.aliases.get(key, key), _REQUIRED) is None:
+            return False
         value = self._get(key, default)
         if not isinstance(value, bool):
             raise self.wrong(key, value, "true or false")

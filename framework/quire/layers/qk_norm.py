@@ -60,6 +60,9 @@ class HeadNorms(Layer):
         weight_offset: As in `RMSNorm`.
         order: The `qk_order` of `QKVParallelLinear`.
         rounds_before_weight: As in `RMSNorm`.
+        keys_of: Norm of another layer with the same sizes, whose weights of keys are used, for a
+            layer that reads the keys of that layer and has none of its own; None: the checkpoint
+            has them.
 
     Attributes:
         is_fused: True if backends that fuse the rotary embedding apply the norm themselves, by
@@ -84,6 +87,7 @@ class HeadNorms(Layer):
         weight_offset: float = 0.0,
         order: Sequence[int] | None = None,
         rounds_before_weight: bool = False,
+        keys_of: HeadNorms | None = None,
     ) -> None:
         super().__init__()
         heads = shard("num_attention_heads", num_heads, context.tp)
@@ -93,6 +97,7 @@ class HeadNorms(Layer):
             parts[0]: _Side(num_heads, heads, slice(0, len(heads))),
             parts[1]: _Side(num_kv_heads, kv_heads, slice(len(heads), num_rows)),
         }
+        self.keys_name = parts[1]
         self.context = context
         self.eps = eps
         self.eps_on_cpu = eps_on_cpu(eps, context)
@@ -101,6 +106,9 @@ class HeadNorms(Layer):
         self.weight_offset = weight_offset
         self.order = order
         self.rounds_before_weight = rounds_before_weight
+        self._key_users: list[HeadNorms] = []  # a list, so that they are no child modules
+        if keys_of is not None:
+            keys_of._key_users.append(self)
         self.kernel: cpu_norms.GroupNorms | None = None
         self.launch: GroupNormLaunch | None = None
         dtype = weight_dtype(weight_offset, context)
@@ -131,6 +139,9 @@ class HeadNorms(Layer):
         elif len(vectors) > 1:
             vectors = vectors[side.heads.start : side.heads.stop]
         rows.copy_(vectors.expand_as(rows))
+        if name == self.keys_name:  # now: those that use them may have been finished before
+            for user in self._key_users:
+                user.weight[side.rows].copy_(self.weight[side.rows])
 
     def finish_loading(self) -> None:
         """Bind the kernel, if layers run kernels."""

@@ -5,9 +5,10 @@ plugin with thirty models costs nothing at start, and a missing optional depende
 only if a part that needs it is selected.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from pkgutil import resolve_name
 from typing import Any, Generic, TypeVar, cast
 
@@ -23,6 +24,9 @@ from quire.interfaces.reference import check_reference
 T = TypeVar("T")
 
 OWN_DISTRIBUTION = "quire"
+MAX_LISTED = 30  # names in a message
+MAX_NEAR = 3  # similar names that are looked at
+MIN_SIMILARITY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +275,8 @@ class Registry(Generic[T]):
         names = [*(known for known in self if known not in hidden), *others]
         hint = did_you_mean(name, names)
         known = ", ".join(names) or "none"
+        if len(names) > MAX_LISTED:
+            known = f"{len(names)} names, see `quire plugins list`"
         failed = self.num_failed_plugins
         plugins = "plugin" if failed == 1 else "plugins"
         doctor = (
@@ -297,9 +303,24 @@ def check_api(entry: Entry) -> None:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return "; did you mean 'flash'?" if a known name is similar to a wrong one, else ""."""
-    by_folded = {other.casefold(): other for other in known}
-    near = get_close_matches(name.casefold(), by_folded, 1, cutoff=0.5)
-    return f"; did you mean {by_folded[near[0]]!r}?" if near else ""
+    by_folded, folded = {other.casefold(): other for other in known}, name.casefold()
+    for near in get_close_matches(folded, by_folded, MAX_NEAR, cutoff=MIN_SIMILARITY):
+        if _have_similar_starts(name, by_folded[near]):
+            return f"; did you mean {by_folded[near]!r}?"
+    return ""
+
+
+def _have_similar_starts(name: str, other: str) -> bool:
+    """Return whether names are similar without the words at the end that both have.
+
+    Those of all models' names are alike: `ForCausalLM`.
+    """
+    words, other_words = (re.findall("^[^A-Z]+|[A-Z][^A-Z]*", text) for text in (name, other))
+    while words and other_words and words[-1] == other_words[-1]:
+        words.pop()
+        other_words.pop()
+    start, other_start = ("".join(each).casefold() for each in (words, other_words))
+    return SequenceMatcher(None, start, other_start).ratio() >= MIN_SIMILARITY
 
 
 def import_reference(reference: str, what: str) -> object:

@@ -26,7 +26,12 @@ from quire.worker.first_steps import STEPS, STEPS_WITH_KERNELS, run_warm_up_step
 from quire.worker.kv_store_host import build_kv_store
 from quire.worker.loading.kv_cache_binding import LayerBinding
 from quire.worker.loading.progress import loading_progress
-from quire.worker.loading.weight_loading import held_weight_bytes, init_dummy_weights, load_weights
+from quire.worker.loading.weight_loading import (
+    check_weights,
+    held_weight_bytes,
+    init_dummy_weights,
+    load_weights,
+)
 from quire.worker.lora.adapter_manager import AdapterManager
 from quire.worker.lora.base_model_check import BaseModel, names_of
 from quire.worker.memory.device_memory import (
@@ -201,21 +206,37 @@ class ModelWorker(Worker):
         return gpu_cache_bytes(self._loaded(model), CudaMeter(self.device))
 
     def _build_model(self) -> Model:
-        composition = self.composition
-        model = self._make_model(self._layer_context())
-        if self.settings.model.load_format == "dummy":
+        is_dummy = self.settings.model.load_format == "dummy"
+        try:
+            model = self._make_model(self._layer_context())
+        except (RuntimeError, OSError) as error:
+            if is_out_of_memory(error) and not is_dummy:
+                self._check_weights()
+            raise
+        if is_dummy:
             init_dummy_weights(model, self.settings.model.dummy_seed)
         else:
-            checkpoint = composition.checkpoint
+            checkpoint = self.composition.checkpoint
             with loading_progress(checkpoint.name) as progress:
                 load_weights(
                     model,
                     checkpoint.folder,
                     progress,
-                    config=composition.description.config,
-                    dequantizes=composition.description.quantization is None,
+                    config=self.composition.description.config,
+                    dequantizes=self.composition.description.quantization is None,
                 )
         return model
+
+    def _check_weights(self) -> None:
+        """Check a model that does not fit: its config may have sizes that the tensors have not.
+
+        Raises:
+            CheckpointCorruptError: The config contradicts the tensors.
+        """
+        description = self.composition.description
+        if description.quantization is None:  # else the method has tensors of its own
+            model = self._make_model(self._meta_context(self.stage.layers))
+            check_weights(model, self.composition.checkpoint.folder, description.config)
 
     def _make_model(self, context: LayerContext) -> Model:
         """Build the model, with undefined weights."""
@@ -257,8 +278,17 @@ class ModelWorker(Worker):
         """Return a model with the layers of every stage; others than the own have no weights."""
         if self.stage.count == 1:
             return model
-        context = LayerContext(dtype=self.dtype, device=torch.device("meta"), tp=self.group)
-        return self._make_model(context)
+        return self._make_model(self._meta_context())
+
+    def _meta_context(self, layers: range | None = None) -> LayerContext:
+        """Return the settings of layers that have shapes only, without memory."""
+        return LayerContext(
+            dtype=self.dtype,
+            device=torch.device("meta"),
+            tp=self.group,
+            expert_parallel=self.settings.parallel.enable_expert_parallel,
+            layers=layers,
+        )
 
     def _allocate_tensors(self, plan: KVPlan) -> dict[str, torch.Tensor]:
         """Allocate the KV cache; layers of several KV groups share one tensor.

@@ -112,6 +112,12 @@ FAMILIES = (
         "as Gemma 1; norms on both sides, windows by layer, soft caps",
     ),
     Family(
+        "VaultGemmaForCausalLM",
+        "gemma:read_vault_gemma",
+        "VaultGemma",
+        "as Gemma 2, with norms of inputs only",
+    ),
+    Family(
         "Gemma3ForCausalLM",
         "gemma:read_gemma3",
         "Gemma 3, text",
@@ -121,7 +127,8 @@ FAMILIES = (
         "Gemma4ForCausalLM",
         "gemma4:read_gemma4",
         "Gemma 4, text",
-        "as Gemma 3; larger heads in full layers, norms of v, experts beside MLPs",
+        "as Gemma 3; larger heads in full layers, norms of v, experts beside MLPs; in E2B and E4B "
+        "inputs of layers and shared keys and values",
     ),
     Family(
         "GraniteForCausalLM",
@@ -274,6 +281,12 @@ FAMILIES = (
         "as Granite with experts; a shared expert",
     ),
     Family(
+        "MellumForCausalLM",
+        "qwen_moe:read_mellum",
+        "Mellum 2",
+        "as Qwen 3 with experts; windows, a rotary embedding for each type of layer",
+    ),
+    Family(
         "GptOssForCausalLM",
         "gpt_oss:read_gpt_oss",
         "gpt-oss-20b and 120b",
@@ -286,6 +299,12 @@ FAMILIES = (
         "experts: sigmoid, groups, a bias of the choice; shared experts, dense layers first",
     ),
     Family(
+        "Dots1ForCausalLM",
+        "dots:read_dots1",
+        "dots.llm1",
+        "experts as GLM-4.5; norms of q and k, optionally windows in later layers",
+    ),
+    Family(
         "DeepseekV3ForCausalLM",
         "deepseek:read_deepseek_v3",
         "DeepSeek-V3, V3.1 and R1, Kimi-K2",
@@ -296,6 +315,18 @@ FAMILIES = (
         "deepseek:read_deepseek_v2",
         "DeepSeek-V2 and V2-Lite",
         "latent attention; experts: softmax, groups; shared experts, dense layers first",
+    ),
+    Family(
+        "Glm4MoeLiteForCausalLM",
+        "deepseek:read_glm4_moe_lite",
+        "GLM-4.7-Flash",
+        "latent attention; experts as GLM-4.5",
+    ),
+    Family(
+        "MiniCPM3ForCausalLM",
+        "minicpm:read_minicpm3",
+        "MiniCPM 3",
+        "latent attention; factors on embeddings, blocks and logits",
     ),
     Family(
         "PhimoeForCausalLM",
@@ -322,6 +353,12 @@ FAMILIES = (
         "factors; sinks, windows, a rotary embedding of each layer",
     ),
     Family(
+        "GraniteMoeSWAForCausalLM",
+        "granite:read_granite_moe_swa",
+        "Granite with experts and windows",
+        "as Granite with experts, with a shared expert, and as Granite with windows",
+    ),
+    Family(
         "HyperCLOVAXForCausalLM",
         "granite:read_hyperclovax",
         "HyperCLOVA X SEED",
@@ -332,6 +369,12 @@ FAMILIES = (
         "exaone:read_exaone4",
         "EXAONE 4",
         "norms of outputs, of q and k; windows, no rotary embedding in full layers",
+    ),
+    Family(
+        "ExaoneMoeForCausalLM",
+        "exaone:read_exaone_moe",
+        "K-EXAONE",
+        "experts as GLM-4.5; norms of q and k, windows, no rotary embedding in full layers",
     ),
     Family(
         "ApertusForCausalLM",
@@ -350,6 +393,12 @@ FAMILIES = (
         "hunyuan:read_hunyuan_moe",
         "Hunyuan-A13B",
         "experts: softmax, divided by the sum; a shared expert, norms after the rotation",
+    ),
+    Family(
+        "HYV3ForCausalLM",
+        "hunyuan:read_hunyuan3",
+        "Hunyuan 3",
+        "experts as GLM-4.5; norms of q and k",
     ),
     Family(
         "FalconForCausalLM",

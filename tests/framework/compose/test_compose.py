@@ -801,6 +801,13 @@ def test_it_is_the_heads_that_devices_share(quire_registries):
                 "num_key_value_heads": 2, "head_dim": 16}, tensor_parallel_size=4)  # fmt: skip
 
 
+def test_a_dtype_of_the_checkpoint_that_does_not_exist_is_refused_with_the_way_out():
+    config = {**CONFIG, "torch_dtype": "bfloat61"}
+    with pytest.raises(UnsupportedModelError, match=r"dtype 'bfloat61' .* give --dtype float32"):
+        composed(config=config)
+    assert composed(config=config, dtype="float32").dtype.value == "float32"
+
+
 def test_a_dtype_that_was_asked_for_gives_way_to_nothing(quire_registries):
     with pytest.raises(RefusedError, match="the compute dtype is bfloat16; use --dtype float32"):
         of_ours(quire_registries, machine=COMPILES, dtype="bfloat16", kernels="native")

@@ -113,6 +113,16 @@ def test_a_checkpoint_with_wrong_shapes_names_the_tensor(copy):
         LLM(str(copy))
 
 
+@pytest.mark.parametrize("key", ["intermediate_size", "vocab_size"])
+def test_a_wrong_size_that_fits_no_memory_is_told_as_wrong(copy, key):
+    config = json.loads((copy / "config.json").read_text())
+    given, config[key] = config[key], 2_000_000_000
+    (copy / "config.json").write_text(json.dumps(config))
+    reason = f"{key} is 2000000000, and the tensors have {given}"
+    with pytest.raises(CheckpointCorruptError, match=reason):
+        LLM(str(copy))
+
+
 # --- names and settings -------------------------------------------------------------------------
 
 

@@ -43,16 +43,25 @@ def expected():
         return [result.outputs[0].token_ids for result in llm.generate(PROMPTS, GREEDY)]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({"async_scheduling": False}, id="in step"),
-        pytest.param({"async_scheduling": True}, id="async"),
-        pytest.param({"tensor_parallel_size": 2}, id="tp2", marks=pytest.mark.slow),
-        pytest.param({"pipeline_parallel_size": 2}, id="pp2", marks=pytest.mark.slow),
-    ],
+def interruptions(**grids):
+    """Parametrize a verb of the runner and options; several ranks get one message for a step."""
+    return pytest.mark.parametrize(
+        ("options", "verb"),
+        [
+            pytest.param(options, verb, id=f"{verb}-{name}", marks=[pytest.mark.slow] * is_grid)
+            for name, options in grids.items()
+            for is_grid in [any(option.endswith("_size") for option in options)]
+            for verb in (("launch", "collect") if is_grid else ("execute", "sample", "collect"))
+        ],
+    )
+
+
+@interruptions(
+    in_step={"async_scheduling": False},
+    asynchronous={"async_scheduling": True},
+    tp2={"tensor_parallel_size": 2},
+    pp2={"pipeline_parallel_size": 2},
 )
-@pytest.mark.parametrize("verb", ["execute", "sample", "collect"])
 def test_after_an_interrupt_the_engine_goes_on(expected, cores, verb, options):
     with LLM("demo", **options) as llm:
         (core,) = cores
@@ -65,14 +74,7 @@ def test_after_an_interrupt_the_engine_goes_on(expected, cores, verb, options):
         assert llm.stats().num_used_blocks == 0
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({}, id="one worker"),
-        pytest.param({"tensor_parallel_size": 2}, id="tp2", marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize("verb", ["execute", "sample", "collect"])
+@interruptions(one_worker={}, tp2={"tensor_parallel_size": 2})
 def test_after_an_interrupt_a_busy_kv_store_goes_on(cores, verb, options):
     prompts = [f"{name} " * 60 for name in ("plugin", "engine", "worker")]
     with LLM("demo", kv_store="host_memory", num_kv_blocks=30, **options) as llm:

@@ -156,6 +156,8 @@ def test_a_part_has_the_name_of_the_tensor_that_holds_it(part, name):
         ({"parts": ("a.{layer}.{expert}.{head}",)}, "same placeholders"),
         ({"parts": ("a{layer}",)}, "between dots"),
         ({"parts": ("a.{Layer}",)}, "between dots"),
+        ({"parts": ("a.{layer}.b.{layer}",)}, "may stand in it once"),
+        ({"checkpoint": "c.{layer}.{layer}"}, "may stand in it once"),
     ],
 )
 def test_a_rule_that_cannot_work_is_refused(options, reason):

@@ -39,7 +39,6 @@ def test_values_come_back_with_their_types():
 def test_null_counts_as_missing(key):
     assert VALUES.count(key, 3) == 3
     assert VALUES.positive(key, 0.1) == 0.1
-    assert VALUES.flag(key, False) is False
     assert VALUES.text(key, "x") == "x"
     assert VALUES.names(key) == ()
     assert VALUES.mapping(key) == {}
@@ -47,6 +46,14 @@ def test_null_counts_as_missing(key):
     assert VALUES.wholes(key) == ()
     with pytest.raises(UnsupportedModelError, match=f"AcmeForCausalLM: config.json has no {key}"):
         VALUES.count(key)
+
+
+def test_a_null_flag_is_false_and_a_missing_one_its_default():
+    assert VALUES.flag("none", True) is False
+    assert VALUES.flag("none") is False
+    assert VALUES.flag("missing", True) is True
+    with pytest.raises(UnsupportedModelError, match="has no missing"):
+        VALUES.flag("missing")
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from quire.testing.checkpoints import WrittenCheckpoint, write_checkpoint
 from quire.testing.model.dense_attention import MAX_TOKENS, dense_attention, difference, logits_of
 from quire.worker.loading.weight_loading import load_weights
 from quire_models.decoder.decoder_model import DecoderForCausalLM
+from quire_models.decoder.layer_step import LayerStep
 from quire_models.family_table import describe
 
 pytestmark = ONLY_INTERPRETED
@@ -158,7 +159,7 @@ def test_beside_kernels_a_decoder_layer_launches_its_products_and_biases_cost_no
     rotation = model.model.rotaries[0](torch.arange(3))
     x, residual = torch.zeros(2, 3, 64)
     batch = ForwardBatch(attention=[torch.zeros(3, attention.num_heads, attention.head_dim)])
-    positions = torch.arange(3)
+    step = LayerStep(positions=torch.arange(3), batch=batch, rotation=rotation)
     with torch.no_grad(), Launches() as launches:
-        layer(x, residual, rotation, positions, batch)
+        layer(x, residual, step)
     assert 0 < launches.count <= MAX_OPERATORS

@@ -57,6 +57,14 @@ def test_an_unknown_name_is_refused_with_the_nearest_and_all_known_ones():
     assert message == "unknown fruit 'flsh'; did you mean 'flash'? (known: flash, sdpa)"
 
 
+def test_many_names_are_counted_so_that_the_rest_of_the_message_can_be_found():
+    names = [f"fruit_{number}" for number in range(31)]
+    with pytest.raises(UnknownNameError) as caught:
+        registry_of(offered(ONE, *names)).get("fruit_99")
+    assert "did you mean 'fruit_" in str(caught.value)
+    assert "(known: 31 names, see `quire plugins list`)" in str(caught.value)
+
+
 def test_the_nearest_name_is_found_in_any_case():
     registry = registry_of(offered(ONE, "LlamaForCausalLM"))
     with pytest.raises(UnknownNameError, match="did you mean 'LlamaForCausalLM'"):
@@ -72,6 +80,24 @@ def test_nothing_is_suggested_when_nothing_is_near():
     with pytest.raises(UnknownNameError) as caught:
         registry_of(offered(ONE, "flash")).get("zzz")
     assert "did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("lamaForCausalLM", "LlamaForCausalLM"),
+        ("LlamaForCausalLMM", "LlamaForCausalLM"),
+        ("BartModel", "BertModel"),
+        ("ZorkForCausalLM", None),
+        ("ZorkModel", None),
+    ],
+)
+def test_the_words_that_end_all_names_make_none_similar(wrong, meant):
+    names = ("LlamaForCausalLM", "OPTForCausalLM", "GPT2LMHeadModel", "BertModel")
+    with pytest.raises(UnknownNameError) as caught:
+        registry_of(offered(ONE, *names)).get(wrong)
+    found = str(caught.value).partition("did you mean ")[2].partition("?")[0]
+    assert found == (repr(meant) if meant else "")
 
 
 def test_an_empty_registry_says_that_it_knows_none():

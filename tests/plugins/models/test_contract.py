@@ -45,3 +45,31 @@ class TestQwen2(TransformersContract):
 class TestGPT2(TransformersContract):
     def transformers_config(self):
         return CASES["GPT2LMHeadModel"]["scaled by layer"].transformers_config()
+
+
+@pytest.mark.slow
+class TestGemma4(TransformersContract):
+    def transformers_config(self):
+        return CASES["Gemma4ForCausalLM"]["shared, double wide"].transformers_config()
+
+
+@pytest.mark.slow
+class TestMixtral(TransformersContract):
+    """Rounded weights let routers choose other experts."""
+
+    quantization_error = 0.3
+
+    def transformers_config(self):
+        from transformers import AutoConfig
+
+        return AutoConfig.for_model("mixtral", **TINY_SIZES, num_local_experts=4)
+
+
+@pytest.mark.slow
+class TestMistral(TransformersContract):
+    """With a window shorter than a block in every layer."""
+
+    def transformers_config(self):
+        from transformers import AutoConfig
+
+        return AutoConfig.for_model("mistral", **TINY_SIZES, sliding_window=9)

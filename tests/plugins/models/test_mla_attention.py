@@ -1,17 +1,15 @@
 """Latent attention of DeepSeek on several devices, and in an engine."""
 
-from functools import partial
-
 import pytest
 import torch
 from family_cases import CASES
-from family_checkpoints import write_family
-from model_parts import make_model, random_tokens
+from family_checkpoints import scene_of, write_family
+from safetensors.torch import save_file
 
-from quire import LLM, SamplingParams
-from quire.testing.model.dense_attention import difference, logits_of
-from quire.testing.model.threaded_ranks import RankThreads
-from quire.worker.loading.weight_loading import load_weights
+from quire import LLM, LoRARequest
+from quire.errors import PromptsError
+from quire.testing.model.model_checks import check_ranks, check_tokens
+from quire.testing.model.model_scene import greedy
 
 NAMES = [
     (family, shape)
@@ -21,32 +19,30 @@ NAMES = [
 
 
 @pytest.fixture(scope="module", params=NAMES, ids="-".join)
-def checkpoint(request, tmp_path_factory):
+def written(request, tmp_path_factory):
     family, shape = request.param
     return write_family(tmp_path_factory.mktemp("latent"), CASES[family][shape])
 
 
-def test_two_devices_give_the_logits_of_transformers(checkpoint):
-    ranks = RankThreads(2, 1)
-    models = [make_model(checkpoint.config, tp=group) for group in ranks.groups]
-    for model in models:
-        load_weights(model, checkpoint.folder)
-    token_ids = random_tokens(50)
-    try:
-        found = ranks.run([partial(logits_of, model, token_ids) for model in models])
-    finally:
-        ranks.close()
-    for logits in found:
-        assert difference(logits, checkpoint.logits(token_ids)) < 1e-4
+def test_two_devices_give_the_logits_of_transformers(written):
+    check_ranks(scene_of(written), 2)
 
 
-def test_an_engine_gives_the_tokens_of_transformers(checkpoint):
-    prompts = [random_tokens(count, seed=count).tolist() for count in (9, 30)]
-    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
-    with LLM(str(checkpoint.folder), num_kv_blocks=64, threads=1) as llm:
-        outputs = llm.generate(prompts, params)
-    for prompt, output in zip(prompts, outputs, strict=True):
-        tokens = list(output.outputs[0].token_ids)
-        whole = torch.tensor([*prompt, *tokens])
-        expected = checkpoint.logits(whole)[len(prompt) - 1 : -1].argmax(-1)
-        assert tokens == expected.tolist()
+def test_an_engine_gives_the_tokens_of_transformers(written):
+    scene = scene_of(written)
+    with scene.llm() as llm:
+        check_tokens(scene, llm.generate(scene.prompts, greedy()))
+
+
+def test_an_adapter_of_the_latent_projection_is_refused_by_name(written, tmp_path):
+    module = "model.layers.0.self_attn.kv_b_proj"
+    rows, columns = written.theirs.get_submodule(module).weight.shape
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2, "lora_alpha": 2}')
+    pair = {"lora_A": torch.ones(2, columns), "lora_B": torch.ones(rows, 2)}
+    tensors = {f"base_model.model.{module}.{side}.weight": one for side, one in pair.items()}
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    with (
+        LLM(str(written.folder), num_kv_blocks=64, threads=1, enable_lora=True) as llm,
+        pytest.raises(PromptsError, match=f"adapters cannot change in this model: {module}; merge"),
+    ):
+        llm.generate([[5, 6]], lora_request=LoRARequest("latent", lora_path=str(tmp_path)))

@@ -68,8 +68,8 @@ def check_worker_options(parallel: ParallelSettings, executor: Choice) -> None:
             )
 
 
-def check_model(model: Choice, grid: WorkerGrid) -> None:
-    """Check that the model's code supports the grid.
+def check_model(model: Choice, description: ModelDescription, grid: WorkerGrid) -> None:
+    """Check that the model supports the grid.
 
     Raises:
         RefusedError: It does not.
@@ -84,6 +84,11 @@ def check_model(model: Choice, grid: WorkerGrid) -> None:
         raise RefusedError(
             f"model {model.name!r} does not support pipeline parallelism; set "
             "pipeline_parallel_size to 1"
+        )
+    if grid.pp_size > 1 and description.indivisible_reason:
+        raise RefusedError(
+            f"model {model.name!r} cannot be divided into pipeline stages: "
+            f"{description.indivisible_reason}; set pipeline_parallel_size to 1"
         )
 
 

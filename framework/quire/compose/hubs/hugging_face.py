@@ -2,7 +2,8 @@
 
 The hub's client downloads a file from its beginning whenever it is started. Weight files are
 large, so they are downloaded here: to a partial file that the next start continues, under a lock
-that other processes wait for, and with a check of the content. All else is left to the client.
+that other processes wait for, and with a check of the content. All else is left to the client, and
+so are files above the size that the hub serves by HTTP.
 """
 
 import errno
@@ -159,12 +160,18 @@ class HuggingFaceModel:
             metadata = get_hf_file_metadata(url)
         except EntryNotFoundError:
             return  # reported with all others
-        if metadata.etag is not None and metadata.size is not None:
+        if metadata.etag is not None and metadata.size is not None and _is_by_http(metadata.size):
             meter.expect(metadata.size)
             blob = self._cache() / "blobs" / metadata.etag
             headers = _headers(url, metadata.location)
             download_file(metadata.location, blob, metadata.size, headers, meter)
-        hf_hub_download(self._name, name, revision=self._commit)  # links the snapshot to it
+        # Links the snapshot to it, or downloads what the hub does not serve by HTTP.
+        hf_hub_download(self._name, name, revision=self._commit)
+
+
+def _is_by_http(size: int) -> bool:
+    """Return whether the hub serves a file of this size by HTTP; its client has another way."""
+    return size <= int(constants.MAX_HTTP_DOWNLOAD_SIZE)
 
 
 class DownloadMeter:

@@ -1,7 +1,8 @@
 """Estimate of the bytes of a model's weights on each rank, from its description and quantization.
 
-All decoder layers count alike. With a quantization method, the embedding counts in the checkpoint's
-dtype. Other weights outside linear layers are small and count as linear layers.
+All decoder layers count alike. With a quantization method, the embedding and other tables by token
+id count in the checkpoint's dtype. Other weights outside linear layers are small and count as
+linear layers.
 """
 
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ class WeightSizes:
         num_layers: Number of decoder layers.
         layer: Bytes of one decoder layer.
         embedding: Bytes of the embedding, which the first stage has.
+        tables: Bytes of other tables by token id, which the first stage has.
         head: Bytes of the LM head and the norm before it, which the last stage has.
         has_tied_head: Whether the head is the embedding; a stage that has both stores one matrix.
     """
@@ -29,6 +31,7 @@ class WeightSizes:
     num_layers: int
     layer: int
     embedding: int
+    tables: int
     head: int
     has_tied_head: bool
 
@@ -36,7 +39,8 @@ class WeightSizes:
         """Return the bytes of the pipeline stage with these decoder layers."""
         is_first, is_last = layers.start == 0, layers.stop == self.num_layers
         has_embedding = is_first and not (is_last and self.has_tied_head)
-        return len(layers) * self.layer + has_embedding * self.embedding + is_last * self.head
+        first = has_embedding * self.embedding + is_first * self.tables
+        return len(layers) * self.layer + first + is_last * self.head
 
 
 def weight_bytes(composition: Composition, tp_size: int, stage: int = 0) -> int:
@@ -49,7 +53,8 @@ def weight_sizes(composition: Composition, tp_size: int) -> WeightSizes:
     description, bits = composition.description, _weight_bits(composition)
     num_matrices = 1 if description.has_tied_head else 2
     vocabulary = num_matrices * description.vocab_size * description.hidden_size
-    inside = max(0, description.num_params - vocabulary - description.hidden_size)
+    tables = description.num_table_params
+    inside = max(0, description.num_params - vocabulary - tables - description.hidden_size)
     inside += _replicated_params(composition, tp_size)
     num_layers = max(1, description.num_layers)
     matrix = -(-description.vocab_size // tp_size) * description.hidden_size
@@ -57,6 +62,7 @@ def weight_sizes(composition: Composition, tp_size: int) -> WeightSizes:
         num_layers=num_layers,
         layer=round(inside * bits.linear / (BITS * num_layers * tp_size)),
         embedding=matrix * bits.embedding // BITS,
+        tables=-(-tables // tp_size) * bits.embedding // BITS,
         head=round((matrix * bits.head + description.hidden_size * bits.linear) / BITS),
         has_tied_head=description.has_tied_head,
     )

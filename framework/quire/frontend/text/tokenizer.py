@@ -154,7 +154,7 @@ class Tokenizer:
         if not folder.is_dir():
             raise CheckpointNotFoundError(f"there is no folder {folder} to read a tokenizer from")
         config = read_json_object(folder / "tokenizer_config.json")
-        backend = _load_backend(folder)
+        backend = _load_backend(folder, config)
         special_tokens = _special_tokens(config, folder)
         add_bos_token = config.get("add_bos_token")
         return cls(
@@ -204,10 +204,10 @@ class Tokenizer:
         return lambda token_ids: token_ids[1:]
 
 
-def _load_backend(folder: Path) -> TokenizerBackend:
+def _load_backend(folder: Path, config: dict[str, Any]) -> TokenizerBackend:
     path = folder / "tokenizer.json"
     if not path.is_file():
-        return _load_with_transformers(folder)
+        return _load_with_transformers(folder, config)
     try:
         return FastBackend(tokenizers.Tokenizer.from_file(str(path)))
     except Exception as error:  # `tokenizers` raises plain Exception and nothing else
@@ -216,7 +216,7 @@ def _load_backend(folder: Path) -> TokenizerBackend:
         ) from error
 
 
-def _load_with_transformers(folder: Path) -> TokenizerBackend:
+def _load_with_transformers(folder: Path, config: dict[str, Any]) -> TokenizerBackend:
     """Load a tokenizer with transformers; imported by name, since it is an optional dependency."""
     logger.warning(
         "%s has no tokenizer.json: loading the tokenizer with transformers, which loads torch "
@@ -229,6 +229,12 @@ def _load_with_transformers(folder: Path) -> TokenizerBackend:
             str(folder), trust_remote_code=False, local_files_only=True
         )
     except Exception as error:
+        if "AutoTokenizer" in (config.get("auto_map") or ()):
+            raise CheckpointNotFoundError(
+                f"{folder} has no tokenizer.json, and its tokenizer is Python code, which is never "
+                "run, not even with --trust-remote-code; save it as a tokenizer.json, or give "
+                "another folder with --tokenizer"
+            ) from error
         raise CheckpointNotFoundError(
             f"{folder} contains no tokenizer: there is no tokenizer.json, and transformers finds "
             f"none either ({error}); give another folder with --tokenizer"

@@ -17,7 +17,7 @@ from quire.layers.attention.rope_scaling import (
     RopeScaling,
     YarnScaling,
 )
-from quire.layers.config_values import ConfigValues
+from quire.layers.config_values import MAX_FLOAT, ConfigValues
 
 ORIGINAL = "original_max_position_embeddings"
 
@@ -85,7 +85,14 @@ def _theta(rope: ConfigValues, kind: str, dim: int | None) -> float:
         raise UnsupportedModelError(
             f"{rope.architecture}: rope_parameters.alpha is not supported by this model class"
         )
-    return float(theta * rope.positive("alpha") ** (dim / (dim - 2)))
+    alpha = rope.positive("alpha")
+    base = math.inf if dim <= 2 else float(theta * alpha ** (dim / (dim - 2)))
+    if base > MAX_FLOAT:
+        raise UnsupportedModelError(
+            f"{rope.architecture}: rope_parameters.alpha {alpha:g} gives no finite base of the "
+            f"wavelengths with a head_dim of {dim}"
+        )
+    return base
 
 
 def _linear(rope: ConfigValues) -> LinearScaling:
@@ -109,6 +116,8 @@ def _llama3(rope: ConfigValues) -> Llama3Scaling:
 
 def _yarn(rope: ConfigValues) -> YarnScaling:
     original = rope.count(ORIGINAL)
+    if rope.positive("rope_theta") <= 1.0:  # the elements are found by its logarithm
+        raise rope.wrong("rope_theta", rope.config["rope_theta"], "a number above 1 for yarn")
     factor = rope.positive("factor", rope.count("max_position_embeddings") / original)
     return YarnScaling(
         factor=factor,
@@ -137,6 +146,8 @@ def _yarn_attention_factor(rope: ConfigValues, factor: float) -> float:
 
 def _longrope(rope: ConfigValues) -> LongRopeScaling:
     original = rope.count(ORIGINAL)
+    if original == 1:  # its logarithm is a divisor
+        raise rope.wrong(ORIGINAL, original, "a whole number from 2 for longrope")
     factor = rope.positive("factor", rope.count("max_position_embeddings") / original)
     default = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     attention_factor = rope.positive("attention_factor", default)
@@ -187,7 +198,9 @@ def _merged(values: ConfigValues, default_theta: float, partial: float) -> Mappi
         found = values.mapping(key)
         if "type" in found and "rope_type" not in found:
             found = {**found, "rope_type": found["type"]}
-        merged.update({name: value for name, value in found.items() if value is not None})
+        for name, value in found.items():
+            if value is not None or name not in merged:  # null does not replace a value
+                merged[name] = value
     if values.has(ORIGINAL):  # counts before that of the embedding itself
         merged[ORIGINAL] = values.count(ORIGINAL)
     if merged.get("rope_type") == "su":

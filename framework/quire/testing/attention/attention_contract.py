@@ -107,6 +107,22 @@ class AttentionBackendContract(KVBackendContract[AttentionScene]):
             )
             assert_close(out.cpu(), expected, self.tolerance(scene.sizes))
 
+    def test_layers_may_share_a_cache(self) -> None:
+        """Run two layers of each step: the second writes the same K and V, with other queries."""
+        scene = self._scene(self._plain())
+        a, b = scene.add(12), scene.add(40)
+        for plan in ([(a, 5), (b, 33)], [(a, 1), (b, 1)], [(b, 1), (a, 1)], [(a, 4), (b, 1)]):
+            metadata = scene.backend.prepare(scene.layout(plan, Padding()))
+            q, *kv = scene.inputs(plan)
+            rest = (*kv, scene.kv_cache, metadata, scene.params)
+            layers = [scene.backend.forward(queries, *rest) for queries in (q, -q)]
+            outputs = scene.finish_step(plan, torch.stack(layers, 1))
+            for index in range(len(layers)):
+                own = [output[:, index] for output in outputs]
+                self._check(scene, scene.with_expected(plan, own))
+                for request in scene.requests:
+                    request.rows[0].neg_()
+
     def test_heads_are_normed_and_rotated_before_they_are_stored(self, rotary: SceneSizes) -> None:
         """Test `forward_rotary`: norm, rotary embedding, KV write and attention, with padding."""
         scene = self._scene(rotary)

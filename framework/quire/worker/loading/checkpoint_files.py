@@ -133,14 +133,21 @@ def _shards(folder: Path, index_name: str) -> list[Path]:
     """Return the files that an index names."""
     index = folder / index_name
     try:
-        names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        content = json.loads(index.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
         raise CheckpointCorruptError(f"{str(index)!r} is not a weight index: {error}") from error
-    if not all(isinstance(name, str) and name for name in names):
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict):
+        raise CheckpointCorruptError(
+            f"{str(index)!r} is not a weight index: it must be an object with an object weight_map "
+            "from the name of each tensor to that of its file"
+        )
+    if not all(isinstance(name, str) and name for name in weight_map.values()):
         raise CheckpointCorruptError(
             f"{str(index)!r} is not a weight index: its weight_map must have the name of a file "
             "for each tensor"
         )
+    names = sorted(set(weight_map.values()))
     if not all(Path(name).name == name for name in names):
         raise CheckpointCorruptError(f"{str(index)!r} names files outside its folder")
     unsafe = [name for name in names if not name.endswith(".safetensors")]

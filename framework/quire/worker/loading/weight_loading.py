@@ -24,7 +24,7 @@ from quire.worker.loading.checkpoint_files import find_weight_files, read_header
 from quire.worker.loading.formats.conversion import converted_tensors
 from quire.worker.loading.progress import Progress, silent
 from quire.worker.loading.tensor_reading import check_copies, read_tensors
-from quire.worker.loading.weight_plan import plan_weights
+from quire.worker.loading.weight_plan import WeightPlan, plan_weights
 from quire.worker.loading.weight_targets import Target, as_module, weight_targets
 
 NO_CONFIG: Mapping[str, Any] = MappingProxyType({})
@@ -55,9 +55,7 @@ def load_weights(
         CheckpointCorruptError: Files are missing, truncated or damaged, or their tensors are not
             those of the model: missing, unexpected, or of another shape.
     """
-    stored = read_headers(find_weight_files(folder))
-    tensors = converted_tensors(stored, config, dequantizes=dequantizes)
-    plan = plan_weights(model, tensors, config)
+    plan = check_weights(model, folder, config, dequantizes)
     check_copies(plan.copies)
     total, done = sum(item.tensor.num_bytes for item in plan.tensors), 0
     finisher = _LayerFinisher(
@@ -70,6 +68,21 @@ def load_weights(
         progress(done, total)
     finisher.finish_rest()
     return done
+
+
+def check_weights(
+    model: Model,
+    folder: Path,
+    config: Mapping[str, Any],
+    dequantizes: bool = True,
+) -> WeightPlan:
+    """Return the plan of what is loaded, from the headers of the files: names and shapes.
+
+    The model may be on torch's device `meta`. The parameters and errors are those of
+    `load_weights`.
+    """
+    stored = read_headers(find_weight_files(folder))
+    return plan_weights(model, converted_tensors(stored, config, dequantizes=dequantizes), config)
 
 
 @torch.no_grad()

@@ -29,7 +29,7 @@ from quire.layers.linear.linear_layers import ParallelLinear
 from quire.messages import AdapterRef
 from quire.worker.device.copies import upload
 from quire.worker.device.device_faults import end_if_device_failed
-from quire.worker.loading.weight_targets import as_module
+from quire.worker.loading.weight_targets import as_module, weight_targets
 from quire.worker.lora.base_model_check import BaseModel
 from quire.worker.lora.fused_modules import AdaptedModule, AdaptedModules
 
@@ -77,9 +77,9 @@ class AdapterManager:
         self.max_rank = max_rank
         self.targets = adapted_matrices(model)
         whole_model = model if whole_model is None else whole_model
-        shapes = _shapes(adapted_matrices(whole_model))
+        self._whole_model = whole_model
         self._modules = AdaptedModules(
-            shapes,
+            _shapes(adapted_matrices(whole_model)),
             WeightRules(whole_model.weight_rules),
             WeightPrefixes(whole_model.weight_prefixes),
         )
@@ -164,6 +164,12 @@ class AdapterManager:
     def _find_modules(self, name: str, modules: Iterable[str]) -> dict[str, AdaptedModule]:
         found = {module: self._modules.find(module) for module in modules}
         unknown = [module for module, adapted in found.items() if adapted is None]
+        if fixed := self._with_weights(unknown):
+            raise AdapterError(
+                f"adapter {name!r} changes {len(fixed)} module(s) that adapters cannot change in "
+                f"this model: {', '.join(fixed[:MAX_LISTED])}; merge the adapter into the "
+                "checkpoint's weights, or train one without these target_modules"
+            )
         if unknown:
             raise AdapterError(
                 f"adapter {name!r} changes {len(unknown)} module(s) that are not linear layers of "
@@ -171,6 +177,16 @@ class AdapterManager:
                 "model?"
             )
         return {module: adapted for module, adapted in found.items() if adapted is not None}
+
+    def _with_weights(self, modules: Iterable[str]) -> list[str]:
+        """Return the modules that the model has, whether or not adapters can change them."""
+        model = self._whole_model
+        names = {*weight_targets(model), *model.tied_weights}
+        return [
+            module
+            for module in modules
+            if any({part, f"{part}.weight"} & names for part in self._modules.part_names(module))
+        ]
 
     def _check_shape(
         self, name: str, module: str, adapted: AdaptedModule, matrices: AdapterModule

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quire.interfaces.lora import AdapterModule
-from quire.interfaces.weight_rules import WeightPrefixes, WeightRule, WeightRules
+from quire.interfaces.weight_rules import WeightMatch, WeightPrefixes, WeightRule, WeightRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,18 @@ class AdaptedModules:
 
     def find(self, module: str) -> AdaptedModule | None:
         """Return a module by its name in the checkpoint; None if it is no linear layer."""
-        module = self._prefixes.replaced(module)
-        match = self._rules.match_module(module)
-        parts = (module,) if match is None else match.part_names()
+        match = self._match(module)
+        parts = self.part_names(module)
         is_stack = match is not None and match.rule.stack is not None
         if is_stack or any(part not in self._shapes for part in parts):
             return None
         rows, columns = zip(*(self._shapes[part] for part in parts), strict=True)
         return AdaptedModule(parts, rows, columns[0], None if match is None else match.rule)
+
+    def part_names(self, module: str) -> tuple[str, ...]:
+        """Return the model's names of a module's parts; of a stack, those of its first entry."""
+        match = self._match(module)
+        return (self._prefixes.replaced(module),) if match is None else match.part_names()
+
+    def _match(self, module: str) -> WeightMatch | None:
+        return self._rules.match_module(self._prefixes.replaced(module))

@@ -133,7 +133,8 @@ class HeldContext:
             new: This step's K and then V, `[2 * n * K, D]`.
         """
         copy = self._copies.get(cache.data_ptr())
-        if copy is not None and copy.held is held and copy.num_steps == held.num_steps - 1:
+        # A layer that uses the cache of another one reads it again in the same step.
+        if copy is not None and copy.held is held and held.num_steps - copy.num_steps <= 1:
             copy.rows.index_copy_(0, held.appended, new)
         else:
             copy = self._gather(held, cache, rows, copy)

@@ -19,16 +19,15 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from quire.interfaces.model import ForwardBatch
-from quire.layers import Layer, LayerContext
-from quire.layers.attention.rotary import Rotation
+from quire.layers import Layer, LayerContext, MoE
 from quire.layers.layer import frozen
 from quire_models.decoder.decoder_attention import DecoderAttention
 from quire_models.decoder.decoder_mlp import GatedMLP, PlainMLP, make_mlp
-from quire_models.decoder.decoder_moe import DecoderMoE, DualMLP
+from quire_models.decoder.decoder_moe import DualMLP, make_moe
 from quire_models.decoder.decoder_norms import Norm, make_norm
+from quire_models.decoder.layer_inputs import LayerInputGate
+from quire_models.decoder.layer_step import LayerStep
 from quire_models.decoder.mla_attention import LatentAttention
-from quire_models.decoder.options.attention_config import AttentionConfig
 from quire_models.decoder.options.decoder_config import DecoderConfig
 from quire_models.decoder.options.mla_config import MLAConfig
 from quire_models.decoder.options.mlp_config import MLPConfig
@@ -36,20 +35,45 @@ from quire_models.decoder.options.moe_config import DualMLPConfig, MoEConfig
 
 
 class DecoderLayer(Layer):
-    """Base of the layers below: attention, MLP, and norms by the names of the class."""
+    """Base of the layers below: attention, MLP, and norms by the names of the class.
+
+    Args:
+        index: Index of the layer.
+        config: Options of the decoder.
+        max_model_len: Number of positions.
+        context: Settings to build the layer with.
+        source: Attention of the layer whose keys and values are used; None: it has its own.
+    """
 
     norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm", "post_attention_layernorm")
+    self_attn: DecoderAttention | LatentAttention
     input_layernorm: Norm
     post_attention_layernorm: Norm
     pre_feedforward_layernorm: Norm
     post_feedforward_layernorm: Norm
 
     def __init__(
-        self, index: int, config: DecoderConfig, max_model_len: int, context: LayerContext
+        self,
+        index: int,
+        config: DecoderConfig,
+        max_model_len: int,
+        context: LayerContext,
+        source: DecoderAttention | None = None,
     ) -> None:
         super().__init__()
         layer, hidden = config.layers[index], config.hidden_size
-        self.self_attn = _make_attention(index, layer.attention, hidden, max_model_len, context)
+        if isinstance(layer.attention, MLAConfig):
+            self.self_attn = LatentAttention(index, layer.attention, hidden, context)
+        else:
+            self.self_attn = DecoderAttention(
+                index,
+                layer.attention,
+                hidden,
+                max_model_len,
+                context,
+                source=source,
+                is_source=index in config.source_layers,
+            )
         self.mlp = _make_mlp(f"model.layers.{index}.mlp", layer.mlp, hidden, context)
         self.residual_scale = config.residual_scale
         for name in self.norm_names:
@@ -57,12 +81,7 @@ class DecoderLayer(Layer):
 
     @abstractmethod
     def forward(
-        self,
-        x: Tensor,
-        residual: Tensor | None,
-        rotation: Rotation | None,
-        positions: Tensor,
-        batch: ForwardBatch,
+        self, x: Tensor, residual: Tensor | None, step: LayerStep
     ) -> tuple[Tensor, Tensor | None]:
         """Return the layer's output, and the residual that it must be added to."""
 
@@ -75,18 +94,13 @@ class PreNormLayer(DecoderLayer):
     """Attention and MLP, each with a norm of its input."""
 
     def forward(
-        self,
-        x: Tensor,
-        residual: Tensor | None,
-        rotation: Rotation | None,
-        positions: Tensor,
-        batch: ForwardBatch,
+        self, x: Tensor, residual: Tensor | None, step: LayerStep
     ) -> tuple[Tensor, Tensor | None]:
         """Return the MLP's output and the residual that it must be added to."""
         x, residual = self.input_layernorm(x, residual)
-        x = self._scaled(self.self_attn(x, rotation, positions, batch))
+        x = self._scaled(self.self_attn(x, step))
         x, residual = self.post_attention_layernorm(x, residual)
-        return self._scaled(self.mlp(x, batch)), residual
+        return self._scaled(self.mlp(x, step.batch)), residual
 
 
 class SandwichLayer(DecoderLayer):
@@ -100,48 +114,59 @@ class SandwichLayer(DecoderLayer):
     )
 
     def forward(
-        self,
-        x: Tensor,
-        residual: Tensor | None,
-        rotation: Rotation | None,
-        positions: Tensor,
-        batch: ForwardBatch,
+        self, x: Tensor, residual: Tensor | None, step: LayerStep
     ) -> tuple[Tensor, Tensor | None]:
         """Return the MLP's normed output and the residual that it must be added to."""
         x, residual = self.input_layernorm(x, residual)
-        x, _ = self.post_attention_layernorm(self.self_attn(x, rotation, positions, batch))
+        x, _ = self.post_attention_layernorm(self.self_attn(x, step))
         x, residual = self.pre_feedforward_layernorm(self._scaled(x), residual)
-        x, _ = self.post_feedforward_layernorm(self.mlp(x, batch))
+        x, _ = self.post_feedforward_layernorm(self.mlp(x, step.batch))
         return self._scaled(x), residual
 
 
 class ScaledSandwichLayer(SandwichLayer):
-    """A sandwich whose sum is multiplied by a number of the layer (Gemma 4)."""
+    """A sandwich whose sum is multiplied by a number of the layer (Gemma 4).
+
+    Before that, an input of the layer may be added.
+    """
 
     layer_scalar: Tensor  # [1]
 
     def __init__(
-        self, index: int, config: DecoderConfig, max_model_len: int, context: LayerContext
+        self,
+        index: int,
+        config: DecoderConfig,
+        max_model_len: int,
+        context: LayerContext,
+        source: DecoderAttention | None = None,
     ) -> None:
-        super().__init__(index, config, max_model_len, context)
+        super().__init__(index, config, max_model_len, context, source)
         self.register_parameter("layer_scalar", frozen((1,), context.dtype, context.device))
+        self.input_gate = (
+            None
+            if config.layer_inputs is None
+            else LayerInputGate(
+                f"model.layers.{index}.input_gate",
+                config.layer_inputs,
+                config.hidden_size,
+                context,
+            )
+        )
 
     def forward(
-        self,
-        x: Tensor,
-        residual: Tensor | None,
-        rotation: Rotation | None,
-        positions: Tensor,
-        batch: ForwardBatch,
+        self, x: Tensor, residual: Tensor | None, step: LayerStep
     ) -> tuple[Tensor, Tensor | None]:
         """Return the scaled sum; there is no residual."""
         x, residual = self.input_layernorm(x, residual)
-        x, _ = self.post_attention_layernorm(self.self_attn(x, rotation, positions, batch))
+        x, _ = self.post_attention_layernorm(self.self_attn(x, step))
         x, residual = self.pre_feedforward_layernorm(x, residual)
         is_dual = isinstance(self.mlp, DualMLP)
-        x = self.mlp(x, residual, batch) if is_dual else self.mlp(x, batch)
+        x = self.mlp(x, residual, step.batch) if is_dual else self.mlp(x, step.batch)
         x, _ = self.post_feedforward_layernorm(x)
-        return residual.add_(x).mul_(self.layer_scalar), None
+        x = residual.add_(x)
+        if self.input_gate is not None:
+            x = self.input_gate(x, step.layer_input, step.batch)
+        return x.mul_(self.layer_scalar), None
 
 
 class PostNormLayer(DecoderLayer):
@@ -153,18 +178,13 @@ class PostNormLayer(DecoderLayer):
     )
 
     def forward(
-        self,
-        x: Tensor,
-        residual: Tensor | None,
-        rotation: Rotation | None,
-        positions: Tensor,
-        batch: ForwardBatch,
+        self, x: Tensor, residual: Tensor | None, step: LayerStep
     ) -> tuple[Tensor, Tensor | None]:
         """Return the sum; there is no residual."""
         x = x if residual is None else residual.add_(x)
-        attended = self.self_attn(x, rotation, positions, batch)
+        attended = self.self_attn(x, step)
         x = x.add_(self._scaled(self.post_attention_layernorm(attended)[0]))
-        computed = self.mlp(x, batch)
+        computed = self.mlp(x, step.batch)
         return x.add_(self._scaled(self.post_feedforward_layernorm(computed)[0])), None
 
 
@@ -172,18 +192,13 @@ class PostSumLayer(DecoderLayer):
     """Attention and MLP, each followed by a norm of its sum with its input (OPT 350m)."""
 
     def forward(
-        self,
-        x: Tensor,
-        residual: Tensor | None,
-        rotation: Rotation | None,
-        positions: Tensor,
-        batch: ForwardBatch,
+        self, x: Tensor, residual: Tensor | None, step: LayerStep
     ) -> tuple[Tensor, Tensor | None]:
         """Return the last norm; there is no residual."""
         del residual
-        attended = self.self_attn(x, rotation, positions, batch)
+        attended = self.self_attn(x, step)
         x, _ = self.input_layernorm(self._scaled(attended), x)
-        return self.post_attention_layernorm(self._scaled(self.mlp(x, batch)), x)[0], None
+        return self.post_attention_layernorm(self._scaled(self.mlp(x, step.batch)), x)[0], None
 
 
 class ParallelLayer(DecoderLayer):
@@ -192,16 +207,11 @@ class ParallelLayer(DecoderLayer):
     norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm",)
 
     def forward(
-        self,
-        x: Tensor,
-        residual: Tensor | None,
-        rotation: Rotation | None,
-        positions: Tensor,
-        batch: ForwardBatch,
+        self, x: Tensor, residual: Tensor | None, step: LayerStep
     ) -> tuple[Tensor, Tensor | None]:
         """Return the sum of both outputs, and the residual that it must be added to."""
         x, residual = self.input_layernorm(x, residual)
-        out = self.mlp(x, batch).add_(self.self_attn(x, rotation, positions, batch))
+        out = self.mlp(x, step.batch).add_(self.self_attn(x, step))
         return self._scaled(out), residual
 
 
@@ -209,30 +219,13 @@ class ParallelTwoNormsLayer(DecoderLayer):
     """Attention and MLP side by side, each with a norm of the same input."""
 
     def forward(
-        self,
-        x: Tensor,
-        residual: Tensor | None,
-        rotation: Rotation | None,
-        positions: Tensor,
-        batch: ForwardBatch,
+        self, x: Tensor, residual: Tensor | None, step: LayerStep
     ) -> tuple[Tensor, Tensor | None]:
         """Return the sum of both outputs, and the residual that it must be added to."""
         normed, residual = self.input_layernorm(x, residual)
-        out = self.self_attn(normed, rotation, positions, batch)
+        out = self.self_attn(normed, step)
         normed, _ = self.post_attention_layernorm(residual)
-        return self._scaled(out.add_(self.mlp(normed, batch))), residual
-
-
-def _make_attention(
-    index: int,
-    config: AttentionConfig | MLAConfig,
-    hidden_size: int,
-    max_model_len: int,
-    context: LayerContext,
-) -> DecoderAttention | LatentAttention:
-    if isinstance(config, MLAConfig):
-        return LatentAttention(index, config, hidden_size, context)
-    return DecoderAttention(index, config, hidden_size, max_model_len, context)
+        return self._scaled(out.add_(self.mlp(normed, step.batch))), residual
 
 
 def _make_mlp(
@@ -240,11 +233,11 @@ def _make_mlp(
     config: MLPConfig | MoEConfig | DualMLPConfig,
     hidden_size: int,
     context: LayerContext,
-) -> GatedMLP | PlainMLP | DecoderMoE | DualMLP:
+) -> GatedMLP | PlainMLP | MoE | DualMLP:
     if isinstance(config, DualMLPConfig):
         return DualMLP(name, config, hidden_size, context)
     if isinstance(config, MoEConfig):
-        return DecoderMoE(name, config, hidden_size, context)
+        return make_moe(name, config, hidden_size, context)
     return make_mlp(name, config, hidden_size, context)
 
 

@@ -55,12 +55,14 @@ class DecoderForCausalLM(Layer, Model):
         stage_input: StageTensors | None = None,
     ) -> Tensor | StageTensors:
         """Return `[T, hidden]` after the last norm, or the input of the next stage."""
+        inputs: Tensor | None = None
         if stage_input is not None:
             x, residual = stage_input.hidden_states, stage_input.residual
         else:
             vectors = self.model.embed(input_ids) if inputs_embeds is None else inputs_embeds
             x, residual = self.model.enter(vectors, positions), None
-        out: Tensor | StageTensors = self.model(x, residual, positions, batch)
+            inputs = self.model.inputs_of_layers(input_ids, x, batch)
+        out: Tensor | StageTensors = self.model(x, residual, positions, batch, inputs)
         return out
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:

@@ -38,8 +38,16 @@ VECTORS: dict[str, Vectors] = {
 }
 
 
-def make_qk_norm(attention: AttentionConfig, context: LayerContext) -> HeadNorms | None:
-    """Return the norm of queries and keys, if there is one."""
+def make_qk_norm(
+    attention: AttentionConfig, context: LayerContext, keys_of: HeadNorms | None = None
+) -> HeadNorms | None:
+    """Return the norm of queries and keys, if there is one.
+
+    Args:
+        attention: Options of the layer's attention.
+        context: Settings to build the layer with.
+        keys_of: Norm of the layer whose keys are used; None: the layer has its own.
+    """
     if attention.qk_norm is None:
         return None
     norm, over = attention.qk_norm.norm, attention.qk_norm.over
@@ -56,6 +64,7 @@ def make_qk_norm(attention: AttentionConfig, context: LayerContext) -> HeadNorms
         weight_offset=norm.weight_offset,
         order=attention.head_order,
         rounds_before_weight=not norm.rounds_last,
+        keys_of=keys_of,
     )
 
 

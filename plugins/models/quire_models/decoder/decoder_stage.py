@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
+from quire.errors import UnsupportedModelError
 from quire.interfaces.model import ForwardBatch, StageTensors
 from quire.layers import (
     Layer,
@@ -14,9 +14,12 @@ from quire.layers import (
     RotaryEmbedding,
     VocabParallelEmbedding,
 )
-from quire_models.decoder.decoder_attention import rotation_of
+from quire_models.decoder.decoder_attention import DecoderAttention, rotation_of
 from quire_models.decoder.decoder_layers import LAYERS
 from quire_models.decoder.decoder_norms import make_norm
+from quire_models.decoder.factors import rounded
+from quire_models.decoder.layer_inputs import LayerInputs
+from quire_models.decoder.layer_step import LayerStep
 from quire_models.decoder.options.decoder_config import DecoderConfig
 
 
@@ -41,11 +44,18 @@ class DecoderStage(Layer):
         self.project_in = _projection("in", config, context) if self.is_first else None
         self.project_out = _projection("out", config, context) if self.is_last else None
         self.embed_positions = _positions(config, context) if self.is_first else None
-        self.embedding_scale = _rounded(config.embedding_scale, context.dtype)
+        self.layer_inputs = _layer_inputs(config, context)
+        self.embedding_scale = rounded(config.embedding_scale, context.dtype)
         make_layer = LAYERS[config.placement]
-        self.layers = nn.ModuleDict(
-            {str(i): make_layer(i, config, max_model_len, context) for i in own_layers}
-        )
+        self.layers = nn.ModuleDict()
+        sources: dict[int, DecoderAttention] = {}
+        for i in own_layers:
+            source = config.layers[i].attention.key_values_of
+            own_source = None if source is None else sources[source]
+            layer = make_layer(i, config, max_model_len, context, own_source)
+            if isinstance(layer.self_attn, DecoderAttention):
+                sources[i] = layer.self_attn
+            self.layers[str(i)] = layer
         has_norm = self.is_last and config.has_final_norm
         self.norm = make_norm(config.hidden_size, config.norm, context) if has_norm else None
         self.rotaries = nn.ModuleList(
@@ -74,13 +84,44 @@ class DecoderStage(Layer):
             x = x + self.embed_positions(positions)
         return x
 
+    def inputs_of_layers(
+        self, input_ids: Tensor | None, vectors: Tensor, batch: ForwardBatch
+    ) -> Tensor | None:
+        """Return the inputs of layers, `[T, layers, P]`, for ids and embeddings; None: no inputs.
+
+        Raises:
+            UnsupportedModelError: There are embeddings only.
+        """
+        if self.layer_inputs is None:
+            return None
+        if input_ids is None:
+            raise UnsupportedModelError(
+                "the layers of this model have inputs that are looked up by token id; embeddings "
+                "instead of token ids are not supported"
+            )
+        inputs: Tensor = self.layer_inputs(input_ids, vectors, batch)
+        return inputs
+
     def forward(
-        self, x: Tensor, residual: Tensor | None, positions: Tensor, batch: ForwardBatch
+        self,
+        x: Tensor,  # [T, hidden]
+        residual: Tensor | None,
+        positions: Tensor,
+        batch: ForwardBatch,
+        layer_inputs: Tensor | None = None,  # [T, layers, P]
     ) -> Tensor | StageTensors:
         """Return `[T, hidden]` after the last norm, or the input of the next stage."""
         rotations = [rotary(positions) for rotary in self.rotaries]
-        for layer, rope in self._layers_with_rope:
-            x, residual = layer(x, residual, rotation_of(rotations, rope), positions, batch)
+        key_values: dict[int, Tensor] = {}
+        for index, (layer, rope) in enumerate(self._layers_with_rope):
+            step = LayerStep(
+                positions=positions,
+                batch=batch,
+                rotation=rotation_of(rotations, rope),
+                layer_input=None if layer_inputs is None else layer_inputs[:, index],
+                key_values=key_values,
+            )
+            x, residual = layer(x, residual, step)
         return self._leave(x, residual) if self.is_last else StageTensors(x, residual)
 
     def embed_out(self, hidden_states: Tensor) -> Tensor:
@@ -117,6 +158,7 @@ def _positions(config: DecoderConfig, context: LayerContext) -> PositionEmbeddin
     )
 
 
-def _rounded(scale: float, dtype: torch.dtype) -> float:
-    """Round to the dtype of the tensor that it multiplies, as in the training."""
-    return float(torch.tensor(scale, dtype=dtype))
+def _layer_inputs(config: DecoderConfig, context: LayerContext) -> LayerInputs | None:
+    if config.layer_inputs is None:
+        return None
+    return LayerInputs(config.layer_inputs, config.hidden_size, len(config.layers), context)

@@ -23,12 +23,12 @@ from quire.layers import (
     RowParallelLinear,
     rotate,
 )
-from quire.layers.attention.rotary import Rotation
 from quire.layers.layer import frozen
 from quire.layers.linear.linear_layers import ParallelLinear
 from quire.layers.linear.linear_slice import LinearSlice
 from quire.layers.parallel import shard
 from quire_models.decoder.decoder_norms import make_norm
+from quire_models.decoder.layer_step import LayerStep
 from quire_models.decoder.options.decoder_config import attention_name
 from quire_models.decoder.options.mla_config import MLAConfig
 
@@ -82,12 +82,10 @@ class LatentAttention(Layer):
     def forward(
         self,
         x: Tensor,  # [T, hidden]
-        rotation: Rotation | None,
-        positions: Tensor,  # [T]
-        batch: ForwardBatch,
+        step: LayerStep,
     ) -> Tensor:  # [T, hidden]
         """Attend."""
-        del positions
+        batch, rotation = step.batch, step.rotation
         if rotation is None:
             raise RuntimeError("latent attention needs a rotary embedding")
         num_nope, num_latent = self.config.nope_dim, self.config.latent_dim

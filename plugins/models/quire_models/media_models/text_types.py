@@ -92,7 +92,7 @@ TEXT_TYPES: Mapping[str, TextType] = {
     ),
     "glm4v_text": TextType(
         "Glm4ForCausalLM",
-        _sizes(151_552, 4096, 13_696, 40, 32, 2, 32_768),
+        {**_sizes(151_552, 4096, 13_696, 40, 32, 2, 32_768), "head_dim": None},
         reader="glm:read_glm4v",
         has_three_positions=True,
     ),

@@ -25,7 +25,7 @@ from quire_models.decoder.options.decoder_config import DecoderConfig, LayerConf
 
 def read_cohere(values: ConfigValues) -> DecoderConfig:
     """Return the options of Command R; Command R+ normalises queries and keys."""
-    attention = _read_attention(values, 500_000.0)
+    attention = _read_attention(values)
     if values.flag("use_qk_norm", False):
         norm = read_layer_norm(values, has_bias=False)
         attention = replace(attention, qk_norm=QKNormConfig(norm=norm, over="heads"))
@@ -34,9 +34,7 @@ def read_cohere(values: ConfigValues) -> DecoderConfig:
 
 def read_cohere2(values: ConfigValues) -> DecoderConfig:
     """Return the options of Command R7B and A: full layers have no rotary embedding."""
-    sliding = replace(
-        _read_attention(values, 10_000.0), window=values.count("sliding_window", 4096)
-    )
+    sliding = replace(_read_attention(values), window=values.count("sliding_window", 4096))
     full = replace(sliding, window=None, rope=None)
     pattern = values.count("sliding_window_pattern", 4)
     kinds = read_layer_types(values, lambda i: SLIDING if (i + 1) % pattern else FULL)
@@ -44,10 +42,10 @@ def read_cohere2(values: ConfigValues) -> DecoderConfig:
     return _read(values, layers_by_type(kinds, attentions, read_mlp(values)))
 
 
-def _read_attention(values: ConfigValues, theta: float) -> AttentionConfig:
+def _read_attention(values: ConfigValues) -> AttentionConfig:
     bias = values.flag("attention_bias", False)
     heads = read_heads(values)
-    rope = read_rope(values, theta, head_dim=heads.head_dim, is_interleaved=True)
+    rope = read_rope(values, head_dim=heads.head_dim, is_interleaved=True)
     return read_attention(values, heads=heads, rope=rope, qkv_bias=bias, output_bias=bias)
 
 

@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3, and descendants of V3: latent attention and many small experts."""
+"""DeepSeek-V2 and V3, descendants of V3, GLM-4.7-Flash: latent attention, many small experts."""
 
 from __future__ import annotations
 
@@ -28,8 +28,12 @@ LATENT_NORM = NormConfig(eps=1e-6)  # whatever the epsilon of the other norms
 
 def read_deepseek_v3(values: ConfigValues) -> DecoderConfig:
     """Return the options of DeepSeek-V3, V3.1 and R1, and of Kimi-K2."""
-    attention = read_latent_attention(values, values.flag("rope_interleave", True))
-    return read_sigmoid_moe(values, [attention] * values.count("num_hidden_layers"), 1e-6)
+    return _read_v3(values, 1e-6)
+
+
+def read_glm4_moe_lite(values: ConfigValues) -> DecoderConfig:
+    """Return the options of GLM-4.7-Flash: as DeepSeek-V3, but for the default of an epsilon."""
+    return _read_v3(values, 1e-5)
 
 
 def read_deepseek_v2(values: ConfigValues) -> DecoderConfig:
@@ -44,6 +48,11 @@ def read_deepseek_v2(values: ConfigValues) -> DecoderConfig:
     is_moe = [layer >= first for layer in range(num_layers)]
     layers = moe_layers(attentions, read_mlp(values, has_bias=bias), moe, is_moe)
     return read_decoder(values, layers, read_rms_norm(values), weight_rules=SHARED_EXPERTS)
+
+
+def _read_v3(values: ConfigValues, eps: float) -> DecoderConfig:
+    attention = read_latent_attention(values, values.flag("rope_interleave", True))
+    return read_sigmoid_moe(values, [attention] * values.count("num_hidden_layers"), eps)
 
 
 def read_latent_attention(values: ConfigValues, is_interleaved: bool) -> MLAConfig:

@@ -66,7 +66,7 @@ def read_ernie_moe(values: ConfigValues) -> DecoderConfig:
     first, last = values.whole("moe_layer_start_index", 1), _last_with_experts(values, num_layers)
     step = values.count("moe_layer_interval", 1)
     is_moe = [(i + 1) % step == 0 and first <= i <= last for i in range(num_layers)]
-    attention = _read_attention(values, read_heads(values, num_kv_heads=4))
+    attention = _read_attention(values, read_heads(values))
     dense = read_mlp(values, has_bias=bias)
     layers = moe_layers([attention] * num_layers, dense, moe, is_moe)
     return _read(values, layers, weight_rules=MOE_RULES, head_bias=bias)
@@ -81,7 +81,7 @@ def _last_with_experts(values: ConfigValues, num_layers: int) -> int:
 def _read_attention(values: ConfigValues, heads: HeadSizes) -> AttentionConfig:
     """Return the options of attention; one flag is for all biases."""
     bias = values.flag("use_bias", False)
-    rope = read_rope(values, 500_000.0, head_dim=heads.head_dim, is_interleaved=True)
+    rope = read_rope(values, head_dim=heads.head_dim, is_interleaved=True)
     return read_attention(values, heads=heads, rope=rope, qkv_bias=bias, output_bias=bias)
 
 

@@ -1,16 +1,19 @@
-"""EXAONE 4 (LG AI Research, 2025): norms of outputs, and no rotary embedding in full layers."""
+"""EXAONE 4 and K-EXAONE (LG AI Research, 2025): no rotary embedding in full layers beside windows.
+
+EXAONE 4 has norms of outputs, K-EXAONE norms of inputs and experts.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from quire.errors import UnsupportedModelError
+from quire.interfaces.weight_rules import WeightRule
 from quire.layers.config_values import ConfigValues
-from quire_models.decoder.options.attention_config import QKNormConfig
+from quire_models.decoder.options.attention_config import AttentionConfig, QKNormConfig
 from quire_models.decoder.options.config_reading import (
     FULL,
     SLIDING,
-    layers_by_type,
     optional_count,
     read_attention,
     read_decoder,
@@ -18,20 +21,37 @@ from quire_models.decoder.options.config_reading import (
     read_mlp,
     read_rms_norm,
 )
-from quire_models.decoder.options.decoder_config import DecoderConfig
+from quire_models.decoder.options.decoder_config import DecoderConfig, LayerConfig
+from quire_models.decoder.options.fused_names import LAYER
+from quire_models.decoder.options.sigmoid_moe import read_sigmoid_moe
+
+EXPERTS = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
+CHOICE_BIAS = WeightRule(
+    f"{LAYER}.mlp.e_score_correction_bias", (f"{LAYER}.mlp.gate.e_score_correction_bias",)
+)
 
 
 def read_exaone4(values: ConfigValues) -> DecoderConfig:
-    """Return the options of EXAONE 4; models without windows rotate in all layers."""
-    norm = read_rms_norm(values, 1e-5)
-    rotated = read_attention(values, qk_norm=QKNormConfig(norm=norm))
+    """Return the options of EXAONE 4."""
+    mlp = read_mlp(values)
+    layers = [LayerConfig(attention=each, mlp=mlp) for each in _read_attentions(values)]
+    return read_decoder(values, layers, read_rms_norm(values, 1e-5), placement="post")
+
+
+def read_exaone_moe(values: ConfigValues) -> DecoderConfig:
+    """Return the options of K-EXAONE, whose experts are as DeepSeek-V3 has them."""
+    decoder = read_sigmoid_moe(replace(values, aliases=EXPERTS), _read_attentions(values))
+    return replace(decoder, weight_rules=(*decoder.weight_rules, CHOICE_BIAS))
+
+
+def _read_attentions(values: ConfigValues) -> list[AttentionConfig]:
+    """Return the attention of each layer; models without windows rotate in all layers."""
+    rotated = read_attention(values, qk_norm=QKNormConfig(norm=read_rms_norm(values, 1e-5)))
     window = optional_count(values, "sliding_window")
     attentions = {FULL: rotated if window is None else replace(rotated, rope=None)}
     if window is not None:
         attentions[SLIDING] = replace(rotated, window=window)
-    kinds = _layer_types(values, window is not None)
-    layers = layers_by_type(kinds, attentions, read_mlp(values))
-    return read_decoder(values, layers, norm, placement="post")
+    return [attentions[kind] for kind in _layer_types(values, window is not None)]
 
 
 def _layer_types(values: ConfigValues, has_windows: bool) -> tuple[str, ...]:

@@ -30,28 +30,16 @@ from quire_models.decoder.options.config_reading import (
     same_layers,
 )
 from quire_models.decoder.options.decoder_config import DecoderConfig
+from quire_models.decoder.options.fused_names import renamed_norms
 
 GELU = "gelu_pytorch_tanh"
-# Defaults of transformers; the checkpoints of 2025 omit some of these values.
-GEMMA3_DEFAULTS: Mapping[str, Any] = {
-    "head_dim": 256,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 131_072,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-    "sliding_window_pattern": 6,
-    "rope_theta": 1_000_000.0,
-    "rope_local_base_freq": 10_000.0,
-    "tie_word_embeddings": True,
-}
 
 
 def read_gemma(values: ConfigValues) -> DecoderConfig:
     """Return the options of Gemma 1, whose GELU is the one by tanh, whatever old files say."""
     _refuse_bidirectional(values)
     bias = values.flag("attention_bias", False)
-    heads = read_heads(values, head_dim=256)
+    heads = read_heads(values)
     attention = read_attention(values, heads=heads, qkv_bias=bias, output_bias=bias)
     mlp = read_mlp(values, default_activation=GELU)
     if mlp.activation == "gelu":  # of old files, trained with the other form
@@ -75,15 +63,20 @@ def read_gemma2(values: ConfigValues) -> DecoderConfig:
     return _read_sandwich(values, kinds, {FULL: full, SLIDING: sliding})
 
 
+def read_vault_gemma(values: ConfigValues) -> DecoderConfig:
+    """Return the options of VaultGemma: as Gemma 2, with norms of inputs only."""
+    rules = renamed_norms({"pre_feedforward_layernorm": "post_attention_layernorm"})
+    return replace(read_gemma2(values), placement="pre", weight_rules=rules)
+
+
 def read_gemma3(values: ConfigValues) -> DecoderConfig:
     """Return the options of Gemma 3: a norm of queries and keys, and two rotary embeddings."""
-    values = values.with_values(_gemma3_defaults(values))
     if optional_number(values, "attn_logit_softcapping") is not None:
         raise UnsupportedModelError(
             f"{values.architecture}: attn_logit_softcapping is not supported; Gemma 3 is trained "
             "without it"
         )
-    pattern = values.count("sliding_window_pattern")
+    pattern = values.count("sliding_window_pattern", 6)
     kinds = read_layer_types(values, lambda i: SLIDING if (i + 1) % pattern else FULL)
     whole, local = _read_ropes(values)
     full = replace(_scaled_attention(values), rope=whole, qk_norm=QKNormConfig(norm=_norm(values)))
@@ -114,7 +107,6 @@ def _scaled_attention(values: ConfigValues) -> AttentionConfig:
     bias = values.flag("attention_bias", False)
     return read_attention(
         values,
-        heads=read_heads(values, head_dim=256),
         rope=RopeParameters(values.positive("rope_theta", 10_000.0))
         if _has_nested_ropes(values)
         else read_rope(values),
@@ -130,14 +122,6 @@ def _norm(values: ConfigValues) -> NormConfig:
 
 def _refuse_bidirectional(values: ConfigValues) -> None:
     refuse_flag(values, "use_bidirectional_attention", "quire attends causally")
-
-
-def _gemma3_defaults(values: ConfigValues) -> dict[str, Any]:
-    """Return values for keys that the file lacks or has as null; a null window is none."""
-    missing = {key for key in GEMMA3_DEFAULTS if not values.has(key)}
-    if "sliding_window" in values.config:
-        missing.discard("sliding_window")
-    return {key: value for key, value in GEMMA3_DEFAULTS.items() if key in missing}
 
 
 def _has_nested_ropes(values: ConfigValues) -> bool:

@@ -1,12 +1,13 @@
 """Gemma 4 (Google, 2026), text: larger heads in full layers, whose values may be their keys.
 
-Each layer's sum is multiplied by a number of its own. Some models have experts beside each MLP.
-Models with inputs for each layer or shared key/value caches (E2B, E4B) are refused.
+Each layer's sum is multiplied by a number of its own. Some models have experts beside each MLP. In
+the small ones (E2B, E4B) layers have inputs of their own, and the last layers use the keys and
+values of earlier ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +15,11 @@ from quire.errors import UnsupportedModelError
 from quire.interfaces.weight_rules import WeightRule
 from quire.layers.attention.rope_parameters import read_rope
 from quire.layers.config_values import ConfigValues
-from quire_models.decoder.options.attention_config import AttentionConfig, QKNormConfig
+from quire_models.decoder.options.attention_config import AttentionConfig, NormConfig, QKNormConfig
 from quire_models.decoder.options.config_reading import (
     FULL,
     SLIDING,
     HeadSizes,
-    layers_by_type,
     optional_number,
     read_attention,
     read_decoder,
@@ -27,10 +27,10 @@ from quire_models.decoder.options.config_reading import (
     read_layer_types,
     read_mlp,
     read_rms_norm,
-    refuse_flag,
 )
-from quire_models.decoder.options.decoder_config import DecoderConfig
+from quire_models.decoder.options.decoder_config import FREQUENCIES, DecoderConfig, LayerConfig
 from quire_models.decoder.options.fused_names import LAYER, PARTS, renamed
+from quire_models.decoder.options.layer_inputs_config import LayerInputsConfig
 from quire_models.decoder.options.moe_config import DualMLPConfig, MoEConfig
 from quire_models.decoder.options.routing_reading import read_routing
 
@@ -40,6 +40,16 @@ ROPES: Mapping[str, Mapping[str, Any]] = {
 }
 PATTERN = 6  # one full layer in so many
 EXPERT = f"{LAYER}.mlp.moe.experts.{{expert}}"
+INPUT_RULES = renamed(
+    {
+        "model.embed_tokens_per_layer": "model.layer_inputs.table",
+        "model.per_layer_model_projection": "model.layer_inputs.projection",
+        "model.per_layer_projection_norm": "model.layer_inputs.norm",
+        f"{LAYER}.per_layer_input_gate": f"{LAYER}.input_gate.gate",
+        f"{LAYER}.per_layer_projection": f"{LAYER}.input_gate.projection",
+        f"{LAYER}.post_per_layer_input_norm": f"{LAYER}.input_gate.norm",
+    }
+)
 MOE_RULES = (
     *renamed({f"{LAYER}.mlp.{part}_proj": f"{LAYER}.mlp.dense.{part}_proj" for part in PARTS}),
     *renamed(
@@ -64,9 +74,10 @@ def read_gemma4(values: ConfigValues) -> DecoderConfig:
     """Return the options of Gemma 4, text."""
     _refuse_unsupported(values)
     kinds = _layer_types(values)
+    sources = _sources(values, kinds)
     sliding = replace(
-        _read_attention(values, read_heads(values, head_dim=256, num_kv_heads=4), SLIDING),
-        window=values.count("sliding_window", 512),
+        _read_attention(values, read_heads(values), SLIDING),
+        window=values.count("sliding_window"),
     )
     full = replace(
         _read_attention(values, _full_heads(values, kinds), FULL),
@@ -74,16 +85,30 @@ def read_gemma4(values: ConfigValues) -> DecoderConfig:
     )
     has_experts = values.flag("enable_moe_block", False)
     mlp = read_mlp(values, activation="hidden_activation", default_activation="gelu_pytorch_tanh")
-    both = _beside_experts(values, mlp) if has_experts else mlp
+    widening = 2 if values.flag("use_double_wide_mlp", False) else 1
+    mlps = {True: mlp, False: replace(mlp, width=widening * mlp.width)}  # by own keys and values
+    norm = read_rms_norm(values, rounds_last=True)
+    attentions = {FULL: full, SLIDING: sliding}
+    layers = [
+        LayerConfig(
+            attention=replace(attentions[kind], key_values_of=source),
+            mlp=_beside_experts(values, mlps[source is None])
+            if has_experts
+            else mlps[source is None],
+        )
+        for kind, source in zip(kinds, sources, strict=True)
+    ]
     return read_decoder(
         values,
-        layers_by_type(kinds, {FULL: full, SLIDING: sliding}, both),
-        read_rms_norm(values, rounds_last=True),
+        layers,
+        norm,
         placement="scaled_sandwich",
+        layer_inputs=_read_layer_inputs(values, mlp.activation, norm),
         embedding_scale=values.count("hidden_size") ** 0.5,
         final_logit_soft_cap=optional_number(values, "final_logit_softcapping"),
         tie_word_embeddings=values.flag("tie_word_embeddings", True),
-        weight_rules=MOE_RULES if has_experts else (),
+        weight_rules=INPUT_RULES + (MOE_RULES if has_experts else ()),
+        ignored_weights=(FREQUENCIES, *_unused_weights(sources)),
     )
 
 
@@ -94,7 +119,7 @@ def _read_attention(values: ConfigValues, heads: HeadSizes, kind: str) -> Attent
     rope = ConfigValues(
         {
             "rope_parameters": parameters,
-            "max_position_embeddings": values.count("max_position_embeddings", 131_072),
+            "max_position_embeddings": values.count("max_position_embeddings"),
         },
         values.architecture,
     )
@@ -112,9 +137,9 @@ def _read_attention(values: ConfigValues, heads: HeadSizes, kind: str) -> Attent
 
 def _full_heads(values: ConfigValues, kinds: tuple[str, ...]) -> HeadSizes:
     """Return the heads of full layers: their keys, or the first entry of `per_layer_config`."""
-    sizes = read_heads(values, head_dim=256, num_kv_heads=4)
+    sizes = read_heads(values)
     own = values.nested("per_layer_config").nested(str(kinds.index(FULL)))
-    head_dim = own.count("head_dim", values.count("global_head_dim", 512))
+    head_dim = own.count("head_dim", values.count("global_head_dim"))
     is_gated = values.flag("attention_k_eq_v", False)
     num_kv_heads = values.count("num_global_key_value_heads", sizes.num_kv_heads)
     default = num_kv_heads if is_gated else sizes.num_kv_heads
@@ -125,6 +150,56 @@ def _layer_types(values: ConfigValues) -> tuple[str, ...]:
     """Return the type of each layer; the last one has full attention, whatever the file says."""
     kinds = read_layer_types(values, lambda i: SLIDING if (i + 1) % PATTERN else FULL)
     return (*kinds[:-1], FULL)
+
+
+def _sources(values: ConfigValues, kinds: Sequence[str]) -> list[int | None]:
+    """Return the layer whose keys and values each layer uses; None: it has its own.
+
+    The last layers use those of the last layer of the same type before them.
+
+    Raises:
+        UnsupportedModelError: There is none of a type.
+    """
+    num_shared = values.whole("num_kv_shared_layers", 0)
+    num_own = max(0, len(kinds) - num_shared)
+    last = {kind: index for index, kind in enumerate(kinds[:num_own])}
+    if missing := set(kinds) - set(last):
+        raise UnsupportedModelError(
+            f"{values.architecture}: num_kv_shared_layers ({num_shared}) of {len(kinds)} layers "
+            f"leave no layer of the type {' and of '.join(sorted(missing))} with keys and values"
+        )
+    return [None if index < num_own else last[kind] for index, kind in enumerate(kinds)]
+
+
+def _unused_weights(sources: Sequence[int | None]) -> tuple[str, ...]:
+    """Return expressions for weights of keys and values that checkpoints have and no layer uses."""
+    layers = "|".join(str(index) for index, source in enumerate(sources) if source is not None)
+    if not layers:
+        return ()
+    return (rf".*\.layers\.({layers})\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*",)
+
+
+def _read_layer_inputs(
+    values: ConfigValues, activation: str, norm: NormConfig
+) -> LayerInputsConfig | None:
+    """Return the options of the layers' inputs, if they have any.
+
+    Raises:
+        UnsupportedModelError: Some token ids have none.
+    """
+    size = values.whole("hidden_size_per_layer_input", 256)
+    if not size:
+        return None
+    vocab_size, rows = (
+        values.count("vocab_size"),
+        values.count("vocab_size_per_layer_input", 262_144),
+    )
+    if rows < vocab_size:
+        raise UnsupportedModelError(
+            f"{values.architecture}: vocab_size_per_layer_input ({rows}) must be at least "
+            f"vocab_size ({vocab_size}); other token ids have no inputs of layers"
+        )
+    return LayerInputsConfig(size=size, vocab_size=rows, activation=activation, norm=norm)
 
 
 def _beside_experts(values: ConfigValues, mlp: Any) -> DualMLPConfig:
@@ -147,10 +222,3 @@ def _refuse_unsupported(values: ConfigValues) -> None:
             f"{values.architecture}: use_bidirectional_attention is not supported; quire attends "
             "causally"
         )
-    refuse_flag(values, "use_double_wide_mlp", "no key/value cache is shared by layers")
-    for key, default in (("hidden_size_per_layer_input", 256), ("num_kv_shared_layers", 0)):
-        if values.whole(key, default):
-            raise UnsupportedModelError(
-                f"{values.architecture}: {key} is {values.whole(key, default)}; models with inputs "
-                "for each layer or shared key/value caches are not supported"
-            )

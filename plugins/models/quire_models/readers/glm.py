@@ -68,7 +68,7 @@ def read_glm4_moe(values: ConfigValues) -> DecoderConfig:
 
 
 def _read(values: ConfigValues, rules: tuple[WeightRule, ...], **options: Any) -> DecoderConfig:
-    heads = read_heads(values, head_dim=128, num_kv_heads=2)
+    heads = read_heads(values)
     rope = read_rope(values, head_dim=heads.head_dim, partial_factor=0.5, is_interleaved=True)
     attention = read_attention(
         values, heads=heads, rope=rope, qkv_bias=values.flag("attention_bias", True)

@@ -16,7 +16,6 @@ from quire_models.decoder.options.config_reading import (
     layers_by_type,
     read_attention,
     read_decoder,
-    read_heads,
     read_layer_types,
     read_mlp,
     read_rms_norm,
@@ -32,7 +31,6 @@ def read_gpt_oss(values: ConfigValues) -> DecoderConfig:
     bias = values.flag("attention_bias", True)
     full = read_attention(
         values,
-        heads=read_heads(values, head_dim=64, num_kv_heads=8),
         qkv_bias=bias,
         output_bias=bias,
         has_sinks=True,

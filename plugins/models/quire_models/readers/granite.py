@@ -28,15 +28,27 @@ from quire_models.decoder.options.mlp_config import MLPConfig
 from quire_models.decoder.options.moe_config import MoEConfig
 from quire_models.decoder.options.routing_reading import read_routing
 
-MOE_RULES = (
-    WeightRule(f"{BLOCK}.router.layer", (f"{LAYER}.mlp.gate",)),
-    WeightRule(f"{BLOCK}.input_linear", (f"{EXPERT}.gate_proj", f"{EXPERT}.up_proj")),
-    WeightRule(f"{BLOCK}.output_linear", (f"{EXPERT}.down_proj",)),
+SHARED_RULES = (
     WeightRule(
         f"{LAYER}.shared_mlp.input_linear",
         (f"{LAYER}.mlp.shared_expert.gate_proj", f"{LAYER}.mlp.shared_expert.up_proj"),
     ),
     WeightRule(f"{LAYER}.shared_mlp.output_linear", (f"{LAYER}.mlp.shared_expert.down_proj",)),
+)
+MOE_RULES = (
+    WeightRule(f"{BLOCK}.router.layer", (f"{LAYER}.mlp.gate",)),
+    WeightRule(f"{BLOCK}.input_linear", (f"{EXPERT}.gate_proj", f"{EXPERT}.up_proj")),
+    WeightRule(f"{BLOCK}.output_linear", (f"{EXPERT}.down_proj",)),
+    *SHARED_RULES,
+)
+WINDOW_MOE_RULES = (
+    WeightRule(f"{BLOCK}.router", (f"{LAYER}.mlp.gate",)),
+    WeightRule(
+        f"{BLOCK}.experts.gate_up_proj",
+        (f"{EXPERT}.gate_proj.weight", f"{EXPERT}.up_proj.weight"),
+    ),
+    WeightRule(f"{BLOCK}.experts.down_proj", (f"{EXPERT}.down_proj.weight",)),
+    *SHARED_RULES,
 )
 
 SINKS = renamed({f"{LAYER}.self_attn.sinks": f"{LAYER}.self_attn.attention.sinks"})
@@ -54,24 +66,37 @@ def read_granite(values: ConfigValues) -> DecoderConfig:
 
 def read_granite_moe(values: ConfigValues) -> DecoderConfig:
     """Return the options of Granite with experts, and of those with a shared expert as well."""
+    layers = same_layers(values, _read_attention(values), _read_experts(values))
+    return _read(values, layers, weight_rules=MOE_RULES)
+
+
+def read_granite_moe_swa(values: ConfigValues) -> DecoderConfig:
+    """Return the options of Granite with experts and windows."""
+    layers = _read_windows(values, _read_experts(values))
+    return _read(values, layers, weight_rules=(*WINDOW_MOE_RULES, *SINKS))
+
+
+def read_granite_swa(values: ConfigValues) -> DecoderConfig:
+    """Return the options of Granite with windows."""
+    return _read(values, _read_windows(values, _read_mlp(values)), weight_rules=SINKS)
+
+
+def _read_experts(values: ConfigValues) -> MoEConfig:
     routing = read_routing(values, experts="num_local_experts", score="top_k_softmax")
     shared = values.whole("shared_intermediate_size", 0)  # 0: there is none
-    moe = MoEConfig(
+    return MoEConfig(
         routing=routing,
         expert=read_mlp(values),
         shared=read_mlp(values, width="shared_intermediate_size") if shared else None,
     )
-    layers = same_layers(values, _read_attention(values), moe)
-    return _read(values, layers, weight_rules=MOE_RULES)
 
 
-def read_granite_swa(values: ConfigValues) -> DecoderConfig:
-    """Return the options of Granite with windows: sinks, and a rotary embedding of each layer."""
-    mlp = _read_mlp(values)
+def _read_windows(values: ConfigValues, mlp: MLPConfig | MoEConfig) -> tuple[LayerConfig, ...]:
+    """Return layers with sinks, of which some have windows; each has its own rotary embedding."""
     rope, plain = read_rope(values), replace(_read_attention(values), rope=None, has_sinks=True)
     window = values.count("sliding_window", 128)
     kinds = read_layer_types(values, lambda i: SLIDING if i % 4 else FULL)
-    layers = tuple(
+    return tuple(
         LayerConfig(
             attention=replace(
                 plain,
@@ -80,15 +105,16 @@ def read_granite_swa(values: ConfigValues) -> DecoderConfig:
             ),
             mlp=mlp,
         )
-        for kind, theta in zip(kinds, _thetas(values), strict=True)
+        for kind, theta in zip(kinds, _thetas(values, rope.theta), strict=True)
     )
-    return _read(values, layers, weight_rules=SINKS)
 
 
-def _thetas(values: ConfigValues) -> list[float]:
+def _thetas(values: ConfigValues, default: float) -> list[float]:
     """Return the base of each layer's rotary embedding; 0: the layer has none."""
     num_layers = values.count("num_hidden_layers")
     thetas = values.config.get("layer_rope_theta")
+    if thetas is None:
+        return [default] * num_layers
     if not isinstance(thetas, list) or len(thetas) != num_layers or not all(map(_is_base, thetas)):
         raise UnsupportedModelError(
             f"{values.architecture}: layer_rope_theta in config.json must have a number from 0 for "

@@ -17,8 +17,8 @@ from quire_models.decoder.options.decoder_config import DecoderConfig
 
 def read_helium(values: ConfigValues) -> DecoderConfig:
     """Return the options of Helium, whose output projection never has a bias."""
-    heads = read_heads(values, head_dim=128)
-    rope = read_rope(values, 100_000.0, head_dim=heads.head_dim, is_interleaved=True)
+    heads = read_heads(values)
+    rope = read_rope(values, head_dim=heads.head_dim, is_interleaved=True)
     attention = read_attention(
         values, heads=heads, rope=rope, qkv_bias=values.flag("attention_bias", False)
     )

@@ -79,7 +79,7 @@ def read_internlm2(values: ConfigValues) -> DecoderConfig:
 
 def read_cwm(values: ConfigValues) -> DecoderConfig:
     """Return the options of CWM: one layer in four has full attention, the others a window."""
-    full = read_attention(values, heads=read_heads(values, head_dim=128))
+    full = read_attention(values)
     sliding = replace(full, window=values.count("sliding_window", 8192))
     kinds = read_layer_types(values, lambda i: SLIDING if i % 4 else FULL)
     mlp = read_mlp(values, has_bias=values.flag("mlp_bias", False))

@@ -80,8 +80,8 @@ def read_llama4(values: ConfigValues) -> DecoderConfig:
 
 def _attentions(values: ConfigValues) -> tuple[AttentionConfig, AttentionConfig]:
     """Return attention with a rotary embedding, and without."""
-    heads, bias = read_heads(values, head_dim=128), values.flag("attention_bias", False)
-    rope = read_rope(values, 500_000.0, head_dim=heads.head_dim, is_interleaved=True)
+    heads, bias = read_heads(values), values.flag("attention_bias", False)
+    rope = read_rope(values, head_dim=heads.head_dim, is_interleaved=True)
     norm = NormConfig(eps=values.positive("rms_norm_eps", 1e-5), has_weight=False)
     has_norm = values.flag("use_qk_norm", True)
     rotated = read_attention(

@@ -7,7 +7,6 @@ from quire_models.decoder.options.config_reading import (
     optional_count,
     read_attention,
     read_decoder,
-    read_heads,
     read_layer_norm,
     read_mlp,
     same_layers,
@@ -23,7 +22,6 @@ def read_phimoe(values: ConfigValues) -> DecoderConfig:
     bias = values.flag("attention_bias", False)
     attention = read_attention(
         values,
-        heads=read_heads(values, num_kv_heads=8),
         qkv_bias=bias,
         output_bias=bias,
         window=optional_count(values, "sliding_window"),

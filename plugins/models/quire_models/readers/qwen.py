@@ -13,7 +13,6 @@ from quire_models.decoder.options.config_reading import (
     layers_by_type,
     read_attention,
     read_decoder,
-    read_heads,
     read_layer_types,
     read_mlp,
     read_rms_norm,
@@ -33,7 +32,6 @@ def read_qwen3(values: ConfigValues) -> DecoderConfig:
     bias = values.flag("attention_bias", False)
     attention = read_attention(
         values,
-        heads=read_heads(values, head_dim=128),
         qkv_bias=bias,
         output_bias=bias,
         qk_norm=QKNormConfig(norm=read_rms_norm(values)),

@@ -11,13 +11,14 @@ from quire_models.decoder.options.attention_config import AttentionConfig, QKNor
 from quire_models.decoder.options.config_reading import (
     FULL,
     SLIDING,
+    layers_with_experts,
     moe_layers,
     read_attention,
     read_decoder,
-    read_heads,
     read_layer_types,
     read_mlp,
     read_rms_norm,
+    read_rope_of,
 )
 from quire_models.decoder.options.decoder_config import DecoderConfig
 from quire_models.decoder.options.fused_names import EXPERT, LAYER
@@ -51,7 +52,8 @@ def read_qwen2_moe(values: ConfigValues) -> DecoderConfig:
         sliding = replace(full, window=values.count("sliding_window", 4096))
         attentions = [sliding if kind == SLIDING else full for kind in kinds]
     shared = read_mlp(values, width="shared_expert_intermediate_size")
-    return _read(values, attentions, shared=shared, has_shared_gate=True)
+    is_moe = _layers_with_experts(values)
+    return _read(values, attentions, is_moe, shared=shared, has_shared_gate=True)
 
 
 def read_qwen3_moe(values: ConfigValues) -> DecoderConfig:
@@ -60,13 +62,32 @@ def read_qwen3_moe(values: ConfigValues) -> DecoderConfig:
     window = values.count("sliding_window", 4096) if _uses_window(values) else None
     attention = read_attention(
         values,
-        heads=read_heads(values, num_kv_heads=4),
         qkv_bias=bias,
         output_bias=bias,
         qk_norm=QKNormConfig(norm=read_rms_norm(values)),
         window=window,
     )
-    return _read(values, [attention] * values.count("num_hidden_layers"))
+    is_moe = _layers_with_experts(values)
+    return _read(values, [attention] * len(is_moe), is_moe)
+
+
+def read_mellum(values: ConfigValues) -> DecoderConfig:
+    """Return the options of Mellum 2: windows, and a rotary embedding for each type of layer."""
+    bias = values.flag("attention_bias", False)
+    kinds = read_layer_types(values)
+    plain = read_attention(
+        values,
+        rope=read_rope_of(values, FULL),
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm=QKNormConfig(norm=read_rms_norm(values)),
+    )
+    attentions = {FULL: plain}
+    if SLIDING in kinds:
+        window = values.count("sliding_window")
+        attentions[SLIDING] = replace(plain, rope=read_rope_of(values, SLIDING), window=window)
+    is_moe = layers_with_experts(values, 0)
+    return _read(values, [attentions[kind] for kind in kinds], is_moe)
 
 
 def read_qwen3_vl_moe(values: ConfigValues) -> DecoderConfig:
@@ -74,13 +95,12 @@ def read_qwen3_vl_moe(values: ConfigValues) -> DecoderConfig:
     bias = values.flag("attention_bias", False)
     attention = read_attention(
         values,
-        heads=read_heads(values, num_kv_heads=16),
         qkv_bias=bias,
         output_bias=bias,
         qk_norm=QKNormConfig(norm=read_rms_norm(values)),
     )
-    attentions = [attention] * values.count("num_hidden_layers")
-    decoder = _read(values, attentions, is_divided=True)
+    is_moe = _layers_with_experts(values)
+    decoder = _read(values, [attention] * len(is_moe), is_moe, is_divided=True)
     return replace(decoder, weight_rules=STACKS)
 
 
@@ -91,6 +111,7 @@ def _uses_window(values: ConfigValues) -> bool:
 def _read(
     values: ConfigValues,
     attentions: list[AttentionConfig],
+    is_moe: list[bool],
     *,
     is_divided: bool | None = None,
     **options: Any,
@@ -103,7 +124,7 @@ def _read(
     )
     expert = read_mlp(values, width="moe_intermediate_size")
     moe = MoEConfig(routing=routing, expert=expert, **options)
-    layers = moe_layers(attentions, read_mlp(values), moe, _layers_with_experts(values))
+    layers = moe_layers(attentions, read_mlp(values), moe, is_moe)
     return read_decoder(values, layers, read_rms_norm(values))
 
 

@@ -7,7 +7,6 @@ from quire_models.decoder.options.config_reading import (
     optional_count,
     read_attention,
     read_decoder,
-    read_heads,
     read_layer_norm,
     read_mlp,
     same_layers,
@@ -26,7 +25,6 @@ def read_starcoder2(values: ConfigValues) -> DecoderConfig:
     bias = values.flag("use_bias", True)
     attention = read_attention(
         values,
-        heads=read_heads(values, num_kv_heads=2),
         qkv_bias=bias,
         output_bias=bias,
         window=optional_count(values, "sliding_window"),

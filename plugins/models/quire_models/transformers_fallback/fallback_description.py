@@ -38,7 +38,7 @@ def describe_by_transformers(
     Raises:
         UnsupportedModelError: transformers has no such model, or its results would be wrong here.
     """
-    if code_folder is None and not isinstance(config.get("model_type"), str):
+    if not isinstance(config.get("model_type"), str) and not config.get("auto_map"):
         raise UnsupportedModelError("config.json has no model_type, by which transformers knows it")
     request = json.dumps({"config": config, "code_folder": code_folder and str(code_folder)})
     found = json.loads(_surveyed(request))

@@ -67,13 +67,15 @@ class LayerReplacement:
     def replace_all(self) -> None:
         """Replace linear layers, experts, embedding and head, and add paged attention.
 
+        Other linear layers of the head stay, because it is computed without the step's adapters.
+
         Raises:
             UnsupportedModelError: The embedding does more than look up and multiply.
         """
-        kept = {self._head.linear_path, *_routers(self._model)}
+        kept, body = _routers(self._model), f"{self._head.body_name}."
         for path, linear in list(linear_modules(self._model)):
             is_gate = features(linear)[1] < MIN_OUTPUTS and self._plan.style(path) == REPLICATED
-            if path not in kept and not is_gate:
+            if path.startswith(body) and path not in kept and not is_gate:
                 self._model.set_submodule(path, self._linear(path, linear))
         for form in self._experts:
             self._replace_experts(form)

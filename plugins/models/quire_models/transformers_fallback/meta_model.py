@@ -15,13 +15,21 @@ from typing import Any
 import torch
 import transformers
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
-from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from quire.errors import UnsupportedModelError
+from quire.layers.config_values import ConfigValues
+from quire_models.transformers_fallback.checkpoint_code import (
+    checkpoint_classes,
+    code_hint,
+    has_model_code,
+    one_line,
+)
 
 BUILDING = threading.Lock()
 EXPERTS_ON_META = "batched_mm"  # the implementation that runs on the meta device
+QUIRES_KEYS = frozenset({"quantization_config", "dtype", "torch_dtype"})  # not transformers'
+NUM_LAYERS_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 BATCH_DEPENDENT_ROPES = frozenset({"dynamic", "longrope"})
 
@@ -60,23 +68,15 @@ def build_on_meta(
     return model.eval()
 
 
-def one_line(error: BaseException) -> str:
-    """Return an error's type and the first line of its text."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' '.join(lines)[:300]}"
-
-
 def _resolve(
     config: Mapping[str, Any], code_folder: Path | None
 ) -> tuple[type[PreTrainedModel], PretrainedConfig]:
     """Return the model's class and the config as transformers reads it."""
     architecture, model_type = config["architectures"][0], config.get("model_type")
-    remote = config.get("auto_map") or {}
-    if code_folder is not None and "AutoModelForCausalLM" in remote:
-        return _from_checkpoint(config, remote, code_folder)
-    hint = ""
-    if remote:
-        hint = "; the checkpoint has code of its own, which only --trust-remote-code runs"
+    if code_folder is not None and has_model_code(config):
+        model_class, config_class = checkpoint_classes(config, code_folder)
+        return model_class, _read(config_class, config)
+    hint = code_hint(config, code_folder)
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise UnsupportedModelError(
             f"transformers {transformers.__version__} has no model type {model_type!r}{hint}"
@@ -90,32 +90,9 @@ def _resolve(
     return getattr(transformers, architecture), _read(CONFIG_MAPPING[model_type], config)
 
 
-def _from_checkpoint(
-    config: Mapping[str, Any], remote: Mapping[str, str], folder: Path
-) -> tuple[type[PreTrainedModel], PretrainedConfig]:
-    for name in ("AutoConfig", "AutoModelForCausalLM"):
-        owner, is_other, _ = remote.get(name, "").partition("--")
-        if is_other:
-            raise UnsupportedModelError(
-                f"its code is that of another model, {owner}, at a revision that nothing pins; "
-                f"copy the Python files of {owner} to a folder with this model, and remove "
-                f"'{owner}--' from auto_map in its config.json"
-            )
-    try:
-        model_class = get_class_from_dynamic_module(remote["AutoModelForCausalLM"], str(folder))
-        if "AutoConfig" in remote:
-            config_class = get_class_from_dynamic_module(remote["AutoConfig"], str(folder))
-        else:
-            config_class = CONFIG_MAPPING[config["model_type"]]
-    except Exception as error:  # code of the checkpoint
-        raise UnsupportedModelError(
-            f"the code in {folder} cannot be imported: {one_line(error)}"
-        ) from error
-    return model_class, _read(config_class, config)
-
-
 def _read(config_class: type[PretrainedConfig], config: Mapping[str, Any]) -> PretrainedConfig:
-    plain = {key: value for key, value in config.items() if key != "quantization_config"}
+    _check_num_layers(config)
+    plain = {key: value for key, value in config.items() if key not in QUIRES_KEYS}
     try:
         return config_class.from_dict(plain)
     except Exception as error:  # the edge of transformers
@@ -123,6 +100,19 @@ def _read(config_class: type[PretrainedConfig], config: Mapping[str, Any]) -> Pr
             f"transformers {transformers.__version__} does not accept this config.json: "
             f"{one_line(error)}"
         ) from error
+
+
+def _check_num_layers(config: Mapping[str, Any]) -> None:
+    """Check the number of layers, each of which takes memory even without weights.
+
+    Raises:
+        UnsupportedModelError: It is no number of layers.
+    """
+    for key in NUM_LAYERS_KEYS:
+        names = {"num_hidden_layers": key}
+        values = ConfigValues(config, config["architectures"][0], aliases=names)
+        if values.has("num_hidden_layers"):
+            values.count("num_hidden_layers")
 
 
 def _refuse_by_config(model_class: type[PreTrainedModel], config: PretrainedConfig) -> None:
@@ -135,8 +125,11 @@ def _refuse_by_config(model_class: type[PreTrainedModel], config: PretrainedConf
     reason = None
     if values.get("is_encoder_decoder"):
         reason = "it is an encoder-decoder model"
-    elif config.get_text_config() is not config or config.sub_configs:
+    elif config.get_text_config() is not config:
         reason = "it is a model of several modalities, and the fallback runs text models only"
+    elif config.sub_configs:
+        names = ", ".join(config.sub_configs)
+        reason = f"its config.json has configs inside ({names}), and the fallback reads plain ones"
     elif model_class._is_stateful:
         reason = "it keeps a state in transformers' cache object"
     elif unknown := set(values.get("layer_types") or ()) - KNOWN_LAYER_TYPES:

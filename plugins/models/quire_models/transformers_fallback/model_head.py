@@ -68,6 +68,8 @@ class ModelHead:
         linear: The head's linear layer.
         linear_path: Path of the head's linear layer in the model.
         is_tied: Whether its weight is the embedding's.
+        tied_weights: Other names of parameters that the head shares -> name of the one that is
+            kept, as `Model.tied_weights`. BERT has its head's bias under two.
         vocab_size: Number of rows of its weight.
 
     Raises:
@@ -87,8 +89,23 @@ class ModelHead:
         self.linear, self.embedding = linear, embedding
         self.is_tied = linear.weight is embedding.weight
         self.vocab_size: int = linear.weight.shape[0]
+        bias_path = f"{self.linear_path}.bias"
+        self._copies = [
+            path
+            for path, parameter in model.named_parameters(remove_duplicate=False)
+            if parameter is linear.bias and path != bias_path
+        ]
+        self.tied_weights = dict.fromkeys(self._copies, bias_path)
+        if self.is_tied:
+            self.tied_weights[f"{self.linear_path}.weight"] = f"{self.embedding_path}.weight"
         self._model = model
         self._given = GivenHiddenStates(self.body)
+
+    def drop_copies_of_the_bias(self) -> None:
+        """Remove the bias from modules that only share it: the head's layer adds it."""
+        for path in self._copies:
+            module, _, name = path.rpartition(".")
+            self._model.get_submodule(module).register_parameter(name, None)
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:

@@ -43,8 +43,8 @@ _STYLES = {
 class ShardPlan:
     """The plan of one model.
 
-    A module with a parameter of its own that transformers would shard, such as a bias for each
-    head, keeps its linear layers whole.
+    A module keeps its linear layers whole if it has a parameter of its own that transformers would
+    shard, such as a bias for each head, or a norm with a row of weights for each head.
 
     Args:
         model: Model with all its linear layers.
@@ -65,6 +65,7 @@ class ShardPlan:
             if self._planned(path) and path not in sinks
         }
         self._whole = {path.rpartition(".")[0] for path in own} - self._linears.keys()
+        self._whole |= set(self._modules_with_rows_of_heads(model))
 
     def style(self, path: str) -> ShardStyle:
         """Return how the linear layer at a path is sharded."""
@@ -79,6 +80,18 @@ class ShardPlan:
             if dim:
                 sizes[f"{dim} of {general_path(path)}"] = features(linear)[dim == "outputs"]
         return sizes
+
+    def _modules_with_rows_of_heads(self, model: PreTrainedModel) -> Iterator[str]:
+        """Yield the modules in which a norm has a weight `[heads, D]` for a layer's outputs."""
+        outputs: dict[str, set[int]] = {}
+        for path, linear in self._linears.items():
+            outputs.setdefault(path.rpartition(".")[0], set()).add(features(linear)[1])
+        for path, parameter in model.named_parameters():
+            layer = path.rpartition(".")[0]
+            module = layer.rpartition(".")[0]
+            is_matrix = layer not in self._linears and parameter.dim() == 2
+            if is_matrix and parameter.numel() in outputs.get(module, ()):
+                yield module
 
     def _planned(self, path: str) -> ShardStyle | None:
         """Return the style of a module or parameter in transformers' plan."""

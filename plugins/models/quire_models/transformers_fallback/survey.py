@@ -27,13 +27,13 @@ from quire_models.transformers_fallback.attention_calls import (
     check_calls,
     recorded_calls,
 )
+from quire_models.transformers_fallback.checkpoint_code import one_line
 from quire_models.transformers_fallback.checkpoint_names import CheckpointNames
 from quire_models.transformers_fallback.expert_forms import expert_forms
 from quire_models.transformers_fallback.meta_model import (
     BUILDING,
     EXPERTS_ON_META,
     build_on_meta,
-    one_line,
 )
 from quire_models.transformers_fallback.model_head import ModelHead
 from quire_models.transformers_fallback.shard_plan import ShardPlan, general_path

@@ -57,10 +57,10 @@ class TransformersForCausalLM(Layer, Model):
         layers.replace_all()
         allocate_weights(model, context.dtype, context.device)
         layers.drop_sinks()
+        head.drop_copies_of_the_bias()
         self._names = names
         self.weight_rules = names.rules
-        if head.is_tied:
-            self.tied_weights = {f"{head.linear_path}.weight": f"{head.embedding_path}.weight"}
+        self.tied_weights = head.tied_weights
         self._sinks = {
             call.sinks_path: f"{attention_name(call.path)}.sinks"
             for call in found.calls

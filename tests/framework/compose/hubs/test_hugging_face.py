@@ -56,9 +56,16 @@ def hub():
         yield served
 
 
-def start(hub: Hub, cache: Path, revision: str = "", what: str = "weights", **env: str):
+def start(
+    hub: Hub,
+    cache: Path,
+    revision: str = "",
+    what: str = "weights",
+    program: str = PROGRAM,
+    **env: str,
+):
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, MODEL, revision, what],
+        [sys.executable, "-c", program, MODEL, revision, what],
         env={**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(cache),
              "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1", **env},
         stdout=subprocess.PIPE,
@@ -313,3 +320,16 @@ def test_a_module_that_the_hub_lacks_is_named(cache):
 def test_code_that_was_downloaded_is_found_offline(code_hub, cache):
     folder = download(code_hub, cache, "", "code")
     assert download(code_hub, cache, "", "code", HF_HUB_OFFLINE="1") == folder
+
+
+LARGE = """
+import quire.compose.hubs.hugging_face as hub
+hub.constants.MAX_HTTP_DOWNLOAD_SIZE = 200_000
+hub.hf_hub_download = lambda _, name, **named: print(f"by the client: {name}\\n", end="")
+"""
+
+
+def test_a_file_that_the_hub_does_not_serve_by_http_is_left_to_its_client(hub, cache):
+    out, _ = outcome(start(hub, cache, program=LARGE + PROGRAM))
+    assert [name for name in SHARDS if f"by the client: {name}" in out] == list(SHARDS)
+    assert not list(cache.rglob("*.quire-partial"))

@@ -1,10 +1,11 @@
 """Layers of pipeline stages: the largest stage is as small as any division makes it."""
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
 import torch
-from grid_parts import composed_grid
+from grid_parts import MACHINE, composed_grid
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -195,3 +196,33 @@ def test_the_stages_have_all_weights_and_a_tied_head_twice(quire_registries, is_
     assert weight_bytes(whole, 1) == 4 * whole.description.num_params
     total = sum(weight_bytes(stages, 1, stage) for stage in range(3))
     assert total == weight_bytes(whole, 1) + is_tied * weight_sizes(whole, 1).embedding
+
+
+GEMMA4 = {
+    "architectures": ["Gemma4ForCausalLM"], "head_dim": 16, "global_head_dim": 16,
+    "layer_types": ["full_attention"] * 4, "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 2048,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tp_size", [1, 2])
+def test_tables_by_token_id_are_divided_and_counted(quire_registries, tp_size):
+    composition = composed_grid(
+        quire_registries,
+        GEMMA4,
+        tensor_parallel_size=tp_size,
+        dtype="float32",
+        quantization="none",
+    )
+    held = held_bytes(quire_registries, composition, 0)
+    assert weight_sizes(composition, tp_size).tables == 4 * 2048 * 4 * 16 // tp_size
+    assert held == pytest.approx(weight_bytes(composition, tp_size), rel=0.06)
+
+
+def test_quantization_leaves_tables_by_token_id_in_the_type_of_the_checkpoint(quire_registries):
+    config = {**GEMMA4, "dtype": "bfloat16"}
+    compiles = replace(MACHINE, native_unavailable_reason=None)
+    composition = composed_grid(
+        quire_registries, config, compiles, dtype="float32", quantization="int8"
+    )
+    assert weight_sizes(composition, 1).tables == 2 * 2048 * 4 * 16

@@ -162,6 +162,18 @@ def test_what_transformers_cannot_load_is_no_tokenizer(tmp_path, monkeypatch):
         Tokenizer.load(tmp_path)
 
 
+def test_a_tokenizer_of_code_is_refused_with_the_way_out(tmp_path):
+    """transformers would advise an argument that quire does not have."""
+    marker = tmp_path / "ran"
+    (tmp_path / "tokenizing.py").write_text(f"open({str(marker)!r}, 'w')")
+    named = {"AutoTokenizer": ["tokenizing.Acme", None]}
+    config = {"tokenizer_class": "Acme", "auto_map": named}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointNotFoundError, match="its tokenizer is Python code, which is nev"):
+        Tokenizer.load(tmp_path)
+    assert not marker.exists()
+
+
 def test_a_slow_tokenizer_is_asked_for_everything():
     slow = SlowBackend(Converted(None))
     assert slow.encode("x", add_special_tokens=True) == [0, 1]

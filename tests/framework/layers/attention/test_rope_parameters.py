@@ -100,11 +100,40 @@ def test_every_spelling_is_read(config, rope):
         ({"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor"),
         ({"rope_scaling": {"type": "llama3", **LLAMA3, "low_freq_factor": None}}, "low_freq"),
         ({"rope_scaling": {"type": "llama3", **LLAMA3, "high_freq_factor": 1.0}}, "high_freq"),
+        (
+            {"rope_theta": 1, "rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
+            "rope_parameters.rope_theta in config.json must be a number above 1",
+        ),
+        (
+            {
+                "rope_parameters": {
+                    "rope_type": "longrope",
+                    "short_factor": [1],
+                    "long_factor": [2],
+                },
+                "original_max_position_embeddings": 1,
+            },
+            "original_max_position_embeddings in config.json must be a whole number from 2",
+        ),
     ],
 )
 def test_what_cannot_be_computed_is_refused_by_name(config, named):
     with pytest.raises(UnsupportedModelError, match=named):
         read(**config)
+
+
+@pytest.mark.parametrize(("head_dim", "alpha"), [(2, 1000.0), (4, 1e30)])
+def test_an_alpha_that_gives_no_finite_base_is_refused_by_name(head_dim, alpha):
+    rope = {"rope_type": "dynamic", "alpha": alpha}
+    values = ConfigValues({"max_position_embeddings": 99, "rope_parameters": rope}, "Any")
+    with pytest.raises(UnsupportedModelError, match=r"rope_parameters\.alpha .*head_dim"):
+        read_rope(values, head_dim=head_dim)
+
+
+@pytest.mark.parametrize(("value", "is_truncated"), [(None, False), (False, False), (True, True)])
+def test_a_yarn_whose_truncate_is_null_is_not_truncated(value, is_truncated):
+    yarn = {"rope_type": "yarn", "factor": 4.0, "truncate": value}
+    assert read(rope_parameters=yarn).scaling.truncate is is_truncated
 
 
 def test_the_newer_name_of_a_kind_counts():

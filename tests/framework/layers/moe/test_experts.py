@@ -6,7 +6,16 @@ import pytest
 import torch
 from format_reference import round_weight
 from model_parts import CONTEXT
-from moe_parts import HIDDEN, MoEModel, by_formula, hidden_states, load, make_moe, random_tensors
+from moe_parts import (
+    HIDDEN,
+    STEP,
+    MoEModel,
+    by_formula,
+    hidden_states,
+    load,
+    make_moe,
+    random_tensors,
+)
 from torch import Tensor
 
 from quire.errors import CheckpointCorruptError, SettingsError
@@ -52,13 +61,13 @@ def test_outputs_are_the_weighted_sum_of_the_chosen_experts(bias, kernels, tmp_p
     moe = make_moe(ROUTING, replace(CONTEXT, kernels=kernels), bias=bias)
     tensors = random_tensors(moe)
     load(moe, tensors, tmp_path)
-    torch.testing.assert_close(moe(X), expected(moe, tensors))
+    torch.testing.assert_close(moe(X, STEP), expected(moe, tensors))
 
 
 def test_no_tokens_give_no_outputs(tmp_path):
     moe = make_moe(ROUTING)
     load(moe, random_tensors(moe), tmp_path)
-    assert moe(torch.empty(0, HIDDEN)).shape == (0, HIDDEN)
+    assert moe(torch.empty(0, HIDDEN), STEP).shape == (0, HIDDEN)
 
 
 def test_the_checkpoint_has_the_tensors_of_each_expert():
@@ -88,7 +97,7 @@ def sharded(
     for layer in layers:
         load(layer, tensors, tmp_path)
     try:
-        return ranks.run([lambda layer=layer: layer(x) for layer in layers]), layers
+        return ranks.run([lambda layer=layer: layer(x, STEP) for layer in layers]), layers
     finally:
         ranks.close()
 
@@ -105,7 +114,7 @@ def test_devices_together_give_the_outputs_of_one(
     load(whole, random_tensors(whole), tmp_path)
     outputs, _ = sharded(tmp_path, context, X, size, bias)
     for output in outputs:
-        torch.testing.assert_close(output, whole(X))
+        torch.testing.assert_close(output, whole(X, STEP))
         assert same_bits(output, outputs[0])
 
 
@@ -121,8 +130,8 @@ def test_devices_with_kernels_have_partial_sums_of_the_outputs(expert_parallel, 
         context = replace(
             CONTEXT, kernels="triton", tp=OneOf(rank, 2), expert_parallel=expert_parallel
         )
-        total += load(make_moe(ROUTING, context, bias=True), tensors, tmp_path)(X)
-    torch.testing.assert_close(total, whole(X))
+        total += load(make_moe(ROUTING, context, bias=True), tensors, tmp_path)(X, STEP)
+    torch.testing.assert_close(total, whole(X, STEP))
 
 
 @pytest.mark.parametrize("expert_parallel", [False, True])
@@ -149,9 +158,9 @@ def test_batch_invariant_rows_have_the_same_bits_alone(tmp_path):
     moe = make_moe(ROUTING, replace(CONTEXT, batch_invariant=True), hidden=64, width=48)
     load(moe, random_tensors(moe), tmp_path)
     x = hidden_states(40, 64)
-    together = moe(x)
+    together = moe(x, STEP)
     for row in range(0, 40, 7):
-        assert same_bits(moe(x[row : row + 1])[0], together[row])
+        assert same_bits(moe(x[row : row + 1], STEP)[0], together[row])
 
 
 METHODS = {
@@ -177,10 +186,10 @@ def test_quantized_experts_multiply_what_their_method_keeps(name, bias, tmp_path
         for key, tensor in tensors.items()
     }
     x = hidden_states(9, 128)
-    torch.testing.assert_close(moe(x), expected(moe, kept, x), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(moe(x, STEP), expected(moe, kept, x), rtol=1e-4, atol=1e-4)
     one_by_one = replace(native, kernels="torch")
     loop = load(make_moe(ROUTING, one_by_one, hidden=128, width=64, bias=bias), tensors, tmp_path)
-    torch.testing.assert_close(moe(x), loop(x), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(moe(x, STEP), loop(x, STEP), rtol=1e-4, atol=1e-4)
 
 
 def test_narrow_and_wide_experts_are_multiplied_one_after_another(tmp_path):
@@ -192,7 +201,7 @@ def test_narrow_and_wide_experts_are_multiplied_one_after_another(tmp_path):
             key = f"mlp.experts.{expert}.{part}_proj.weight"
             tensors[key] = tensors[key].bfloat16()
     load(moe, tensors, tmp_path)
-    torch.testing.assert_close(moe(X), expected(moe, tensors))
+    torch.testing.assert_close(moe(X, STEP), expected(moe, tensors))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -203,10 +212,10 @@ def test_batch_invariant_rows_of_native_kernels_have_the_same_bits_alone(name, t
     load(moe, random_tensors(moe), tmp_path)
     x = hidden_states(40, 128)
     with trace_calls() as calls, TracingMode(GraphAllocator(GraphMemory()), calls):
-        together = moe(x)
+        together = moe(x, STEP)
     assert calls.reason is None
     for row in range(0, 40, 7):
-        assert same_bits(moe(x[row : row + 1])[0], together[row])
+        assert same_bits(moe(x[row : row + 1], STEP)[0], together[row])
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 8])
@@ -217,10 +226,10 @@ def test_a_replayed_step_uses_the_experts_of_its_own_tokens(num_tokens, tmp_path
     load(moe, random_tensors(moe), tmp_path)
     x = hidden_states(num_tokens)
     with trace_calls() as calls, TracingMode(GraphAllocator(GraphMemory()), calls):
-        out = moe(x)
+        out = moe(x, STEP)
     assert calls.reason is None
     other = hidden_states(num_tokens, seed=7)
     x.copy_(other)
     calls.replay()
     assert moe.gate(other).experts.tolist() != moe.gate(hidden_states(num_tokens)).experts.tolist()
-    assert same_bits(out, moe(other))
+    assert same_bits(out, moe(other, STEP))

@@ -167,6 +167,18 @@ class ReadsTheFirstBlock(TorchSDPABackend):
         return out + (kv_cache[first.long()] * 0).sum()
 
 
+class AppendsEachCall(TorchSDPABackend):
+    """Writes to the next slot if a layer has written to a step's slots before."""
+
+    metadata = None
+
+    def forward(self, q, k, v, kv_cache, metadata, layer):
+        if metadata is self.metadata:
+            k = k.roll(1, 0)
+        self.metadata = metadata
+        return super().forward(q, k, v, kv_cache, metadata, layer)
+
+
 class NoiseByBatch(TorchSDPABackend):
     def forward(self, q, k, v, kv_cache, metadata, layer):
         out = super().forward(q, k, v, kv_cache, metadata, layer)
@@ -197,6 +209,7 @@ SINKS = "test_sinks_enter_the_softmax"
 BIASES = "test_scores_have_a_bias_by_distance"
 SCALES = "test_each_layer_has_its_own_scales"
 ROTARY = "test_heads_are_normed_and_rotated_before_they_are_stored"
+SHARED = "test_layers_may_share_a_cache"
 INVARIANT = "test_batch_invariant_outputs_are_bit_identical"
 
 ROTATED = replace(SIZES, rotary="normed")
@@ -213,6 +226,7 @@ CASES = {
     SINKS: (WITH_SINKS,),
     BIASES: (WITH_BIASES,),
     SCALES: ("float8_e4m3fn",),
+    SHARED: (),
     ROTARY: (ROTATED,),
     INVARIANT: (IN_INVARIANT_MODE,),
 }
@@ -249,6 +263,8 @@ FAULTS = [
     (OneSlopeForAll, BIASES, BIASES, 1),
     (wrong_at(2), BIASES, BIASES, 1),
     (NoScales, SCALES, SCALES, 1),
+    *((wrong_at(n), SHARED, SHARED, 1) for n in (1, 2, 7, 8)),
+    (AppendsEachCall, SHARED, SHARED, 1),
     *((ON_DEVICE(n), ROTARY, ROTARY, n) for n in (1, 2, 3)),
     (RotatesTwiceAsFar, ROTARY, ROTARY, 1),
     (LeavesTheNormOut, ROTARY, ROTARY, 1),

@@ -1,25 +1,17 @@
-"""The kit of models notices a model that is wrong: a model is wrong if its reference is another."""
+"""The tests of the kit notice a model that is wrong: here, an engine that leaves something out."""
 
-from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
-from transformers_model import transformers_model
 
-from quire.testing.checkpoints import write_checkpoint
-from quire.testing.model.model_contract import ModelContract, _greedy
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("reference")
-    return write_checkpoint(folder, "Qwen3ForCausalLM", seed=4, num_hidden_layers=1)
+from quire.errors import CheckpointCorruptError
+from quire.native.availability import native_unavailable_reason
+from quire.testing.model import ModelContract
 
 
-@pytest.fixture(scope="module")
-def contract_class(checkpoint):
-    theirs = transformers_model(checkpoint.folder)
-
+@pytest.fixture
+def contract(checkpoint):
     class Contract(ModelContract):
         architecture = "Qwen3ForCausalLM"
         config = checkpoint.config
@@ -27,73 +19,85 @@ def contract_class(checkpoint):
         def weights(self, config):
             return checkpoint.weights
 
-        def reference(self, config, weights, token_ids):
-            return theirs(token_ids.unsqueeze(0)).logits[0]
-
-    return Contract
+    return Contract()
 
 
 @pytest.fixture
-def contract(contract_class):
-    return contract_class()
+def unchanged(scene):
+    """A scene whose engines always have the same checkpoint."""
+    llm = scene.llm
+    scene.llm = lambda folder=None, **options: llm(**options)
+    return scene
 
 
-@pytest.fixture(scope="module")
-def generated(contract_class, checkpoint):
-    contract = contract_class()
-    with contract._llm(checkpoint.folder) as llm:
-        return llm.generate(contract._prompts(), _greedy())
-
-
-@pytest.fixture
-def alone(generated):
-    return deepcopy(generated)  # a test changes it
-
-
-def test_a_right_model_passes(contract, alone):
-    contract.test_the_tokens_are_those_of_the_reference(alone)
-    contract.test_the_output_is_not_trivial(alone)
-    contract.test_the_description_counts_the_parameters()
-
-
-@pytest.mark.parametrize("shift", [0.01, -0.01])
-def test_other_log_probabilities_are_noticed(contract, alone, shift):
-    right = contract.reference
-
-    def reference(config, weights, token_ids):
-        logits = right(config, weights, token_ids)
-        logits[:, ::2] += shift
-        return logits
-
-    contract.reference = reference
-    with pytest.raises(AssertionError, match=r"differs from the reference|more likely by"):
-        contract.test_the_tokens_are_those_of_the_reference(alone)
-
-
-def test_another_token_is_noticed(contract, alone):
-    right = contract.reference
-
-    def reference(config, weights, token_ids):
-        return right(config, weights, token_ids).roll(1, -1)
-
-    contract.reference = reference
-    with pytest.raises(AssertionError, match="more likely by"):
-        contract.test_the_tokens_are_those_of_the_reference(alone)
-
-
-def test_a_batch_that_changes_something_is_noticed(contract, alone):
-    with pytest.raises(AssertionError, match="in one batch gives"):
-        contract._check_same(alone[1:], alone[:-1], "in one batch")
-
-
-def test_a_model_that_repeats_one_token_is_noticed(contract, alone):
-    alone[0].outputs[0].token_ids[:] = [7] * len(alone[0].outputs[0].token_ids)
-    with pytest.raises(AssertionError, match="distinct tokens"):
-        contract.test_the_output_is_not_trivial(alone[:1])
-
-
-def test_a_wrong_number_of_parameters_is_noticed(contract):
-    weights = contract.weights(contract.config)
-    contract.weights = lambda config: {**weights, "another": torch.zeros(3)}
+def test_a_wrong_number_of_parameters_is_noticed(contract, scene, checkpoint):
+    contract.test_the_description_counts_the_parameters(scene)
+    contract.weights = lambda config: {**checkpoint.weights, "another": torch.zeros(3)}
     with pytest.raises(AssertionError, match="the checkpoint has"):
-        contract.test_the_description_counts_the_parameters()
+        contract.test_the_description_counts_the_parameters(scene)
+
+
+def test_a_config_that_is_not_checked_is_noticed(contract, scene):
+    scene.capabilities = replace(scene.capabilities, describe="wrong_models:describe_unchecked")
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        contract.test_a_wrong_config_is_refused_by_name(scene)
+
+
+def test_a_description_that_imports_torch_is_noticed(contract, scene):
+    scene.capabilities = replace(scene.capabilities, describe="torch:is_tensor")
+    with pytest.raises(AssertionError, match="torch:is_tensor imports torch"):
+        contract.test_describing_needs_no_torch(scene)
+
+
+def test_tensors_that_are_ignored_are_noticed(contract, unchanged, tmp_path):
+    with pytest.raises(AssertionError, match=r"changes nothing: .*lm_head\.weight"):
+        contract.test_every_tensor_of_the_checkpoint_matters(unchanged, tmp_path)
+
+
+def test_an_adapter_that_changes_other_than_its_merged_weights_is_noticed(
+    contract, unchanged, alone, tmp_path
+):
+    with pytest.raises(AssertionError, match="with an adapter"):
+        contract.test_an_adapter_equals_its_merged_weights(unchanged, alone, tmp_path)
+
+
+def test_another_output_beside_an_adapter_is_noticed(contract, scene, alone, tmp_path):
+    alone[0].outputs[0].token_ids[0] += 1
+    with pytest.raises(AssertionError, match="beside an adapter"):
+        contract.test_an_adapter_equals_its_merged_weights(scene, alone, tmp_path)
+
+
+@pytest.mark.skipif(native_unavailable_reason() is not None, reason="int8 needs native kernels")
+class TestQuantization:
+    def test_weights_that_stay_as_they_are_are_noticed(self, contract, scene):
+        llm = scene.llm
+        scene.llm = lambda folder=None, quantization=None: llm(folder)
+        with pytest.raises(AssertionError, match="no layer is quantized"):
+            contract.test_quantization_changes_the_output_a_little(scene)
+
+    def test_a_large_change_is_noticed(self, contract, scene):
+        contract.quantization_error = 1e-9
+        with pytest.raises(AssertionError, match="changes a prompt token's log probability"):
+            contract.test_quantization_changes_the_output_a_little(scene)
+
+
+@pytest.mark.parametrize(
+    "test",
+    ["test_a_missing_tensor_stops_the_start", "test_a_tensor_of_another_shape_stops_the_start"],
+)
+def test_a_start_with_wrong_tensors_is_noticed(contract, unchanged, tmp_path, test):
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        getattr(contract, test)(unchanged, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "test",
+    ["test_a_missing_tensor_stops_the_start", "test_a_tensor_of_another_shape_stops_the_start"],
+)
+def test_an_error_that_does_not_name_the_tensor_is_noticed(contract, scene, tmp_path, test):
+    def refuse(folder):
+        raise CheckpointCorruptError("something is wrong")
+
+    scene.llm = refuse
+    with pytest.raises(AssertionError, match="something is wrong"):
+        getattr(contract, test)(scene, tmp_path)

@@ -80,6 +80,13 @@ def test_a_broken_index_is_an_error(written, index, error):
         read(written.folder)
 
 
+@pytest.mark.parametrize("index", ["[]", "{}", '{"weight_map": 3}'])
+def test_an_index_of_another_form_is_told_what_it_needs(written, index):
+    (written.folder / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(CheckpointCorruptError, match="must be an object with an object weight_map"):
+        read(written.folder)
+
+
 def header_of(file: Path) -> tuple[dict, bytes]:
     data = file.read_bytes()
     length = int.from_bytes(data[:8], "little")

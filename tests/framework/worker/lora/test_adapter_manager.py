@@ -164,8 +164,8 @@ def test_an_adapter_that_fails_to_load_leaves_its_slot_empty(model, manager, mon
     ("module", "shapes", "named"),
     [
         ("model.layers.9.self_attn.q_proj", ((2, 64), (64, 2)), "not linear layers of"),
-        ("model.embed_tokens", ((2, 320), (64, 2)), "not linear layers of"),
-        ("lm_head", ((2, 64), (320, 2)), "not linear layers of"),
+        ("model.embed_tokens", ((2, 320), (64, 2)), "adapters cannot change in"),
+        ("lm_head", ((2, 64), (320, 2)), "adapters cannot change in"),
         (Q_PROJ, ((2, 128), (64, 2)), r"\[2, 128\]"),
         ("model.layers.0.self_attn.k_proj", ((2, 64), (64, 2)), r"\[32, 2\]"),
         (Q_PROJ, ((5, 64), (64, 5)), "max_lora_rank is 4"),
@@ -393,7 +393,7 @@ def test_every_stage_refuses_an_adapter_with_a_module_that_none_has(stages):
         modules[wrong] = modules[Q_PROJ]
         for stage in stages:
             stage.source.adapters["wrong"] = Adapter(modules, None, "wrong")
-            with pytest.raises(AdapterError, match="are not linear layers of the model"):
+            with pytest.raises(AdapterError, match=r"changes 1 module\(s\) that a\w+ "):
                 stage.load(ref("wrong"))
 
 

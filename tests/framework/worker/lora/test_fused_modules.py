@@ -156,7 +156,7 @@ def test_a_module_that_no_rule_and_no_layer_has_is_refused(module):
 def test_adapters_of_stacked_experts_are_refused():
     parts = tuple(f"h.{{expert}}.attn.{side}_proj" for side in "qkv")
     text = refused({"experts.c": matrices(sum(ROWS))}, WeightRule("experts.c", parts))
-    assert "not linear layers of the model: experts.c;" in text
+    assert "adapters cannot change in this model: experts.c;" in text
 
 
 class Shard(SingleDevice):

@@ -75,6 +75,20 @@ def test_a_layer_that_missed_a_step_gathers_again():
     assert scene.backend._held._held_batch.num_steps == 2
 
 
+def test_a_layer_that_reads_the_cache_of_another_in_the_same_step_does_not_gather():
+    scene, numbers = started([12, 15])
+    decode(scene, numbers)
+    plan = [(number, 1) for number in numbers]
+    layout, (q, k, v) = scene.layout(plan, Padding()), scene.inputs(plan)
+    metadata = scene.backend.prepare(layout)
+    rest = (k, v, scene.kv_cache, metadata, scene.params)
+    first = scene.backend.forward(q, *rest)
+    (copy,) = scene.backend._held._copies.values()
+    copy.held.context = None
+    torch.testing.assert_close(scene.backend.forward(q, *rest), first)
+    assert copy.held.context is None
+
+
 def test_very_uneven_batches_are_not_held():
     scene, numbers = started([3, 500, 8])
     decode(scene, numbers)

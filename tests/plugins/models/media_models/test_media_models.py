@@ -6,18 +6,19 @@ from pathlib import Path
 import pytest
 import torch
 from adapter_parts import adapted, save_adapter
+from family_checkpoints import scene_of
 from media_cases import MEDIA_CASES
 from media_checkpoints import write_media_model
-from model_parts import greedy, make_model, random_tokens
+from model_parts import check_greedy, make_model, random_tokens
 from safetensors.torch import load_file, save_file
 
 from quire import LLM, SamplingParams
 from quire.errors import CheckpointCorruptError
 from quire.outputs import LoRARequest
 from quire.testing.model.dense_attention import difference, logits_of
+from quire.testing.model.model_checks import check_chunks, check_logits
 from quire.worker.loading.checkpoint_files import find_weight_files, read_headers
 from quire.worker.loading.weight_loading import load_weights
-from quire_models.family_table import describe
 from quire_models.media_models.media_table import MEDIA_BY_ARCHITECTURE
 
 TOLERANCE = 1e-4
@@ -30,49 +31,32 @@ def _one_thread():
 
 
 @pytest.fixture(scope="module", params=NAMES, ids="-".join)
-def checkpoint(request, tmp_path_factory):
+def scene(request, tmp_path_factory):
     architecture, shape = request.param
     case = MEDIA_CASES[architecture][shape]
     written = write_media_model(tmp_path_factory.mktemp("media"), case)
     assert written.config["architectures"] == [architecture]
-    return written
+    return scene_of(written)
 
 
-@pytest.fixture(scope="module")
-def model(checkpoint):
-    made = make_model(checkpoint.config)
-    load_weights(made, checkpoint.folder, config=describe(checkpoint.config).config)
-    return made
+def test_logits_equal_those_of_transformers(scene):
+    check_logits(scene)
 
 
-def test_logits_equal_those_of_transformers(checkpoint, model):
-    token_ids = random_tokens(100)
-    assert difference(logits_of(model, token_ids), checkpoint.logits(token_ids)) < TOLERANCE
+def test_chunks_give_the_logits_of_transformers(scene):
+    check_chunks(scene)
 
 
-def test_chunks_give_the_logits_of_transformers(checkpoint, model):
-    token_ids = random_tokens(60, seed=2)
-    starts = range(0, 60, 17)
-    chunks = [logits_of(model, token_ids[start : start + 17], start) for start in starts]
-    assert difference(torch.cat(chunks), checkpoint.logits(token_ids)) < TOLERANCE
+def test_greedy_tokens_equal_those_of_transformers_and_vary(scene):
+    check_greedy(scene)
 
 
-def test_greedy_tokens_equal_those_of_transformers_and_vary(checkpoint, model):
-    prompt = random_tokens(20, seed=3)
-    tokens = greedy(model, prompt, 40)
-    whole = torch.tensor([*prompt.tolist(), *tokens])
-    expected = checkpoint.logits(whole)[len(prompt) - 1 : -1].argmax(-1)
-    assert tokens == expected.tolist()
-    best = checkpoint.logits(prompt).argmax(-1)
-    assert len({*tokens, *best.tolist()}) >= 5
-
-
-def test_the_described_number_of_parameters_is_that_of_the_text_model(checkpoint, model):
-    row = MEDIA_BY_ARCHITECTURE[checkpoint.config["architectures"][0]]
-    stored = read_headers(find_weight_files(checkpoint.folder))
+def test_the_described_number_of_parameters_is_that_of_the_text_model(scene):
+    row = MEDIA_BY_ARCHITECTURE[scene.description.architecture]
+    stored = read_headers(find_weight_files(scene.folder))
     text = [tensor for name, tensor in stored.items() if not name.startswith(row.left_out)]
     assert len(text) < len(stored)
-    assert model.config.num_params == sum(prod(tensor.shape) for tensor in text)
+    assert scene.description.num_params == sum(prod(tensor.shape) for tensor in text)
 
 
 def test_every_model_of_the_table_has_a_case():

@@ -13,7 +13,6 @@ from quire_models.media_models.text_types import TEXT_TYPES
 
 # Values whose default quire does not support, or for which there is none.
 NEEDED: dict[str, dict[str, Any]] = {
-    "gemma4_text": {"hidden_size_per_layer_input": 0},
     "glm4v_moe_text": {"head_dim": 128},
 }
 

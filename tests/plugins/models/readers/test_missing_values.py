@@ -11,7 +11,6 @@ from quire.errors import UnsupportedModelError
 from quire.testing.model import TINY_SIZES
 from quire_models.decoder.options.decoder_config import DecoderConfig
 from quire_models.family_table import FAMILIES, read_decoder_config
-from quire_models.readers.gemma import GEMMA3_DEFAULTS
 from quire_models.readers.missing_values import MISSING_VALUES, ROPES
 
 # The last two have tests of their own beside those of all families.
@@ -64,7 +63,7 @@ def test_a_missing_key_has_the_value_of_transformers(family):
         assert read(family, silent) == read(family, expected), key
 
 
-@pytest.mark.parametrize("key", GEMMA3_DEFAULTS)
+@pytest.mark.parametrize("key", ["query_pre_attn_scalar", "sliding_window_pattern", "layer_types"])
 def test_a_key_that_gemma3_lacks_has_the_value_of_transformers(key):
     family = "Gemma3ForCausalLM"
     silent = {name: value for name, value in shape_of(family).items() if name != key}
@@ -99,7 +98,10 @@ def test_a_null_rotary_embedding_is_that_of_the_family(family):
     assert read(family, silent) == read(family, completed(family, silent))
 
 
-@pytest.mark.parametrize("family", ["SeedOssForCausalLM", "Ernie4_5ForCausalLM"])
+@pytest.mark.parametrize(
+    "family",
+    ["SeedOssForCausalLM", "Ernie4_5ForCausalLM", "Llama4ForCausalLM", "GptOssForCausalLM"],
+)
 def test_a_null_head_dim_is_the_hidden_size_over_the_heads(family):
     decoder = read(family, {**shape_of(family), "head_dim": None})
     assert decoder.layers[0].attention.head_dim == 16
@@ -107,3 +109,11 @@ def test_a_null_head_dim_is_the_hidden_size_over_the_heads(family):
 
 def test_only_known_architectures_have_values():
     assert {*MISSING_VALUES, *ROPES} <= {family.architecture for family in FAMILIES}
+
+
+@pytest.mark.parametrize("family", ["Llama4ForCausalLM", "HeliumForCausalLM"])
+def test_a_null_base_of_the_rotary_embedding_is_that_of_the_family(family):
+    silent = {**shape_of(family), "rope_theta": None, "rope_parameters": None}
+    layers = read(family, silent).layers
+    thetas = {layer.attention.rope.theta for layer in layers if layer.attention.rope is not None}
+    assert thetas == {MISSING_VALUES[family]["rope_theta"]}

@@ -6,11 +6,11 @@ from transformers_families import tiny_config
 from quire_models.transformers_fallback.shard_plan import REPLICATED, ShardPlan, ShardStyle
 
 
-def plan(model_type):
+def plan(model_type, **values):
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        return ShardPlan(AutoModelForCausalLM.from_config(tiny_config(model_type)))
+        return ShardPlan(AutoModelForCausalLM.from_config(tiny_config(model_type, **values)))
 
 
 def test_projections_are_sharded_by_outputs_and_the_last_one_by_inputs():
@@ -35,6 +35,14 @@ def test_a_module_with_a_sharded_parameter_of_its_own_keeps_its_linear_layers_wh
     beam = plan("beam")
     assert beam.style("model.layers.0.self_attn.q_proj") is REPLICATED
     assert beam.style("model.layers.0.mlp.gate_proj") == ShardStyle("outputs")
+
+
+def test_a_norm_with_a_row_for_each_head_keeps_the_linear_layers_beside_it_whole():
+    cohere = plan("cohere", use_qk_norm=True)
+    assert cohere.style("model.layers.0.self_attn.q_proj") is REPLICATED
+    assert cohere.style("model.layers.0.self_attn.o_proj") is REPLICATED
+    assert cohere.style("model.layers.0.mlp.gate_proj") == ShardStyle("outputs")
+    assert plan("cohere").style("model.layers.0.self_attn.q_proj") == ShardStyle("outputs")
 
 
 def test_sinks_leave_the_linear_layers_of_their_module_sharded():

@@ -33,6 +33,7 @@ REFUSED = {
     "llama": ("of the kind dynamic", {"rope_parameters": DYNAMIC}),
     "llama4_text": ("numbers the tokens of a batch itself", {}),
     "mamba": ("a state in transformers' cache", {}),
+    "mpt": (r"configs inside \(attn_config\)", {}),
     "phi3": ("of the kind longrope", {"rope_parameters": LONGROPE}),
     "roberta": ("padding token", {"is_decoder": True, "pad_token_id": 1}),
 }
@@ -129,6 +130,24 @@ def test_an_architecture_of_another_task_is_refused():
 def test_a_config_that_transformers_rejects_is_refused():
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": "wide"}
     with pytest.raises(UnsupportedModelError, match="does not accept this config"):
+        build_on_meta(config, torch.float32, None)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "torch.bfloat16", "nonsense"])
+def test_the_dtype_of_the_config_is_not_read_by_transformers(dtype):
+    for key in ("dtype", "torch_dtype"):
+        config = {**tiny_config("llama").to_dict(), key: dtype}
+        config["architectures"] = ["LlamaForCausalLM"]
+        model = build_on_meta(config, torch.float16, None)
+        assert model.lm_head.weight.dtype is torch.float16
+
+
+@pytest.mark.parametrize(
+    ("model_type", "key"), [("llama", "num_hidden_layers"), ("gpt2", "n_layer")]
+)
+def test_a_number_of_layers_that_no_memory_holds_is_refused_at_once(model_type, key):
+    config = {"architectures": [architecture(model_type)], "model_type": model_type, key: 10**9}
+    with pytest.raises(UnsupportedModelError, match=rf"{key} in config\.json .* got 1000000000"):
         build_on_meta(config, torch.float32, None)
 
 

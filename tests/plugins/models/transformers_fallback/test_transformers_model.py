@@ -236,6 +236,24 @@ def test_tensors_that_are_not_in_the_model_are_named(tmp_path):
         engine(family)
 
 
+@pytest.mark.parametrize("name", ["bert", "bert-generation"])
+@pytest.mark.parametrize("which", ["stored", "other", "both"])
+def test_a_heads_bias_may_have_either_of_its_names(tmp_path, name, which):
+    """transformers stores one of the two that BERT has for it."""
+    family = write_family(tmp_path, name, is_decoder=True)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    (stored,) = [key for key in tensors if key in ("cls.predictions.bias", "lm_head.bias")]
+    other = stored.replace("bias", "decoder.bias")
+    tensors[other] = tensors[stored].clone()
+    if which == "other":
+        del tensors[stored]
+    if which != "stored":
+        save_file(tensors, file, metadata={"format": "pt"})
+    with engine(family) as llm:
+        check(family, prompts()[1], llm.generate([prompts()[1]], GREEDY)[0])
+
+
 def test_a_tied_heads_own_copy_is_left_out(tmp_path):
     family = write_family(tmp_path, "gpt2")
     file = tmp_path / "model.safetensors"

@@ -32,10 +32,8 @@ class AcmeLayer(Layer):
         width, heads, kv_heads, head_dim = shape
         name = f"layers.{index}"
         self.norm = layer_norm(width, context)
-        self.qkv = QKVParallelLinear(
-            f"{name}.qkv", width, heads, kv_heads, head_dim,
-            parts=("q", "k", "v"), bias=True, context=context,
-        )  # fmt: skip
+        sizes, parts = (width, heads, kv_heads, head_dim), ("q", "k", "v")
+        self.qkv = QKVParallelLinear(f"{name}.qkv", *sizes, parts=parts, bias=True, context=context)
         self.attention = Attention(
             attention_name(index), heads, kv_heads, head_dim, head_dim**-0.5, context
         )

@@ -9,6 +9,7 @@ decoder_config    whole decoder; the model description for the engine
 Readers of config.json have in common:
 
 config_reading    sizes, attention, MLP, norms and layer types
+routing_reading   router of experts
 sigmoid_moe       experts as DeepSeek-V3 has them
 fused_names       rules for the names of checkpoints
 """

@@ -94,6 +94,8 @@ class AttentionConfig:
         has_key_values: Whether values are the projections of keys, before norm and rotation.
         clip: Bound of the projections' elements; None: none.
         query_scaling: Factor on queries by position; None: none.
+        key_values_of: Index of the earlier layer whose keys and values are used, so that the layer
+            has no projections of its own to them and no cache; None: it has its own.
     """
 
     num_heads: int
@@ -114,6 +116,7 @@ class AttentionConfig:
     has_key_values: bool = False
     clip: float | None = None
     query_scaling: QueryScaling | None = None
+    key_values_of: int | None = None
 
     def __post_init__(self) -> None:
         if self.has_key_values and self.head_order is not None:
@@ -170,7 +173,7 @@ class AttentionConfig:
     def num_params(self, hidden_size: int) -> int:
         """Return the number of parameters."""
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        num_keys = 1 if self.has_key_values else 2
+        num_keys = 0 if self.key_values_of is not None else 1 if self.has_key_values else 2
         qkv = (queries + num_keys * keys) * (hidden_size + self.qkv_bias)
         output = hidden_size * (queries + self.output_bias)
         return qkv + output + self._num_norm_params() + self.has_sinks * self.num_heads
@@ -178,5 +181,7 @@ class AttentionConfig:
     def _num_norm_params(self) -> int:
         if self.qk_norm is None:
             return 0
-        heads = 2 if self.qk_norm.over == "head" else self.num_heads + self.num_kv_heads
+        is_shared = self.qk_norm.over == "head"
+        queries, keys = (1, 1) if is_shared else (self.num_heads, self.num_kv_heads)
+        heads = queries + (keys if self.key_values_of is None else 0)
         return self.qk_norm.norm.num_params(heads * self.head_dim)

@@ -21,6 +21,7 @@ from quire_models.decoder.options.mlp_config import MLPConfig
 from quire_models.decoder.options.moe_config import DualMLPConfig, MoEConfig
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+DENSE, SPARSE = "dense", "sparse"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,27 +42,24 @@ class HeadSizes:
         }
 
 
-def read_heads(
-    values: ConfigValues, *, head_dim: int | None = None, num_kv_heads: int | None = None
-) -> HeadSizes:
+def read_heads(values: ConfigValues) -> HeadSizes:
     """Return numbers and size of the attention heads.
 
     Args:
-        values: Values of config.json.
-        head_dim: Default of the architecture; None: the hidden size over the number of heads.
-        num_kv_heads: Default of the architecture; None: the number of query heads.
+        values: Values of config.json; without `num_key_value_heads` there are as many as query
+            heads, without `head_dim` it is the hidden size over their number.
 
     Raises:
         UnsupportedModelError: A value is missing, wrong or not supported.
     """
     hidden, heads = values.count("hidden_size"), values.count("num_attention_heads")
-    kv_heads = values.count("num_key_value_heads", num_kv_heads or heads)
+    kv_heads = values.count("num_key_value_heads", heads)
     if heads % kv_heads:
         raise UnsupportedModelError(
             f"{values.architecture}: num_attention_heads ({heads}) must be a multiple of "
             f"num_key_value_heads ({kv_heads})"
         )
-    return HeadSizes(heads, kv_heads, _head_dim(values, head_dim, hidden, heads))
+    return HeadSizes(heads, kv_heads, _head_dim(values, hidden, heads))
 
 
 def read_equal_heads(values: ConfigValues) -> HeadSizes:
@@ -155,7 +153,9 @@ def read_layer_norm(
 
 
 def same_layers(
-    values: ConfigValues, attention: AttentionConfig, mlp: MLPConfig | MoEConfig | DualMLPConfig
+    values: ConfigValues,
+    attention: AttentionConfig | MLAConfig,
+    mlp: MLPConfig | MoEConfig | DualMLPConfig,
 ) -> tuple[LayerConfig, ...]:
     """Return equal layers."""
     return (LayerConfig(attention=attention, mlp=mlp),) * values.count("num_hidden_layers")
@@ -199,6 +199,25 @@ def moe_layers(
         LayerConfig(attention=attention, mlp=moe if has_experts else dense)
         for attention, has_experts in pairs
     )
+
+
+def layers_with_experts(values: ConfigValues, num_dense: int) -> list[bool]:
+    """Return whether each layer has experts.
+
+    Args:
+        values: Values of config.json.
+        num_dense: Number of the first layers without, for files without `mlp_layer_types`.
+
+    Raises:
+        UnsupportedModelError: A type is not known, or there is not one for each layer.
+    """
+    num_layers, kinds = values.count("num_hidden_layers"), values.names("mlp_layer_types")
+    if not kinds:
+        return [layer >= num_dense for layer in range(num_layers)]
+    if len(kinds) != num_layers or set(kinds) - {DENSE, SPARSE}:
+        wanted = f"{DENSE} or {SPARSE} for each of the {num_layers} layers"
+        raise values.wrong("mlp_layer_types", list(kinds), wanted)
+    return [kind == SPARSE for kind in kinds]
 
 
 def read_layer_types(
@@ -248,10 +267,8 @@ def layers_with_rope(values: ConfigValues, listed: Sequence[int] | None) -> list
         interval = values.count("no_rope_layer_interval", 4)
         return [(layer + 1) % interval != 0 for layer in range(num_layers)]
     if len(listed) != num_layers or set(listed) - {0, 1}:
-        raise UnsupportedModelError(
-            f"{values.architecture}: no_rope_layers in config.json must have a 0 or 1 for each of "
-            f"the {num_layers} layers, got {list(listed)!r}"
-        )
+        wanted = f"a 0 or 1 for each of the {num_layers} layers"
+        raise values.wrong("no_rope_layers", list(listed), wanted)
     return [bool(each) for each in listed]
 
 
@@ -277,15 +294,16 @@ def refuse_flag(values: ConfigValues, key: str, reason: str) -> None:
         )
 
 
-def _head_dim(values: ConfigValues, default: int | None, hidden: int, heads: int) -> int:
-    if default is None and not values.has("head_dim") and hidden % heads:
+def _head_dim(values: ConfigValues, hidden: int, heads: int) -> int:
+    if not values.has("head_dim") and hidden % heads:
         raise UnsupportedModelError(
             f"{values.architecture}: hidden_size ({hidden}) is not a multiple of "
             f"num_attention_heads ({heads}), and config.json has no head_dim"
         )
-    head_dim = values.count("head_dim", default or hidden // heads)
+    head_dim = values.count("head_dim", hidden // heads)
     if head_dim % 2:
         raise UnsupportedModelError(
-            f"{values.architecture}: head_dim ({head_dim}) must be even for a rotary embedding"
+            f"{values.architecture}: head_dim ({head_dim}) must be even; quire does not support "
+            "odd head sizes"
         )
     return head_dim

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any, Literal
 
+from quire.errors import UnsupportedModelError
 from quire.interfaces.model import ModelDescription
 from quire.interfaces.weight_rules import WeightRule
 from quire.layers.attention.rope_parameters import RopeParameters
 from quire.layers.config_values import ConfigValues
 from quire_models.decoder.options.attention_config import AttentionConfig, NormConfig
+from quire_models.decoder.options.layer_inputs_config import LayerInputsConfig
 from quire_models.decoder.options.mla_config import MLAConfig
 from quire_models.decoder.options.mlp_config import MLPConfig
 from quire_models.decoder.options.moe_config import DualMLPConfig, MoEConfig
@@ -25,6 +27,7 @@ Placement = Literal[
     "parallel",
     "parallel_two_norms",
 ]
+FREQUENCIES = r".*\.rotary_emb\.inv_freq"  # in checkpoints, and computed here
 Rope = tuple[RopeParameters, int]  # with the number of a head's elements that it is for
 
 
@@ -69,6 +72,8 @@ class DecoderConfig:
             norm (`parallel`) or one each (`parallel_two_norms`).
         has_final_norm: Whether a norm follows the last layer.
         positions: Learned position embeddings; None: none.
+        layer_inputs: Inputs that each layer has for itself, with the placement `scaled_sandwich`;
+            None: none.
         has_embedding_norm: Whether embeddings are normalised.
         embedding_size: Elements of an embedding, projected to and from the hidden size; None: it is
             the hidden size.
@@ -91,6 +96,7 @@ class DecoderConfig:
     placement: Placement = "pre"
     has_final_norm: bool = True
     positions: PositionTable | None = None
+    layer_inputs: LayerInputsConfig | None = None
     has_embedding_norm: bool = False
     embedding_size: int | None = None
     embedding_scale: float = 1.0
@@ -101,7 +107,22 @@ class DecoderConfig:
     final_logit_soft_cap: float | None = None
     weight_prefixes: tuple[tuple[str, str], ...] = ()
     weight_rules: tuple[WeightRule, ...] = ()
-    ignored_weights: tuple[str, ...] = field(default=(r".*\.rotary_emb\.inv_freq",))
+    ignored_weights: tuple[str, ...] = (FREQUENCIES,)
+
+    def __post_init__(self) -> None:
+        if self.layer_inputs is not None and self.placement != "scaled_sandwich":
+            raise UnsupportedModelError(
+                "inputs of each layer are supported with the placement scaled_sandwich only, not "
+                f"with {self.placement}"
+            )
+        for index, layer in enumerate(self.layers):
+            _check_shared(index, layer.attention, self.layers[:index])
+
+    @property
+    def source_layers(self) -> frozenset[int]:
+        """Indexes of the layers whose keys and values others use."""
+        used = (layer.attention.key_values_of for layer in self.layers)
+        return frozenset(index for index in used if index is not None)
 
     @property
     def ropes(self) -> tuple[Rope, ...]:
@@ -125,6 +146,8 @@ class DecoderConfig:
         num_norms = {"sandwich": 4, "scaled_sandwich": 4, "parallel": 1}.get(self.placement, 2)
         per_layer = num_norms * norms + (self.placement == "scaled_sandwich")
         layers = sum(layer.num_params(hidden) + per_layer for layer in self.layers)
+        if self.layer_inputs is not None:
+            layers += self.layer_inputs.num_params(hidden, len(self.layers))
         return self._num_embedding_params() + layers + self.has_final_norm * norms
 
     def _num_embedding_params(self) -> int:
@@ -137,6 +160,31 @@ class DecoderConfig:
             tables += 2 * size * self.hidden_size
         norm = self.has_embedding_norm * self.norm.num_params(size)
         return tables + norm + self.head_bias * self.vocab_size
+
+
+def _check_shared(
+    index: int, attention: AttentionConfig | MLAConfig, earlier: Sequence[LayerConfig]
+) -> None:
+    """Check that the layer whose keys and values another one uses attends alike.
+
+    Raises:
+        UnsupportedModelError: It is no earlier layer, has none of its own, or attends otherwise.
+    """
+    if not isinstance(attention, AttentionConfig) or attention.key_values_of is None:
+        return
+    source = attention.key_values_of
+    if attention.has_sinks:
+        raise UnsupportedModelError(
+            f"layer {index} uses the keys and values of layer {source}; sinks are not supported "
+            "with it"
+        )
+    if source >= len(earlier) or earlier[source].attention != replace(
+        attention, key_values_of=None
+    ):
+        raise UnsupportedModelError(
+            f"layer {index} uses the keys and values of layer {source}, which must be an earlier "
+            "layer with keys and values of its own and the same options of attention"
+        )
 
 
 def attention_name(layer: int) -> str:
@@ -162,7 +210,9 @@ def describe_decoder(
         num_params=decoder.num_params,
         checkpoint_dtype=values.text("dtype", values.text("torch_dtype", "float32")),
         kv_layers=tuple(
-            each.kv_layer(attention_name(index), index) for index, each in enumerate(attentions)
+            each.kv_layer(attention_name(index), index)
+            for index, each in enumerate(attentions)
+            if each.key_values_of is None
         ),
         logit_soft_cap=_soft_cap(decoder),
         quantization=method.text("quant_method") if method.config else None,
@@ -170,6 +220,8 @@ def describe_decoder(
         sharded_sizes=_sharded_sizes(decoder),
         num_experts=max((moe.routing.num_experts for moe in _mixtures(decoder)), default=0),
         expert_sizes=_expert_sizes(decoder),
+        num_table_params=_num_table_params(decoder),
+        indivisible_reason=_indivisible_reason(decoder),
     )
 
 
@@ -201,6 +253,20 @@ def _sharded_sizes(decoder: DecoderConfig) -> dict[str, int]:
     dense = {mlp.width for mlp in _mlps(decoder) if isinstance(mlp, MLPConfig)}
     sizes = {"intermediate_size": dense, "width of the shared experts": shared}
     return {name: gcd(*widths) for name, widths in sizes.items() if widths}
+
+
+def _num_table_params(decoder: DecoderConfig) -> int:
+    inputs = decoder.layer_inputs
+    return 0 if inputs is None else inputs.num_table_params(len(decoder.layers))
+
+
+def _indivisible_reason(decoder: DecoderConfig) -> str:
+    """Return why there cannot be pipeline stages: they pass on hidden states only."""
+    if decoder.layer_inputs is not None:
+        return "its layers have inputs of their own, made from token ids"
+    if decoder.source_layers:
+        return "some of its layers use the keys and values of others"
+    return ""
 
 
 def _soft_cap(decoder: DecoderConfig) -> float | None:

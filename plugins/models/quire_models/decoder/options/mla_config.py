@@ -42,6 +42,11 @@ class MLAConfig:
     has_bias: bool = False
 
     @property
+    def key_values_of(self) -> None:
+        """Index of the layer whose cache is used: none, it has its own."""
+        return None
+
+    @property
     def head_dim(self) -> int:
         """Elements of a token's row in the cache."""
         return self.latent_dim + self.rope_dim

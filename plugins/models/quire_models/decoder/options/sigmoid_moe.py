@@ -13,6 +13,7 @@ from quire.layers.config_values import ConfigValues
 from quire.layers.moe.routing import Routing
 from quire_models.decoder.options.attention_config import AttentionConfig
 from quire_models.decoder.options.config_reading import (
+    layers_with_experts,
     moe_layers,
     read_decoder,
     read_mlp,
@@ -40,11 +41,10 @@ def read_sigmoid_moe(
     """
     expert = read_mlp(values, width="moe_intermediate_size")
     moe = MoEConfig(routing=_read_routing(values), expert=expert, shared=read_shared(values))
-    first = values.whole("first_k_dense_replace", 1)
-    is_moe = [layer >= first for layer in range(len(attentions))]
+    is_moe = layers_with_experts(values, values.whole("first_k_dense_replace", 1))
     layers = moe_layers(attentions, read_mlp(values), moe, is_moe)
-    rules = SHARED_EXPERTS
-    return read_decoder(values, layers, read_rms_norm(values, eps), weight_rules=rules)
+    norm = read_rms_norm(values, eps)
+    return read_decoder(values, layers, norm, weight_rules=SHARED_EXPERTS)
 
 
 def _read_routing(values: ConfigValues) -> Routing:

@@ -49,28 +49,19 @@ def test_heads_divide_the_hidden_size():
     assert read_heads(values(head_dim=None)) == HeadSizes(4, 2, 8)
 
 
-def test_a_head_size_of_the_config_goes_before_that_of_the_family():
-    assert read_heads(values(), head_dim=128).head_dim == 128
-    assert read_heads(values(head_dim=16), head_dim=128).head_dim == 16
-
-
 def test_a_head_size_that_is_given_need_not_divide_the_hidden_size():
     assert read_heads(values(hidden_size=33, head_dim=8)).head_dim == 8
-    assert read_heads(values(hidden_size=33), head_dim=128).head_dim == 128
     with refused(r"hidden_size \(33\) is not a multiple of num_attention_heads \(4\)"):
         read_heads(values(hidden_size=33))
 
 
-@pytest.mark.parametrize("default", [None, 128])
-def test_odd_heads_are_refused(default):
-    with refused(r"head_dim \(7\) must be even"):
-        read_heads(values(head_dim=7), head_dim=default)
+def test_odd_heads_are_refused():
+    with refused(r"head_dim \(7\) must be even; quire does not support odd head sizes$"):
+        read_heads(values(head_dim=7))
 
 
-def test_without_kv_heads_there_are_those_of_the_family_or_as_many_as_query_heads():
-    silent = values(num_key_value_heads=None)
-    assert read_heads(silent).num_kv_heads == 4
-    assert read_heads(silent, num_kv_heads=1).num_kv_heads == 1
+def test_without_kv_heads_there_are_as_many_as_query_heads():
+    assert read_heads(values(num_key_value_heads=None)).num_kv_heads == 4
     assert read_equal_heads(values()) == HeadSizes(4, 4, 8)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from quire.errors import UnsupportedModelError
 from quire.interfaces.model import ModelDescription
 from quire.layers.attention.rope_parameters import RopeParameters
 from quire_models.decoder.options.attention_config import AttentionConfig, NormConfig, QKNormConfig
@@ -13,6 +14,7 @@ from quire_models.decoder.options.decoder_config import (
     LayerConfig,
     describe_decoder,
 )
+from quire_models.decoder.options.layer_inputs_config import LayerInputsConfig
 from quire_models.decoder.options.mlp_config import MLPConfig
 
 ARCHITECTURE = "AcmeForCausalLM"
@@ -63,6 +65,45 @@ def test_each_layer_has_the_kv_cache_of_its_attention():
     assert [(layer.num_kv_heads, layer.head_dim) for layer in layers] == [(2, 8), (1, 8), (2, 8)]
     assert [layer.has_sinks for layer in layers] == [False, False, True]
     assert [layer.layer_index for layer in layers] == [0, 1, 2]
+
+
+def test_a_layer_that_uses_the_keys_of_another_has_no_cache_and_is_not_divided_from_it():
+    shared = replace(ATTENTION, key_values_of=0)
+    description = describe({}, ATTENTION, shared)
+    assert [layer.layer_index for layer in description.kv_layers] == [0]
+    assert "use the keys and values of others" in description.indivisible_reason
+    assert describe({}, ATTENTION).indivisible_reason == ""
+    assert shared.num_params(32) == ATTENTION.num_params(32) - 2 * 2 * 8 * 32
+
+
+@pytest.mark.parametrize(
+    "attentions",
+    [
+        (ATTENTION, replace(ATTENTION, key_values_of=1)),
+        (ATTENTION, replace(ATTENTION, key_values_of=0, window=9)),
+        (ATTENTION, *[replace(ATTENTION, key_values_of=index) for index in (0, 1)]),
+    ],
+    ids=["itself", "other options", "one without its own"],
+)
+def test_keys_of_a_layer_that_has_none_or_attends_otherwise_are_refused(attentions):
+    with pytest.raises(UnsupportedModelError, match="which must be an earlier layer with keys"):
+        decoder_of(*attentions)
+
+
+def test_sinks_of_layers_that_use_the_keys_of_others_are_refused():
+    own = replace(ATTENTION, has_sinks=True)
+    with pytest.raises(UnsupportedModelError, match=r"layer 1 uses .* layer 0; sinks are not"):
+        decoder_of(own, replace(own, key_values_of=0))
+
+
+def test_inputs_of_layers_need_a_placement_that_adds_them():
+    inputs = LayerInputsConfig(size=6, vocab_size=100, activation="silu", norm=NORM)
+    with pytest.raises(UnsupportedModelError, match="scaled_sandwich only, not with pre"):
+        decoder_of(ATTENTION, layer_inputs=inputs)
+    decoder = decoder_of(ATTENTION, placement="scaled_sandwich", layer_inputs=inputs)
+    description = describe_decoder(ARCHITECTURE, {}, decoder)
+    assert description.num_table_params == 600
+    assert "made from token ids" in description.indivisible_reason
 
 
 def test_the_older_spelling_of_the_dtype_is_read_and_the_newer_goes_before_it():
