@@ -16,16 +16,23 @@ if TYPE_CHECKING:
     from quire.llm import LLM
     from quire.outputs import LoRARequest, RequestOutput
     from quire.plugins.registry import Registrar
-    from quire.sampling_params import SamplingParams, StructuredOutputsParams
+    from quire.sampling_params import (
+        BeamSearchParams,
+        RepetitionDetectionParams,
+        SamplingParams,
+        StructuredOutputsParams,
+    )
 
 __version__ = version("quire")
 
 __all__ = [
     "LLM",
     "AsyncEngine",
+    "BeamSearchParams",
     "CachedBlocks",
     "LoRARequest",
     "Registrar",
+    "RepetitionDetectionParams",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputsParams",
@@ -36,9 +43,11 @@ __all__ = [
 _MODULES = {
     "LLM": "quire.llm",
     "AsyncEngine": "quire.async_engine",
+    "BeamSearchParams": "quire.sampling_params",
     "CachedBlocks": "quire.cached_blocks",
     "LoRARequest": "quire.outputs",
     "Registrar": "quire.plugins.registry",
+    "RepetitionDetectionParams": "quire.sampling_params",
     "RequestOutput": "quire.outputs",
     "SamplingParams": "quire.sampling_params",
     "StructuredOutputsParams": "quire.sampling_params",

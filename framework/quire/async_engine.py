@@ -7,7 +7,7 @@ from quire.config import DEFAULT_MODEL, Settings
 from quire.launch import Engine, start_engine
 from quire.messages import EngineStats, KVEventBatch, ResetPrefixCache
 from quire.outputs import Delta, Messages, Prompt, RequestOutput
-from quire.sampling_params import SamplingParams
+from quire.sampling_params import BeamSearchParams, SamplingParams
 
 
 class AsyncEngine:
@@ -92,6 +92,32 @@ class AsyncEngine:
         )
         self.frontend.completion_parsers.split(result.outputs, text, tools)
         return result
+
+    async def beam_search(
+        self,
+        prompt: Prompt,
+        params: BeamSearchParams,
+        *,
+        lora_request: str | None = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> RequestOutput:
+        """Search for the completions with the largest log probabilities; the best is the first.
+
+        Args:
+            prompt: Text, token ids, or a dict with `prompt` or `prompt_token_ids`.
+            params: Parameters of the search.
+            lora_request: Name of a LoRA adapter.
+            priority: Priority, smaller first; needs the scheduling policy `priority`.
+            timeout_s: Seconds after which the request fails with a `RequestTimeoutError`.
+
+        Raises:
+            RequestError: The request is invalid or failed.
+            EngineDeadError: The engine stopped.
+        """
+        return await self.frontend.generate_whole(
+            prompt, params, adapter=lora_request, priority=priority, timeout_s=timeout_s
+        )
 
     @property
     def stats(self) -> EngineStats:

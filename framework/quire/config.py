@@ -28,12 +28,18 @@ TYPE_WORDS = {str: "text", bool: "true or false", int: "a whole number", float: 
 LIST_WORDS = {str: "strings", int: "whole numbers"}
 
 DEFAULT_MODEL = "demo"
-DEFAULT_STRUCTURED_OUTPUT = "outlines"
+DEFAULT_STRUCTURED_OUTPUT = "auto"
 DEFAULT_LORA_SOURCE = "peft"
 DEFAULT_EXECUTOR = "in_process"  # of one worker
 GRID_EXECUTOR = "processes"  # of several workers
 DEFAULT_SCHEDULING_POLICY = "fcfs"
-DEFAULT_LOGITS_PROCESSORS = ("temperature", "top_k_top_p", "min_p")
+DEFAULT_LOGITS_PROCESSORS = (
+    "dry", "repetition_penalty", "sampled_token_penalties",
+    "logit_bias", "allowed_token_ids", "bad_words",
+    "dynamic_temperature", "quadratic_smoothing", "temperature",
+    "epsilon_cutoff", "eta_cutoff", "min_p", "top_a", "top_k_top_p", "top_n_sigma", "typical_p",
+    "xtc",
+)  # fmt: skip
 DEFAULT_SAMPLERS = {
     "torch": "categorical",
     "triton": "gumbel",
@@ -51,6 +57,7 @@ KV_CACHE_DTYPES = {
     "fp8_e4m3": "float8_e4m3fn",
 }
 KERNELS = ("auto", "torch", "triton", "native")
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 
 
 def option(
@@ -431,20 +438,45 @@ class PartSettings:
     samplers: tuple[str, ...] = option(
         ("default",), "Sampler steps, in any order; `default` stands for the built-in ones."
     )
-    structured_output: str = option(DEFAULT_STRUCTURED_OUTPUT, "Structured-output backend.")
+    structured_output: str = option(
+        DEFAULT_STRUCTURED_OUTPUT,
+        "Structured-output backend; auto: for each request the first that honours its constraint.",
+    )
     tool_call_parser: str = option(
         "auto", "Tool-call parser; auto: detected from the chat template."
     )
     reasoning_parser: str = option(
         "auto", "Reasoning parser; auto: detected from the chat template."
     )
-    grammar_timeout_s: float = option(10.0, "Seconds that a grammar may take to compile.")
+    grammar_timeout_s: float = option(
+        10.0, "Seconds of CPU time that a grammar may take to compile."
+    )
 
     def __post_init__(self) -> None:
         if self.grammar_timeout_s <= 0:
             raise SettingsError(
                 f"grammar_timeout_s must be more than 0, got {self.grammar_timeout_s:g}"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingSettings:
+    """What requests may ask of the sampled tokens."""
+
+    max_logprobs: int = option(
+        20,
+        "Maximum number of most likely tokens per position that a request may ask log "
+        "probabilities of; -1: the whole vocabulary.",
+    )
+    logprobs_mode: str = option(
+        "raw_logprobs",
+        "Values that `logprobs` reports: raw_logprobs (the model's own), processed_logprobs (after "
+        "masks and every sampler step), raw_logits or processed_logits.",
+    )
+
+    def __post_init__(self) -> None:
+        _check_at_least("max_logprobs", self.max_logprobs, -1)
+        _check_choice("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -499,6 +531,7 @@ class Settings:
     parallel: ParallelSettings = field(default_factory=ParallelSettings)
     lora: LoRASettings = field(default_factory=LoRASettings)
     parts: PartSettings = field(default_factory=PartSettings)
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
     plugins: PluginSettings = field(default_factory=PluginSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
 
@@ -533,6 +566,7 @@ GROUPS: dict[str, type[Any]] = {
     "parallel": ParallelSettings,
     "lora": LoRASettings,
     "parts": PartSettings,
+    "sampling": SamplingSettings,
     "plugins": PluginSettings,
     "server": ServerSettings,
 }

@@ -7,12 +7,18 @@ from typing import Any, Literal, Self, TypeVar, overload
 from quire.compose.composition import Composition
 from quire.config import DEFAULT_MODEL, Settings
 from quire.errors import EngineDeadError, InvalidRequestError, PromptsError, QuireError
-from quire.frontend.offline_frontend import MAX_IN_FLIGHT, Finish, OfflineFrontend, Outcome
+from quire.frontend.offline_frontend import (
+    MAX_IN_FLIGHT,
+    Finish,
+    OfflineFrontend,
+    Outcome,
+    Params,
+)
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.launch import Engine, start_engine
 from quire.messages import AdapterRef, EngineStats, LoadAdapter, ResetPrefixCache
 from quire.outputs import LoRARequest, Messages, Prompt, RequestOutput
-from quire.sampling_params import SamplingParams
+from quire.sampling_params import BeamSearchParams, SamplingParams
 
 Adapter = str | LoRARequest | None
 T = TypeVar("T")
@@ -224,6 +230,75 @@ class LLM:
             is_one=_is_one_conversation(messages),
         )
 
+    @overload
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams | Sequence[BeamSearchParams],
+        *,
+        lora_request: Adapter | Sequence[Adapter] = None,
+        priority: Sequence[int] | int = 0,
+        timeout_s: Sequence[float | None] | float | None = None,
+        return_errors: Literal[False] = False,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]: ...
+
+    @overload
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams | Sequence[BeamSearchParams],
+        *,
+        lora_request: Adapter | Sequence[Adapter] = None,
+        priority: Sequence[int] | int = 0,
+        timeout_s: Sequence[float | None] | float | None = None,
+        return_errors: Literal[True],
+        use_tqdm: bool = False,
+    ) -> list[Outcome]: ...
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams | Sequence[BeamSearchParams],
+        *,
+        lora_request: Adapter | Sequence[Adapter] = None,
+        priority: Sequence[int] | int = 0,
+        timeout_s: Sequence[float | None] | float | None = None,
+        return_errors: bool = False,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput] | list[Outcome]:
+        """Search for the completions with the largest log probabilities.
+
+        The outputs of a prompt are the completions that its search found, the best first, each with
+        its `cumulative_logprob`. They are those of transformers' beam search.
+
+        Args:
+            prompts: Prompts as for `generate`.
+            params: Parameters of the search, for all prompts or one for each.
+            lora_request: Adapter, for all or one for each; see `generate`.
+            priority: Priority, for all or one for each; see `generate`.
+            timeout_s: Timeout, for all or one for each; see `generate`.
+            return_errors: Return the error of a prompt in place of its output; see `generate`.
+            use_tqdm: Show a progress bar, on a terminal.
+
+        Raises:
+            PromptsError: Prompts of a list are invalid or failed; see `generate`.
+            RequestError: The prompt is not in a list, and is invalid or failed.
+            InvalidRequestError: The number of entries of an argument differs from the number of
+                prompts.
+            EngineDeadError: The engine has died or was closed, before or during the call.
+        """
+        return self._run(
+            _as_list(prompts),
+            params,
+            lora_request,
+            priority=priority,
+            timeout_s=timeout_s,
+            return_errors=return_errors,
+            use_progress=use_tqdm,
+            is_one=_is_one_prompt(prompts),
+        )
+
     @property
     def has_chat_template(self) -> bool:
         """Whether the model has a chat template, which `chat` needs."""
@@ -283,7 +358,7 @@ class LLM:
     def _run(
         self,
         prompts: Sequence[Prompt | QuireError],
-        params: SamplingParams | Sequence[SamplingParams] | None,
+        params: Params | Sequence[Params] | None,
         adapters: Adapter | Sequence[Adapter],
         *,
         priority: Sequence[int] | int,

@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from quire.sampling_params import SamplingParams
+from quire.sampling_params import BeamSearchParams, SamplingParams
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "repetition", "abort", "error"]
 
 
 class AdapterRef(msgspec.Struct, frozen=True):
@@ -52,6 +52,22 @@ class MediaSpan(msgspec.Struct, frozen=True, array_like=True):
     content_hash: str
 
 
+class ThinkingBudget(msgspec.Struct, frozen=True):
+    """The number of tokens that a request may think.
+
+    Attributes:
+        max_tokens: Number of tokens of the thinking, without its markers.
+        end_token_id: Token that ends the thinking; it is sampled when the budget is used up.
+        start_token_id: Token by which the completion may open the thinking; None: it cannot.
+        is_open: Whether the prompt has opened the thinking.
+    """
+
+    max_tokens: int
+    end_token_id: int
+    start_token_id: int | None
+    is_open: bool
+
+
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request to the engine to generate one completion of a prompt.
 
@@ -68,6 +84,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         stop_token_ids: End-of-text token ids of the model, and those that the caller gave.
         thinking_end_token_id: Token after which a structured-output constraint starts to apply;
             None: from the first token.
+        thinking_budget: Limit of the thinking; None: there is none.
         adapter: LoRA adapter; None: the base model.
         media: Images, videos and audio clips of the prompt.
         priority: Scheduling priority, smaller first; used if the scheduling policy reads it.
@@ -75,6 +92,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
             one.
         arrival_s: Arrival time, by `time.monotonic()` of the frontend's process.
         timeout_s: Seconds from the arrival after which it fails; None: the engine's limit, if any.
+        beam_search: Parameters of a beam search, whose best `params.n` hypotheses are the output;
+            None: the completion is sampled.
     """
 
     request_id: str
@@ -85,12 +104,14 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     child: int = 0
     stop_token_ids: tuple[int, ...] = ()
     thinking_end_token_id: int | None = None
+    thinking_budget: ThinkingBudget | None = None
     adapter: AdapterRef | None = None
     media: tuple[MediaSpan, ...] = ()
     priority: int = 0
     cache_salt: str | None = None
     arrival_s: float = 0.0
     timeout_s: float | None = None
+    beam_search: BeamSearchParams | None = None
 
     def deadline_s(self, max_timeout_s: float | None) -> float:
         """Return the time by which it must finish, on the clock of `arrival_s`.
@@ -110,7 +131,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Log probabilities at one position.
 
     Attributes:
-        token_ids: The chosen token, then the most likely ones.
+        token_ids: The chosen token, then the most likely ones, or those that the request names.
         logprobs: Log probability of each of `token_ids`.
         rank: Rank of the chosen token; 1 is the most likely.
     """
@@ -135,6 +156,24 @@ class ErrorReport(msgspec.Struct, frozen=True):
     cause: str | None = None
 
 
+class BeamHypothesis(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A completion that a beam search has found.
+
+    Attributes:
+        token_ids: Its tokens.
+        cumulative_logprob: Sum of the log probabilities of its tokens.
+        finish_reason: Reason why it ends.
+        stop_reason: The token id that ended it, if the caller named it.
+        logprobs: Log probabilities at each of its tokens, if the request asks for them.
+    """
+
+    token_ids: list[int]
+    cumulative_logprob: float
+    finish_reason: FinishReason
+    stop_reason: int | None = None
+    logprobs: list[TokenLogprobs] | None = None
+
+
 class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The results of one step for one request.
 
@@ -147,6 +186,7 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         stop_reason: The token id that ended it, if one did.
         num_cached_tokens: Number of prompt tokens found in the prefix cache and not computed.
         error: The error, if `finish_reason` is "error".
+        hypotheses: The completions of a beam search, the best first, with the last output.
     """
 
     request_id: str
@@ -157,6 +197,7 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     stop_reason: int | None = None
     num_cached_tokens: int = 0
     error: ErrorReport | None = None
+    hypotheses: list[BeamHypothesis] | None = None
 
 
 class ReplicaStats(msgspec.Struct, frozen=True, array_like=True):
@@ -267,6 +308,13 @@ class EngineOutputs(msgspec.Struct, frozen=True, omit_defaults=True):
     kv_events: list[KVEventBatch] = []
 
 
+class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
+    """A KV block to copy to another one, before anything is computed."""
+
+    source: int
+    target: int
+
+
 class SlotAssignment(msgspec.Struct, frozen=True, kw_only=True):
     """The whole state of a slot, sent when a request gets it, also again after a preemption."""
 
@@ -280,9 +328,11 @@ class SlotAssignment(msgspec.Struct, frozen=True, kw_only=True):
     child: int
     num_logprobs: int | None = None  # None: no logprobs
     num_prompt_logprobs: int | None = None  # None: none for the prompt
+    logprob_token_ids: tuple[int, ...] = ()  # reported instead of the most likely tokens
     min_tokens: int = 0  # before so many, `stop_token_ids` are not sampled
     stop_token_ids: tuple[int, ...] = ()
     adapter: AdapterRef | None = None
+    block_copies: list[BlockCopy] = []
 
 
 class NewBlocks(msgspec.Struct, frozen=True, array_like=True):

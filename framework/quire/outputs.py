@@ -25,7 +25,7 @@ class Logprob(msgspec.Struct, frozen=True):
 
     Attributes:
         logprob: Log probability by the model: raw, before temperature, filters, masks and every
-            other logits processor.
+            other logits processor, unless the engine has another `logprobs_mode`.
         rank: Rank among all tokens by log probability, from 1; None where it was not requested.
     """
 
@@ -42,6 +42,9 @@ class ToolCall(msgspec.Struct, frozen=True):
     arguments: str
 
 
+SampleLogprobs = Sequence[Mapping[int, Logprob]]
+
+
 class CompletionOutput(msgspec.Struct, kw_only=True):
     """One completion.
 
@@ -49,17 +52,20 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
         index: Index among the n completions.
         text: The whole completion; for `chat` without reasoning and tool calls, which have their
             own fields.
-        logprobs: For each token, the candidates by token id, the chosen one first; raw, see
-            `Logprob`.
+        logprobs: For each token, the candidates by token id, the chosen one first; see `Logprob`.
+            Each is a dict, with `flat_logprobs` a compact mapping.
         stop_reason: The stop string or stop token id that ended it; None for end-of-text.
+        cumulative_logprob: Sum of the log probabilities of its tokens; None if they were neither
+            requested nor needed.
     """
 
     index: int
     text: str
     token_ids: list[int]
-    logprobs: list[dict[int, Logprob]] | None = None
+    logprobs: SampleLogprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    cumulative_logprob: float | None = None
     reasoning: str | None = None
     tool_calls: list[ToolCall] = []
 
@@ -72,8 +78,8 @@ class RequestOutput(msgspec.Struct, kw_only=True):
 
     Attributes:
         prompt_logprobs: For each token of the prompt, the candidates by token id, the prompt's own
-            token first, each a dict; None for the first token, which has no prediction. None if
-            not requested.
+            token first, each a dict, with `flat_logprobs` a compact mapping; None for the first
+            token, which has no prediction. None if not requested.
         num_cached_tokens: Number of prompt tokens that the first completion found in the prefix
             cache; the other completions share its prompt.
     """
@@ -100,7 +106,7 @@ class Delta(msgspec.Struct, kw_only=True):
     index: int
     text: str
     token_ids: list[int]
-    logprobs: list[dict[int, Logprob]] | None = None
+    logprobs: SampleLogprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0

@@ -14,9 +14,14 @@ class CountingGrammars(ScriptedGrammars):
         self.due: list[str] = []  # submitted, and neither ready nor failed yet
 
     def submit(
-        self, request_id: str, params: StructuredOutputsParams, *, is_active: bool = True
+        self,
+        request_id: str,
+        params: StructuredOutputsParams,
+        *,
+        is_active: bool = True,
+        client: str = "",
     ) -> None:
-        super().submit(request_id, params, is_active=is_active)
+        super().submit(request_id, params, is_active=is_active, client=client)
         self.accepted.pop(request_id, None)
         self.due.append(request_id)
 

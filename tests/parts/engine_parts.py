@@ -124,7 +124,9 @@ class ScriptedGrammars:
         self.is_shut_down = False
         self._rows: list[tuple[int, str]] = []
 
-    def submit(self, request_id: str, params: Any, *, is_active: bool = True) -> None:
+    def submit(
+        self, request_id: str, params: Any, *, is_active: bool = True, client: str = ""
+    ) -> None:
         self.submitted.append(request_id)
         if not is_active:
             self.inactive.add(request_id)

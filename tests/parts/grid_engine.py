@@ -13,6 +13,7 @@ import msgspec
 from engine_parts import InOrder, ScriptedGrammars
 from grid_parts import placing_any_grid
 
+from quire.compose.composition import Composition
 from quire.compose.sizes.layer_specs import stage_specs
 from quire.config import Settings
 from quire.engine.core import EngineCore
@@ -37,6 +38,7 @@ from quire.messages import (
     WorkerControl,
 )
 from quire.plugins.loading import load_plugins
+from quire.sampling_params import SamplingParams
 from quire.testing.model.threaded_ranks import RankThreads, results_of
 from quire.worker.model_runner import ModelRunner
 from quire.worker.parts import WorkerParts
@@ -158,8 +160,10 @@ class GridRunner(StepRunner):
 class EveryThirdToken(ScriptedGrammars):
     """Grammars that are ready at once: token i of a completion leaves the remainder i % 3."""
 
-    def submit(self, request_id: str, params: Any, *, is_active: bool = True) -> None:
-        super().submit(request_id, params, is_active=is_active)
+    def submit(
+        self, request_id: str, params: Any, *, is_active: bool = True, client: str = ""
+    ) -> None:
+        super().submit(request_id, params, is_active=is_active, client=client)
         self.accepted[request_id] = []
         self.ready.append((request_id, None))
 
@@ -205,11 +209,12 @@ class GridEngine:
     runner: GridRunner
     workers: list[ModelWorker]
     plans: list[KVPlan]
+    field_defaults: dict[str, Any]  # of the fields that samplers add, as an intake gives them
 
     def run(self, requests: Sequence[EngineRequest], max_steps: int = 500) -> dict[str, Completion]:
         """Run requests to their end."""
         for request in requests:
-            self.core.add(request)
+            self.add(request)
         found = {request.request_id: Completion() for request in requests}
         for _ in range(max_steps):
             if not self.core.has_work():
@@ -217,6 +222,12 @@ class GridEngine:
             for output in self.core.step().outputs:
                 found[output.request_id].outputs.append(output)
         raise AssertionError(f"still busy after {max_steps} steps")
+
+    def add(self, request: EngineRequest) -> None:
+        """Add a request, with the defaults of the fields that it lacks."""
+        extra_args = self.field_defaults | request.params.extra_args
+        params = msgspec.structs.replace(request.params, extra_args=extra_args)
+        self.core.add(msgspec.structs.replace(request, params=params))
 
 
 @contextmanager
@@ -245,11 +256,21 @@ def grid_engine(
         ]
         runner = GridRunner(threads, threads.run([partial(w.allocate, plans) for w in workers]))
         core = make_core(composed, plans[0], runner, workers[0])
-        yield GridEngine(grid, core, runner, workers, plans)
+        yield GridEngine(grid, core, runner, workers, plans, _added_fields(composition))
         core.shutdown()
         threads.run([worker.shutdown for worker in workers])
     finally:
         threads.close()
+
+
+def _added_fields(composition: Composition) -> dict[str, Any]:
+    """Defaults of the fields that `SamplingParams` does not have as plain numbers."""
+    plain = SamplingParams().sampler_fields
+    return {
+        field.name: field.worker_default
+        for field in composition.sampler_fields
+        if field.name not in plain
+    }
 
 
 def compose_grid(folder: Path, grid: Grid, options: Mapping[str, Any]) -> Composed:

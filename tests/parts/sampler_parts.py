@@ -24,7 +24,7 @@ def tables_with(requests, extra_fields=()):
             num_computed_tokens=0,
             block_ids=[[]],
             num_prompt_tokens=NUM_PROMPT_TOKENS,
-            fields={field.name: request.get(field.name, field.default) for field in fields},
+            fields={field.name: request.get(field.name, field.worker_default) for field in fields},
             seed=slot + 5,
             child=0,
             **others,

@@ -102,6 +102,7 @@ class Batch:
     requests: Sequence[dict[str, Any]]
     logits: Tensor  # [N, V]
     masks: Sequence[RowBitmask] = ()
+    logprobs_mode: str = "raw_logprobs"
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,11 @@ class Sampled:
 
 
 def pipeline_of(
-    requests: Sequence[dict[str, Any]], vocab_size: int, kind: str, group: TensorParallelGroup
+    requests: Sequence[dict[str, Any]],
+    vocab_size: int,
+    kind: str,
+    group: TensorParallelGroup,
+    logprobs_mode: str = "raw_logprobs",
 ) -> SamplingPipeline:
     """Build a rank's pipeline, with a slot for each request."""
     sampler, fuses = KINDS[kind]
@@ -127,9 +132,12 @@ def pipeline_of(
         fused=FUSED if fuses else (),
         vocabulary=VocabularyShard(vocab_size, group),
         vocab_parallel=[i for i, step in enumerate(classes) if step in WORK_ON_SHARDS],
+        logprobs_mode=logprobs_mode,
     )
     for slot, request in enumerate(requests):
-        tables.info_of(slot).active_steps = pipeline.active_steps({**DEFAULTS, **request})
+        tables.info_of(slot).active_steps = pipeline.active_steps(
+            {**DEFAULTS, **request}, has_logprobs="num_logprobs" in request
+        )
     return pipeline
 
 
@@ -144,7 +152,7 @@ def sample_on_ranks(batch: Batch, tp_size: int, kind: str) -> list[Sampled]:
     vocab_size, slots = batch.logits.shape[1], list(range(len(batch.requests)))
 
     def sample(group: ThreadedGroup) -> Sampled:
-        pipeline = pipeline_of(batch.requests, vocab_size, kind, group)
+        pipeline = pipeline_of(batch.requests, vocab_size, kind, group, batch.logprobs_mode)
         local = shard_of(batch.logits, pipeline)
         sampled = pipeline.run(local, slots, torch.tensor(slots), batch.masks)
         return Sampled(sampled.read(), group.sent_bytes)

@@ -79,7 +79,7 @@ def test_each_name_is_shown_with_its_capabilities(acme, acme_site):
     (shown,) = json.loads(acme.run("plugins", "show", "acme_top_n_sigma", "--json").stdout)["names"]
     assert shown["file"] == str(acme_site / "acme_quire" / "sampler.py")
     (field,) = shown["capabilities"]["fields"]
-    assert (field["name"], field["type"], field["default"]) == ("top_n_sigma", "float", 0.0)
+    assert (field["name"], field["type"], field["default"]) == ("top_n_sigma", "number", 0.0)
 
 
 def test_the_doctor_finds_it_healthy(acme):
@@ -198,7 +198,7 @@ def test_the_third_party_parser_finds_a_forced_call(server, stream):
         "tools": [WEATHER],
         "tool_choice": "required",
         "temperature": 0.7,
-        "seed": 1,
+        "seed": 5,
         "max_tokens": 100,
         "stream": stream,
     }

@@ -20,7 +20,7 @@ COMMANDS = {
     "explain": "show which plugin would serve each part of a model, and why",
     "plugins": "list, show and check the installed plugins",
     "worker": "run ranks of an engine that is started on another machine",
-    "bench": "measure throughput, start-up, the scheduler and the prefix cache",
+    "bench": "measure throughput, start-up, the scheduler, the prefix cache and grammars",
 }
 
 

@@ -51,12 +51,12 @@ from quire.compose.choices.quantization_choice import (
     choose_quantization,
 )
 from quire.compose.choices.sampler_choice import choose_samplers
+from quire.compose.choices.structured_output_choice import choose_structured_output
 from quire.compose.composition import Choice, Composition, Decision, Rejection
 from quire.compose.sizes.layer_specs import build_spec, layer_specs
 from quire.compose.sizes.stage_layers import stage_layers
 from quire.config import (
     DEFAULT_SCHEDULING_POLICY,
-    DEFAULT_STRUCTURED_OUTPUT,
     DTYPES,
     Settings,
 )
@@ -209,8 +209,8 @@ def _compose(
         max_model_len=_max_model_len(settings.model.max_model_len, description),
         model=model,
         kv_cache_specs=_choose_specs(registries, description),
-        structured_output=choose_optional(
-            registries.structured_output, parts.structured_output, DEFAULT_STRUCTURED_OUTPUT
+        structured_output=choose_structured_output(
+            registries.structured_output, parts.structured_output
         ),
         tool_parser=choose_parser(registries.tool_parsers, parts.tool_call_parser, chat_template),
         reasoning_parser=choose_parser(

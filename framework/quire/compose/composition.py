@@ -134,7 +134,7 @@ class Composition:
     symmetric_memory: Decision[bool]
     kv_cache_specs: tuple[Choice, ...]
     samplers: tuple[Choice, ...]
-    structured_output: Choice | None
+    structured_output: tuple[Choice, ...]
     tool_parser: Choice | None
     reasoning_parser: Choice | None
     lora_source: Choice | None
@@ -194,7 +194,7 @@ class Composition:
     def choices(self) -> list[Choice]:
         """All parts, in the order in which `quire explain` lists them."""
         optional = (
-            self.structured_output, self.tool_parser, self.reasoning_parser, self.lora_source,
+            *self.structured_output, self.tool_parser, self.reasoning_parser, self.lora_source,
             self.shipped_lora_source, self.scheduling_policy, self.kv_store, self.executor,
         )  # fmt: skip
         parts = (

@@ -12,6 +12,7 @@ from quire.engine.request import Request, Status
 from quire.engine.results import failed_output, outcome_of, report_of
 from quire.engine.scheduling.scheduler import Scheduler
 from quire.engine.stopped_runner import StoppedRunner
+from quire.engine.thinking_budgets import ThinkingBudgets
 from quire.errors import (
     CapacityError,
     InvalidRequestError,
@@ -55,6 +56,7 @@ class EngineCore:
             device never waits for the host. Outputs then come one step later. A pipeline always
             has as many steps in flight as stages, and this adds none: see `_max_steps_in_flight`.
         pipeline_parallel_size: Number of pipeline stages.
+        vocab_size: V.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class EngineCore:
         *,
         async_scheduling: bool = False,
         pipeline_parallel_size: int = 1,
+        vocab_size: int = 0,
     ) -> None:
         self.scheduler = scheduler
         self.worker = worker
@@ -79,6 +82,7 @@ class EngineCore:
         self._journal = scheduler.kv.journal  # changes of the prefix cache, if they are reported
         self._preparing: set[str] = set()  # requests whose grammar is being compiled
         self._num_grammars = 0  # requests with a grammar
+        self._budgets = ThinkingBudgets(vocab_size)
         self._interrupts = Interrupts()
 
     def add(self, message: EngineRequest) -> None:
@@ -101,6 +105,8 @@ class EngineCore:
         except RequestFailedError as error:
             self._outbox.append(failed_output(message.request_id, report_of(error)))
             return
+        if message.thinking_budget is not None:
+            self._budgets.add(message.request_id, message.thinking_budget)
         if message.params.structured_outputs is not None:
             self._num_grammars += 1
             self._preparing.add(message.request_id)
@@ -108,6 +114,7 @@ class EngineCore:
                 message.request_id,
                 message.params.structured_outputs,
                 is_active=message.thinking_end_token_id is None,
+                client=message.cache_salt or "",
             )
 
     def abort(self, request_ids: Sequence[str]) -> None:
@@ -232,18 +239,21 @@ class EngineCore:
         if that token is in flight, the steps in flight are completed while this one computes. In a
         pipeline it never is, so a mask waits for no step.
         """
-        if not self._num_grammars:
+        if not (self._num_grammars or self._budgets):
             self._start(plan)
-        elif self._has_undecided_grammar(plan):
+        elif self._is_undecided(plan):
             self._execute(plan)
             while self._in_flight:
                 self._complete_step(outputs)
-            self._sample(plan, self._collect_masks() if self._request_masks(plan) else ())
-        elif self._request_masks(plan):
-            self._execute(plan)
-            self._sample(plan, self._collect_masks())
+            has_grammars = self._request_masks(plan)
+            self._sample(plan, [*self._forced_masks(plan), *self._collect_masks(has_grammars)])
         else:
-            self._start(plan)
+            has_grammars, forced = self._request_masks(plan), self._forced_masks(plan)
+            if has_grammars or forced:
+                self._execute(plan)
+                self._sample(plan, [*forced, *self._collect_masks(has_grammars)])
+            else:
+                self._start(plan)
         self._in_flight.append(plan)
 
     def _start(self, plan: StepPlan) -> None:
@@ -267,6 +277,8 @@ class EngineCore:
         constrained = self._requests_with_grammar(plan) if self._num_grammars else {}
         fresh = self.scheduler.update(plan, result)
         outputs += fresh
+        if self._budgets:
+            self._budgets.accept(fresh)
         if constrained:
             self._advance_grammars(constrained, fresh)
 
@@ -297,29 +309,53 @@ class EngineCore:
         requests = (self.scheduler.request_in(scheduled.slot) for scheduled in plan.requests)
         return {r.request_id: r for r in requests if r is not None and r.has_grammar}
 
-    def _has_undecided_grammar(self, plan: StepPlan) -> bool:
-        """Whether a step in flight samples the token before a row with a grammar."""
-        return any(request.num_expected_tokens > 1 for _, request in self._rows_with_grammar(plan))
+    def _is_undecided(self, plan: StepPlan) -> bool:
+        """Whether a step in flight samples a token on which a mask of this step depends."""
+        for _, request in self._sampling_rows(plan):
+            num_unknown = request.num_expected_tokens - 1  # before the one of this step
+            if num_unknown <= 0:
+                continue
+            if request.has_grammar or self._budgets.may_be_used_up(request.request_id, num_unknown):
+                return True
+        return False
 
     def _request_masks(self, plan: StepPlan) -> bool:
         """Request the masks of the rows sampled under a grammar; False if there are none."""
-        rows = [(slot, request.request_id) for slot, request in self._rows_with_grammar(plan)]
+        if not self._num_grammars:
+            return False
+        rows = [
+            (slot, request.request_id)
+            for slot, request in self._sampling_rows(plan)
+            if request.has_grammar
+        ]
         if rows:
             self.grammars.request_masks(rows)
         return bool(rows)
 
-    def _rows_with_grammar(self, plan: StepPlan) -> list[tuple[int, Request]]:
-        """Return the slots that sample under a grammar, and their running requests."""
+    def _forced_masks(self, plan: StepPlan) -> list[RowBitmask]:
+        """Return the masks of the rows whose thinking has used up its budget.
+
+        None of them has a mask of a grammar, which binds what follows the thinking.
+        """
+        if not self._budgets:
+            return []
+        rows = self._sampling_rows(plan)
+        masks = [self._budgets.mask(request.request_id, slot) for slot, request in rows]
+        return [mask for mask in masks if mask is not None]
+
+    def _sampling_rows(self, plan: StepPlan) -> list[tuple[int, Request]]:
+        """Return the slots that sample, with their running requests."""
         rows = []
         for scheduled in plan.requests:
-            request = self.scheduler.request_in(scheduled.slot)
-            if request is None or not (request.has_grammar and scheduled.num_samples):
-                continue
-            if request.status is Status.RUNNING:
+            request = self.scheduler.request_in(scheduled.slot) if scheduled.num_samples else None
+            if request is not None and request.status is Status.RUNNING:
                 rows.append((scheduled.slot, request))
         return rows
 
-    def _collect_masks(self) -> list[RowBitmask]:
+    def _collect_masks(self, has_grammars: bool) -> list[RowBitmask]:
+        """Return the masks of a step's grammars, if they were requested."""
+        if not has_grammars:
+            return []
         with self._interrupts.allowed:
             masks = self.grammars.collect_masks()
         self._apply_grammar_news()  # a grammar that failed just now yields an error, not a token
@@ -370,18 +406,28 @@ class EngineCore:
 
     def _fail(self, request_id: str, report: ErrorReport) -> None:
         """End a request with an error; nothing happens if it was aborted meanwhile."""
-        if self._remove(request_id) is not None:
-            self._outbox.append(failed_output(request_id, report))
+        if (request := self._remove(request_id)) is not None:
+            self._outbox.append(failed_output(request.message.request_id, report))
 
     def _remove(self, request_id: str) -> Request | None:
         """Remove a request and its grammar, and return it; None: it has ended already."""
         request = self.scheduler.remove(request_id)
+        self._budgets.release(request_id)
         if request is not None and request.has_grammar:
             self._release_grammar(request_id)
         return request
 
     def _refusal(self, request: Request) -> ErrorReport | None:
-        kv = self.scheduler.kv
+        kv, settings = self.scheduler.kv, self.scheduler.settings
+        search = request.message.beam_search
+        num_slots = min(settings.max_num_seqs, settings.max_running)
+        if search is not None and search.beam_width > num_slots:
+            return ErrorReport(
+                CapacityError.code,
+                f"a beam search of beam_width {search.beam_width} runs as many requests, and this "
+                f"engine runs {num_slots} at the same time; ask for fewer beams, or start the "
+                "engine with a larger --max-num-seqs",
+            )
         if not kv.can_ever_fit(request):
             return ErrorReport(
                 CapacityError.code,
@@ -389,7 +435,7 @@ class EngineCore:
                 f"{kv.blocks_to_finish(request)} KV blocks; the engine has {kv.pool.num_usable}. "
                 "Ask for fewer tokens, or give the engine more memory",
             )
-        limit = self.scheduler.settings.max_num_queued
+        limit = settings.max_num_queued
         if self.scheduler.num_queued >= limit:
             return ErrorReport(
                 OverloadedError.code,

@@ -11,10 +11,13 @@ host receives them:
 A decoding request therefore always has exactly one token to compute next, known or expected.
 """
 
+from __future__ import annotations
+
 from enum import Enum
 from typing import Any, NamedTuple
 
-from quire.messages import AdapterRef, EngineRequest, FinishReason, SlotAssignment
+from quire.engine.repetition import ends_in_repetition
+from quire.messages import AdapterRef, BlockCopy, EngineRequest, FinishReason, SlotAssignment
 
 
 class Status(Enum):
@@ -61,15 +64,22 @@ class Request:
         next_block_end: Number of known tokens beyond which another block is full.
         hashes: Parent hash of the first block, then the hash of each full block.
         num_committed_blocks: Number of full, computed blocks offered to the prefix cache.
-        num_sent_tokens: Number of known tokens that the first stage of a pipeline has.
+        num_sent_tokens: Number of known tokens that the first stage of a pipeline has; of a beam
+            search, that the workers have.
         num_freed: Number of leading table entries of each KV group whose blocks are freed, as no
             later token attends to them.
         key: Sort key in the waiting queue.
+        beam_search: The `BeamSearch` of which it computes a beam; None: it is no beam.
+        needs_assignment: Whether its tokens and blocks were replaced while it runs, so that its
+            slot is assigned again.
+        block_copies: Blocks to copy with that assignment.
     """
 
     __slots__ = (
         "__weakref__",
         "awaited_hash",
+        "beam_search",
+        "block_copies",
         "block_ids",
         "deadline_s",
         "draft_token_ids",
@@ -83,6 +93,7 @@ class Request:
         "leader",
         "max_total_tokens",
         "message",
+        "needs_assignment",
         "next_block_end",
         "next_check",
         "num_cached_tokens",
@@ -98,6 +109,7 @@ class Request:
         "num_sent_tokens",
         "num_tokens_in_flight",
         "promised_hashes",
+        "repetition",
         "request_id",
         "slot",
         "status",
@@ -115,6 +127,7 @@ class Request:
         self.max_total_tokens = self.num_prompt_tokens + message.max_tokens
         self.stop_token_ids = message.stop_token_ids
         self.deadline_s = message.deadline_s(max_timeout_s)
+        self.repetition = message.params.repetition_detection
         self.num_computed_tokens = 0
         self.num_sent_tokens = 0
         self.num_tokens_in_flight = 0  # sampled by steps launched before a preemption
@@ -135,13 +148,16 @@ class Request:
         self.num_drafts_in_flight = 0
         self.slot: int | None = None
         self.status = Status.WAITING
-        self.key: tuple[Any, int] = (0, 0)
+        self.key: tuple[Any, ...] = (0, 0)
         self.last_attempt: AdmissionAttempt | None = None  # the last that failed
         self.last_plan_id = 0  # of the last step with a chunk, or in a pipeline with any tokens
         self.num_preemptions = 0
         self.num_prompt_logprobs_sent = 0  # to the caller
         self.num_prompt_logprobs_seen = 0  # since it last started
         self.is_thinking = message.thinking_end_token_id is not None  # grammar not active yet
+        self.beam_search: Any = None
+        self.needs_assignment = False
+        self.block_copies: list[BlockCopy] = []
 
     @property
     def rank(self) -> Any:
@@ -203,8 +219,18 @@ class Request:
         """Whether the request may use prefix hits: not if it needs prompt logprobs."""
         return self.num_prompt_logprobs is None
 
+    def sibling(self, index: int) -> Request:
+        """Return another member of its beam search, without tokens, next to it in the order."""
+        request = Request(self.message, len(self.block_ids))
+        request.request_id = f"{self.request_id}/{index}"
+        request.key = (*self.key, index)
+        request.token_ids = []
+        request.beam_search = self.beam_search
+        return request
+
     def reset_progress(self) -> None:
         """Reset to no computed tokens, after a preemption."""
+        self.needs_assignment, self.block_copies = False, []
         self.num_computed_tokens = self.num_drafts_in_flight = 0
         self.draft_token_ids = []
         self.is_cacheable = True
@@ -228,12 +254,22 @@ class Request:
             fields=params.sampler_fields,
             seed=message.seed,
             child=message.child,
-            num_logprobs=params.logprobs,
+            num_logprobs=self._num_logprobs,
             num_prompt_logprobs=self.num_prompt_logprobs,
+            logprob_token_ids=params.logprob_token_ids,
             min_tokens=params.min_tokens,
             stop_token_ids=message.stop_token_ids,
             adapter=message.adapter,
+            block_copies=self.block_copies,
         )
+
+    @property
+    def _num_logprobs(self) -> int | None:
+        """Number of most likely tokens that the worker returns; None: no logprobs."""
+        if self.message.beam_search is None:
+            return self.message.params.logprobs
+        num_needed = self.message.beam_search.num_candidates(len(self.stop_token_ids))
+        return max(num_needed, self.message.params.logprobs or 0)
 
     def append(self, token_ids: list[int]) -> tuple[list[int], FinishReason | None, int | None]:
         """Append sampled tokens, up to the one that ends the completion.
@@ -252,9 +288,19 @@ class Request:
     def end(self, token_id: int) -> tuple[FinishReason | None, int | None]:
         """Return the finish reason after the token just appended, and the caller's stop token."""
         is_long_enough = self.num_generated_tokens > self.message.params.min_tokens
-        if is_long_enough and token_id in self.stop_token_ids:
+        if token_id in self.stop_token_ids:
             named = token_id in self.message.params.stop_token_ids
-            return "stop", token_id if named else None
+            has_ended = self.has_grammar and not self.is_thinking and not named
+            if is_long_enough or has_ended:  # after a grammar's end only its end could follow
+                return "stop", token_id if named else None
         if len(self.token_ids) >= self.max_total_tokens:
             return "length", None
+        if is_long_enough and self._repeats():
+            return "repetition", None
         return None, None
+
+    def _repeats(self) -> bool:
+        pattern = self.repetition
+        if pattern is None:
+            return False
+        return ends_in_repetition(self.token_ids, self.num_prompt_tokens, pattern)

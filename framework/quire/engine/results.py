@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from quire.engine.beam_search.beam_search import BeamSearch
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
 from quire.engine.kv_store.kv_transfers import KVTransfers
 from quire.engine.request import Request, Status
@@ -26,6 +27,7 @@ class ResultProcessor:
         sharing: Requests that wait for blocks of others.
         transfers: Transfers of the external KV store, which saves full blocks, if there is one.
         remove: Removes a finished request from the scheduler.
+        start_member: Gives a new member of a beam search a slot.
     """
 
     def __init__(
@@ -35,12 +37,15 @@ class ResultProcessor:
         sharing: PromptSharing,
         transfers: KVTransfers | None,
         remove: Callable[[str], Request | None],
+        start_member: Callable[[Request], None],
     ) -> None:
         self._kv = kv
         self._running = running
         self._sharing = sharing
         self._transfers = transfers
         self._remove = remove
+        self._start_member = start_member
+        self._failed_searches: dict[BeamSearch, ErrorReport] = {}  # in the rows of one step
 
     def apply(self, rows: Sequence[SlotResult]) -> list[EngineOutput]:
         """Apply the rows of the oldest step in flight, and return their outputs.
@@ -61,6 +66,7 @@ class ResultProcessor:
                 or request.num_drafts_in_flight
                 or row.error is not None
                 or row.prompt_logprobs is not None
+                or request.beam_search is not None
             ):
                 outputs += self._apply_other(request, row)
                 continue
@@ -69,7 +75,11 @@ class ResultProcessor:
             if len(known) > request.next_block_end:
                 self.commit(request, len(known) - 1)
             finish_reason = stop_reason = None
-            if token_ids[0] in request.stop_token_ids or len(known) >= request.max_total_tokens:
+            if (
+                token_ids[0] in request.stop_token_ids
+                or len(known) >= request.max_total_tokens
+                or request.repetition is not None
+            ):
                 finish_reason, stop_reason = request.end(token_ids[0])
                 if finish_reason is not None:
                     self._finish(request)
@@ -83,6 +93,9 @@ class ResultProcessor:
                     num_cached_tokens=request.num_cached_tokens,
                 )
             )
+        if self._failed_searches:  # once no row of their other members is left
+            outputs += [self._fail_search(*failed) for failed in self._failed_searches.items()]
+            self._failed_searches = {}
         return outputs
 
     def commit_chunks(self, chunks: Sequence[Chunk]) -> None:
@@ -114,10 +127,15 @@ class ResultProcessor:
             return []  # finished while this step ran: its tokens are dropped
         if row.error is not None:
             request.is_cacheable = False  # the KV that this step wrote may be wrong
+            if request.beam_search is not None:
+                self._failed_searches.setdefault(request.beam_search, row.error)
+                return []
             self._remove(request.request_id)
             return [failed_output(request.request_id, row.error)]
         if request.slot not in (None, row.slot):
             return []  # a chunk of a prompt that is being computed again
+        if request.beam_search is not None:
+            return self._apply_beam(request, request.beam_search, row)
         prompt_logprobs = _fresh_prompt_logprobs(request, row)
         num_drafts, request.num_drafts_in_flight = request.num_drafts_in_flight, 0
         if request.status is not Status.RUNNING:
@@ -141,6 +159,28 @@ class ResultProcessor:
                 num_cached_tokens=request.num_cached_tokens,
             )
         ]
+
+    def _apply_beam(
+        self, request: Request, search: BeamSearch, row: SlotResult
+    ) -> list[EngineOutput]:
+        """Apply the row of a beam; once those of all beams are known, select the next beams."""
+        if request.status is not Status.RUNNING:
+            request.num_tokens_in_flight -= 1  # it was preempted, and will be computed again
+            return []
+        if not search.note(request, *(row.logprobs or ())):
+            return []
+        for member in search.members:
+            self.commit(member, member.num_computed_tokens)
+        continuations = search.select()
+        if search.selection.is_over:
+            self._remove(search.root.request_id)
+            return [search.output()]
+        search.advance(continuations, self._kv, self._start_member)
+        return []
+
+    def _fail_search(self, search: BeamSearch, error: ErrorReport) -> EngineOutput:
+        self._remove(search.root.request_id)
+        return failed_output(search.root.request_id, error)
 
     def _finish(self, request: Request) -> None:
         if request.status is Status.RUNNING:

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import AsyncIterator, Sequence
 from difflib import get_close_matches
 
-from quire.errors import OverloadedError, RequestError, UnknownModelError
+from quire.errors import InvalidRequestError, OverloadedError, RequestError, UnknownModelError
 from quire.frontend.chat.chat_template import ChatTemplate
 from quire.frontend.chat.completion_parser import CompletionParsers
 from quire.frontend.completions.completion import PromptState
@@ -24,7 +24,7 @@ from quire.frontend.intake.request_hooks import RequestHook
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.messages import AdapterRef
 from quire.outputs import Delta, Prompt, RequestOutput
-from quire.sampling_params import SamplingParams
+from quire.sampling_params import BeamSearchParams, SamplingParams
 
 INLINE_SIZE = 4096  # more characters or ids are encoded in a thread, to not block the event loop
 DRAIN_POLL_S = 0.02
@@ -90,7 +90,7 @@ class AsyncFrontend:
     async def submit(
         self,
         prompt: Prompt | EncodedPrompt,
-        params: SamplingParams,
+        params: SamplingParams | BeamSearchParams,
         *,
         adapter: AdapterRef | None = None,
         priority: int = 0,
@@ -100,7 +100,7 @@ class AsyncFrontend:
 
         Args:
             prompt: Text, token ids, or a dict as for `Intake.admit`; or a result of `encode`.
-            params: Sampling parameters.
+            params: Parameters of sampling or of a beam search.
             adapter: LoRA adapter, a result of `resolve_adapter`.
             priority: Priority, smaller first; used if the scheduling policy reads it.
             timeout_s: Seconds that the request may take; the engine's limit may be shorter.
@@ -126,7 +126,7 @@ class AsyncFrontend:
     async def generate(
         self,
         prompt: Prompt,
-        params: SamplingParams,
+        params: SamplingParams | BeamSearchParams,
         *,
         adapter: str | None = None,
         priority: int = 0,
@@ -138,6 +138,12 @@ class AsyncFrontend:
         Closing the iterator or cancelling its task aborts the unfinished completions. Raises what
         `submit` raises, and a `RequestError` if the request fails later.
         """
+        if isinstance(params, SamplingParams) and params.best_of is not None:
+            raise InvalidRequestError(
+                "best_of cannot be streamed: the best completions are known once all have ended; "
+                "wait for the whole result, or use n",
+                param="best_of",
+            )
         stream = await self._submit_by_name(prompt, params, adapter, priority, timeout_s)
         async with stream:
             async for delta in stream:
@@ -146,7 +152,7 @@ class AsyncFrontend:
     async def generate_whole(
         self,
         prompt: Prompt,
-        params: SamplingParams,
+        params: SamplingParams | BeamSearchParams,
         *,
         adapter: str | None = None,
         priority: int = 0,
@@ -235,7 +241,7 @@ class AsyncFrontend:
     async def _submit_by_name(
         self,
         prompt: Prompt,
-        params: SamplingParams,
+        params: SamplingParams | BeamSearchParams,
         adapter: str | None,
         priority: int,
         timeout_s: float | None,

@@ -30,13 +30,14 @@ from quire.messages import (
 )
 from quire.outputs import Prompt, RequestOutput
 from quire.process.traceback_text import with_cause
-from quire.sampling_params import SamplingParams
+from quire.sampling_params import BeamSearchParams, SamplingParams
 
 MAX_IN_FLIGHT = 1024
 MAX_LISTED = 8  # failures in one error message
 
 T = TypeVar("T")
 Outcome = RequestOutput | QuireError  # of one prompt
+Params = SamplingParams | BeamSearchParams
 Finish = Callable[[int, RequestOutput], None]  # postprocessing: a prompt's index and its output
 
 
@@ -73,7 +74,7 @@ class OfflineFrontend:
     def generate(
         self,
         prompts: Sequence[Prompt | QuireError],
-        params: SamplingParams | Sequence[SamplingParams],
+        params: Params | Sequence[Params],
         *,
         adapters: Sequence[AdapterRef | QuireError | None] | AdapterRef | QuireError | None = None,
         priority: Sequence[int] | int = 0,
@@ -103,7 +104,7 @@ class OfflineFrontend:
                 failed, and all others finished.
             EngineDeadError: The engine has died or was closed, before or during the call.
         """
-        each_params = _for_each(params, len(prompts), "sampling_params")
+        each_params: Sequence[Params] = _for_each(params, len(prompts), "sampling_params")
         each_adapter = _for_each(adapters, len(prompts), "lora_request")
         each_priority = _for_each(priority, len(prompts), "priority")
         each_timeout_s = _for_each(timeout_s, len(prompts), "timeout_s")
@@ -126,7 +127,7 @@ class OfflineFrontend:
         self,
         index: int,
         prompt: Prompt | QuireError,
-        params: SamplingParams,
+        params: Params,
         adapter: AdapterRef | QuireError | None,
         priority: int,
         timeout_s: float | None,
@@ -256,14 +257,14 @@ class _BatchRun:
     def _apply_output(self, task: _Task, completions: PromptState, output: EngineOutput) -> bool:
         """Apply the output of one completion; return whether it finished or failed."""
         try:
-            completion = completions.apply(output)
+            found = completions.apply(output)
         except Exception as error:  # noqa: BLE001 - it fails this request only, and is logged
             task.fail_decoding(error, output.request_id)
             self._core.abort([output.request_id])
             return True
-        if completion.must_abort:
+        if found[0].must_abort:
             self._core.abort([output.request_id])
-        return completion.finish_reason is not None
+        return found[0].finish_reason is not None
 
 
 def _summary(

@@ -15,12 +15,15 @@ class ReasoningParserCapabilities:
         priority: Rank for `auto`, as in `ToolParserCapabilities`.
         end_marker: Text that ends the reasoning. If the prompt has opened the reasoning, a
             structured-output constraint applies to the text behind this marker. Without a marker,
-            such requests cannot have a constraint.
+            such requests cannot have a constraint, nor a budget of thinking tokens.
+        start_marker: Text by which a completion opens the reasoning, if it can. Reasoning that it
+            opens counts against a budget of thinking tokens.
     """
 
     template_markers: tuple[str, ...] = ()
     priority: int = 0
     end_marker: str | None = None
+    start_marker: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

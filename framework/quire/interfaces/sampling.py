@@ -17,6 +17,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from quire.errors import InvalidRequestError, PluginError
+from quire.interfaces.field_types import (
+    MAX_FLOAT32,
+    FieldType,
+    FieldVocabulary,
+    TokenTexts,
+    described,
+    has_type,
+    number_schema,
+    shown,
+)
 from quire.interfaces.reference import check_reference
 
 if TYPE_CHECKING:
@@ -25,7 +35,7 @@ if TYPE_CHECKING:
 
 Stage = Literal["penalty", "bias", "temperature", "filter", "sample"]
 Kernels = Literal["triton", "native"]
-MAX_FLOAT32 = 3.4028234e38
+MAX_POSITION = 2**31 - 1  # the host knows no bound
 STAGES: tuple[Stage, ...] = ("penalty", "bias", "temperature", "filter", "sample")
 KERNELS: tuple[Kernels | None, ...] = ("triton", "native", None)
 
@@ -36,33 +46,69 @@ class RequestField:
 
     A field of `SamplingParams` is read from there; any other name is read from the request's
     `extra_args`, which over HTTP are further fields of the body.
+
+    Attributes:
+        name: Name of the field, an identifier.
+        type: `float`, `int` or `bool`, or one of `quire.interfaces.field_types`: a choice, a text,
+            a list, a map of token ids, a set of them, or texts that the host tokenizes.
+        default: Value for requests that do not have the field, as a request gives it.
+        minimum: Smallest value of a number.
+        maximum: Largest value of a number.
+        help: One sentence for users.
     """
 
     name: str
-    type: type[float] | type[int] | type[bool]
-    default: float | int | bool
+    type: type[float] | type[int] | type[bool] | FieldType
+    default: Any
     minimum: float = -math.inf
     maximum: float = math.inf
     help: str = ""
 
-    def check(self, value: Any) -> float | int | bool:
-        """Return `value` converted to the field's type.
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise PluginError(f"a request field's name must be an identifier, got {self.name!r}")
+
+    def check(self, value: Any) -> Any:
+        """Return `value` converted to the field's type; token ids and texts are not resolved.
 
         Raises:
             InvalidRequestError: The value has another type or is out of range.
         """
-        is_bool = isinstance(value, bool)
-        fits = {bool: is_bool, int: isinstance(value, int) and not is_bool}.get(
-            self.type, isinstance(value, int | float) and not is_bool
-        )
-        if not fits or not self.minimum <= value <= self.maximum or not self._fits_dtype(value):
-            low, high = self.minimum, self.maximum
-            bounds = f" from {low:g} to {high:g}" if low > -math.inf else ""
+        if isinstance(self.type, FieldType):
+            return self.type.check(value, self.name)
+        in_range = has_type(value, self.type) and self.minimum <= value <= self.maximum
+        if not in_range or not self._fits_dtype(value):
+            wanted = described(self.type, self.minimum, self.maximum)
             raise InvalidRequestError(
-                f"{self.name} must be a {self.type.__name__}{bounds}, got {value!r}",
-                param=self.name,
+                f"{self.name} must be {wanted}, got {shown(value)}", param=self.name
             )
         return self.type(value)
+
+    def resolve(self, value: Any, vocabulary: FieldVocabulary) -> Any:
+        """Return a checked value as the steps get it: token ids exist, texts are tokenized.
+
+        Raises:
+            InvalidRequestError: The vocabulary does not have one of its tokens.
+        """
+        if isinstance(self.type, FieldType):
+            return self.type.resolve(value, self.name, vocabulary)
+        return value
+
+    @property
+    def worker_default(self) -> Any:
+        """The default as steps get it where no host has resolved it: texts are left out."""
+        if isinstance(self.type, TokenTexts):
+            return [item for item in self.default if not isinstance(item, str)]
+        return self.default
+
+    def json_schema(self) -> dict[str, Any]:
+        """Return the JSON schema of the field's values, with default and description."""
+        if isinstance(self.type, FieldType):
+            schema = self.type.json_schema()
+        else:
+            schema = number_schema(self.type, self.minimum, self.maximum)
+        schema["default"] = self.default
+        return schema | ({"description": self.help} if self.help else {})
 
     def _fits_dtype(self, value: Any) -> bool:
         """Return whether the field's device tensor can hold a value: int64, or finite float32."""
@@ -90,6 +136,8 @@ class SamplerCapabilities:
             `Sampler` implements `sample_shard`, and `sample_shard_fused` if it declares `fuses`.
             With tensor parallelism, a batch whose active steps all do so is sampled without
             gathering its logits.
+        reads_counts: Whether the step reads `SampledRows.counts_of`. The counts are kept only for
+            batches in which such a step is active.
     """
 
     stage: Stage
@@ -98,6 +146,7 @@ class SamplerCapabilities:
     fuses: tuple[str, ...] = ()
     probe: str | None = None
     is_vocab_parallel: bool = False
+    reads_counts: bool = False
 
     def __post_init__(self) -> None:
         if self.probe is not None:
@@ -121,7 +170,8 @@ class SampledRows:
         slots: `[N]` int64, slot of each row.
         positions: `[N]` int64, position of the token that is sampled from each row.
         slot_fields: Field name -> `[max_num_seqs]` device tensor, indexed by slot. It also has
-            `seed` and `child`.
+            `seed` and `child`. A field that is more than a number has the columns of its type,
+            `[max_num_seqs, ...]`, by its name and a suffix; see `quire.interfaces.field_types`.
         token_ids: `[max_num_seqs, max_model_len]` int32, known tokens of each slot. For a row they
             end before its position; entries from there on are stale.
         num_prompt_tokens: `[max_num_seqs]` int64.
@@ -131,6 +181,12 @@ class SampledRows:
             for all values.
         first_token_id: Token id of the first column of the logits: 0, except for a shard of the
             vocabulary, which only steps that declare `is_vocab_parallel` get.
+        max_position: Upper bound of `positions` that the host knows.
+        output_counts: `[max_num_seqs, V]` int32, counts of the sampled tokens of each slot, for
+            `counts_of`; None if no active step declares `reads_counts`.
+        num_counted: `[max_num_seqs]` int64, number of tokens after which the counts of a slot end.
+        max_uncounted: Upper bound of the tokens between `num_counted` and a row's position; above 0
+            with several rows per slot.
     """
 
     slots: Tensor
@@ -141,10 +197,65 @@ class SampledRows:
     all_greedy: bool = False
     host_fields: Sequence[Mapping[str, Any]] = ()
     first_token_id: int = 0
+    max_position: int = MAX_POSITION
+    output_counts: Tensor | None = None
+    num_counted: Tensor | None = None
+    max_uncounted: int = 0
 
     def field(self, name: str) -> Tensor:
-        """Return the field's value for each row, `[N, 1]`."""
-        return self.slot_fields[name][self.slots].unsqueeze(1)
+        """Return the field's value for each row: `[N, 1]`, of a choice its index."""
+        values = self.slot_fields[name][self.slots]
+        return values.view(len(self.slots), 1)
+
+    def column(self, name: str) -> Tensor:
+        """Return a column of a field that is more than a number for each row: `[N, ...]`.
+
+        The name is that of the field with a suffix: "breakers", "breakers.count".
+        """
+        return self.slot_fields[name][self.slots]
+
+    def is_item(self, name: str) -> Tensor:  # [N, items]
+        """Return which items of a list, a map or texts exist; the others are left from earlier."""
+        count = self.column(f"{name}.count")
+        return self._indexes(0, self.slot_fields[name].shape[1]) < count
+
+    @property
+    def num_known(self) -> int:
+        """Largest number of known tokens of a row, as far as the host knows; for `known_tokens`."""
+        return min(self.max_position, self.token_ids.shape[1])
+
+    def known_tokens(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Return tokens of each row, `[N, L]` int64, and which of them are known, `[N, L]` bool.
+
+        They are those at the positions from `start` to `stop - 1`; those at a row's position and
+        after it are not known, and returned as 0. A step that needs all takes `num_known` in
+        chunks: a batch of many rows with one long request must not need memory for a table.
+        """
+        token_ids = self.token_ids[:, start:stop][self.slots].long()
+        is_known = self._indexes(start, token_ids.shape[1]) < self.positions[:, None]
+        return token_ids * is_known, is_known
+
+    def _indexes(self, start: int, length: int) -> Tensor:  # [length] int64
+        """Return consecutive integers on the device of the rows."""
+        return self.positions.new_ones(length).cumsum(0) + (start - 1)
+
+    def counts_of(self, token_ids: Tensor) -> Tensor:  # [N, L] int64, both
+        """Return how often each row has sampled these tokens; the prompt does not count.
+
+        For steps that declare `reads_counts`; for others, and in profiling, all are 0.
+        """
+        if self.output_counts is None or self.num_counted is None:
+            return token_ids.new_zeros(token_ids.shape)
+        slots = self.slots[:, None]
+        counts = self.output_counts[slots, token_ids].long()
+        last = self.token_ids.shape[1] - 1
+        for offset in range(self.max_uncounted):
+            position = self.num_counted[slots] + offset  # [N, 1]
+            is_sampled = position < self.positions[:, None]
+            is_sampled &= position >= self.num_prompt_tokens[slots]
+            later = self.token_ids[slots, position.clamp(max=last)]
+            counts += (token_ids == later) & is_sampled
+        return counts
 
 
 class SamplerStep(ABC):

@@ -22,10 +22,14 @@ class GrammarCapabilities:
     """Capabilities of a backend, declared at registration.
 
     Attributes:
-        constraints: Supported constraints, any of json, json_object, regex, choice, grammar, calls.
+        constraints: Supported constraints, any of json, json_object, regex, choice, grammar,
+            structural_tag, calls.
+        priority: Place in `auto`, the highest first: the first backend whose `check` accepts a
+            constraint compiles it. None: the backend is used only where it is named.
     """
 
     constraints: frozenset[str]
+    priority: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ def start_core(composed: Composed) -> tuple[EngineCore, Started]:
             grammars,
             async_scheduling=async_scheduling,
             pipeline_parallel_size=composed.composition.grid.pp_size,
+            vocab_size=composed.composition.description.vocab_size,
         )
     except BaseException:
         worker.shutdown()

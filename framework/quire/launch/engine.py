@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from quire.compose.choices.lora_choice import load_sources
+from quire.compose.choices.sampler_choice import offered_fields
 from quire.compose.composition import Composition
 from quire.config import ParallelSettings, Settings
 from quire.frontend.async_frontend import STALL_LIMIT_S, AsyncFrontend
@@ -134,10 +135,13 @@ def start_engine(settings: Settings, *, is_serving: bool = False) -> Engine:
             max_model_len=began.max_model_len,
             vocab_size=composition.description.vocab_size,
             fields=composition.sampler_fields,
+            offered_fields=offered_fields(plugins.registries, composition.samplers),
             hooks=plugins.hooks("request_received"),
             check_grammar=check_grammar,
             thinking=make_thinking(composition, parsers, composed.tokenizer),
             has_priorities=composition.scheduling_policy.entry.capabilities.reads_priority,
+            max_logprobs=composed.settings.sampling.max_logprobs,
+            logprobs_mode=composed.settings.sampling.logprobs_mode,
         )
     except BaseException:
         core.shutdown()

@@ -1,6 +1,6 @@
 """Set-up of structured output: the grammar process, and the check of constraints at intake."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +8,7 @@ from quire.compose.composition import Choice, Composition
 from quire.config import PluginSettings
 from quire.engine.grammar.grammar_host import GrammarHost
 from quire.engine.grammar.grammar_pool import GrammarLimits
+from quire.engine.grammar.grammar_process import joint_refusal
 from quire.engine.grammar.grammars import NoGrammars
 from quire.errors import GrammarError, PluginError
 from quire.frontend.text.tokenizer import Tokenizer
@@ -22,15 +23,15 @@ from quire.sampling_params import StructuredOutputsParams
 def make_grammars(composed: Composed) -> GrammarHost | NoGrammars:
     """Create the grammar host; its process starts with the first request that needs it."""
     settings, composition = composed.settings, composed.composition
-    choice = composition.structured_output
-    if choice is None:
+    choices = composition.structured_output
+    if not choices:
         return NoGrammars()
     vocab_size = composition.description.vocab_size
     folder, tokenizer = composition.checkpoint.folder, composed.tokenizer
     return GrammarHost(
         lambda: _read_vocabulary(folder, tokenizer, vocab_size),
-        backend=choice.name,
-        plugins=_with_choice(settings.plugins, choice),
+        backends=[choice.name for choice in choices],
+        plugins=_with_choices(settings.plugins, choices),
         max_rows=settings.scheduler.max_num_seqs,
         limits=GrammarLimits(timeout_s=settings.parts.grammar_timeout_s),
     )
@@ -39,33 +40,46 @@ def make_grammars(composed: Composed) -> GrammarHost | NoGrammars:
 def make_grammar_check(
     composition: Composition, plugins: Plugins
 ) -> Callable[[StructuredOutputsParams], None] | None:
-    """Return a check that refuses constraints which a request's backend does not support.
+    """Return a check that refuses constraints which no backend of the request supports.
 
     Returns:
         The check, or None if structured output is off.
     """
-    choice = composition.structured_output
-    if choice is None:
+    choices = composition.structured_output
+    if not choices:
         return None
-    default = plugins.registries.structured_output.load(choice.entry)
+    registry = plugins.registries.structured_output
+    default = [choice.entry for choice in choices]
+    backends = {entry.name: registry.load(entry) for entry in default}
 
     def check(params: StructuredOutputsParams) -> None:
-        try:
-            registry = plugins.registries.structured_output
-            backend = registry.get(params.backend) if params.backend else default
-            entry = registry.entry(params.backend) if params.backend else choice.entry
-        except PluginError as error:
-            raise GrammarError(str(error), param="structured_outputs.backend") from error
-        _check_constraint(params.constraint, entry)
-        backend.check(params)
+        entries = default
+        if params.names_backend:
+            try:
+                entries = [registry.entry(str(params.backend))]
+                backends.setdefault(entries[0].name, registry.load(entries[0]))
+            except PluginError as error:
+                raise GrammarError(str(error), param="structured_outputs.backend") from error
+        refusals = []
+        for entry in entries:
+            try:
+                _check_constraint(params.constraint, entry)
+                backends[entry.name].check(params)
+            except GrammarError as error:
+                refusals.append((entry.name, error))
+            else:
+                return
+        raise joint_refusal(refusals)
 
     return check
 
 
-def _with_choice(settings: PluginSettings, choice: Choice) -> PluginSettings:
-    """Return settings with which another process makes the same choice, if a name is contested."""
-    preference = f"{choice.entry.kind.name}:{choice.name}={choice.entry.source.plugin}"
-    return replace(settings, prefer=(*settings.prefer, preference))
+def _with_choices(settings: PluginSettings, choices: Sequence[Choice]) -> PluginSettings:
+    """Return settings with which another process makes the same choices of contested names."""
+    preferences = [
+        f"{choice.entry.kind.name}:{choice.name}={choice.entry.source.plugin}" for choice in choices
+    ]
+    return replace(settings, prefer=(*settings.prefer, *preferences))
 
 
 def _check_constraint(constraint: str, backend: Entry) -> None:

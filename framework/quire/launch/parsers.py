@@ -29,7 +29,13 @@ def make_thinking(
     choice = composition.reasoning_parser
     if choice is None or parsers.reasoning is None:
         return None
-    return Thinking(parsers.reasoning, choice.entry.capabilities.end_marker, tokenizer)
+    capabilities = choice.entry.capabilities
+    return Thinking(
+        parsers.reasoning,
+        capabilities.end_marker,
+        tokenizer,
+        start_marker=capabilities.start_marker,
+    )
 
 
 def _load_parser(registry: Registry[Any], choice: Choice | None) -> ParserChoice[Any] | None:

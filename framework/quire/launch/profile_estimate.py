@@ -4,15 +4,19 @@
 attention backends is not included, because only their code computes it.
 """
 
+import math
+
 from quire.compose.choices.kernel_choice import num_captures
 from quire.compose.composition import Composition
 from quire.compose.sizes.memory_profile import LOGIT_BYTES, MemoryProfile, captured_bytes, groups_of
 from quire.config import Settings
+from quire.interfaces.field_types import Column, FieldType
 from quire.interfaces.kv_cache import DTYPE_BYTES, KVCacheSpec
 from quire.machine.nvml import DeviceMemory
 
 DRIVER_BYTES = 512 * 2**20  # of the driver, for a process that computes with torch
-SAMPLING_COPIES = 4  # copies of the logits at the peak of sampling
+SAMPLING_COPIES = 9  # copies of the logits at the peak of sampling, with sorts
+ITEM_BYTES = 32  # of one item of a request field, in a row of a sampler step
 ROTATION_COPIES = {  # copies of q and k in their norm and rotary embedding
     "torch": 6,
     "triton": 2,
@@ -50,7 +54,6 @@ def estimate_profile(
     num_tokens = settings.scheduler.max_num_batched_tokens
     num_tokens = min(num_tokens, num_requests * composition.max_model_len)
     largest, vocab_size = composition.cuda_graphs.value, composition.description.vocab_size
-    row_bytes = vocab_size * LOGIT_BYTES
     token_bytes = activation_bytes(settings, composition)
     graph_bytes = 0
     if largest:
@@ -64,7 +67,7 @@ def estimate_profile(
         other_bytes=memory.total - memory.free + DRIVER_BYTES,
         weight_bytes=weight_bytes,
         forward_bytes=num_tokens * token_bytes,
-        sampling_bytes=num_requests * row_bytes * SAMPLING_COPIES if is_last_stage else 0,
+        sampling_bytes=num_requests * _sampling_bytes(composition) if is_last_stage else 0,
         table_bytes=_table_bytes(settings, composition, specs)
         + _input_bytes(settings, composition, specs),
         graph_bytes=graph_bytes,
@@ -87,9 +90,29 @@ def activation_bytes(settings: Settings, composition: Composition) -> int:
     return num_elements * DTYPE_BYTES[composition.dtype.value]
 
 
+def _sampling_bytes(composition: Composition) -> int:
+    """Return the bytes of one row at the peak of sampling: of its logits, or of a wide field."""
+    vocab_size = composition.description.vocab_size
+    row_bytes = vocab_size * LOGIT_BYTES
+    widths = [column.shape[0] for column in _columns(composition)]
+    return max(row_bytes * SAMPLING_COPIES, 2 * row_bytes + max(widths, default=0) * ITEM_BYTES)
+
+
+def _columns(composition: Composition) -> list[Column]:
+    """Return the device columns of the request fields that are more than a number."""
+    return [
+        column
+        for field in composition.sampler_fields
+        if isinstance(field.type, FieldType)
+        for column in field.type.columns(composition.description.vocab_size)
+    ]
+
+
 def _table_bytes(settings: Settings, composition: Composition, specs: list[KVCacheSpec]) -> int:
     num_blocks = _blocks_a_request(composition, specs)
-    entries = settings.scheduler.max_num_seqs * (composition.max_model_len + num_blocks)
+    num_cells = sum(math.prod(column.shape) for column in _columns(composition))
+    width = composition.max_model_len + num_blocks + num_cells
+    entries = settings.scheduler.max_num_seqs * width
     return entries * TABLE_ENTRY_BYTES
 
 

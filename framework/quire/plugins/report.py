@@ -3,6 +3,7 @@
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from quire.interfaces.sampling import RequestField
 from quire.plugins.discovery import locate
 from quire.plugins.isolation import PluginRecord
 from quire.plugins.loading import Plugins, Registries
@@ -56,7 +57,12 @@ def _report(record: PluginRecord, registries: Registries, detailed: bool) -> dic
 
 
 def _as_json(value: Any) -> Any:
-    """Convert capabilities: frozen dataclasses of simple values, sets of them, and types."""
+    """Convert capabilities: frozen dataclasses of simple values, sets of them, and types.
+
+    A request field is its name and its JSON schema.
+    """
+    if isinstance(value, RequestField):
+        return {"name": value.name, **value.json_schema()}
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: _as_json(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, frozenset | set):

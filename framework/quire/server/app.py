@@ -7,7 +7,6 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
-from starlette.routing import Route
 
 from quire.config import ServerSettings
 from quire.errors import QuireError
@@ -15,13 +14,24 @@ from quire.frontend.async_frontend import AsyncFrontend
 from quire.server.http.lifecycle import Lifecycle
 from quire.server.http.logprob_budget import LogprobBudget
 from quire.server.http.security import Guard
+from quire.server.routes.api_description import ApiDescription
 from quire.server.routes.chat_completions import ChatRoute
 from quire.server.routes.completions import CompletionRoute
 from quire.server.routes.health import HealthRoutes
-from quire.server.routes.models import ModelRoutes
+from quire.server.routes.models import ModelCard, ModelList, ModelRoutes
+from quire.server.routes.operation import Operation
 from quire.server.routes.prefix_cache import CacheRoutes
-from quire.server.routes.tokenize import TokenRoutes
+from quire.server.routes.tokenize import DetokenizedText, TokenRoutes, Tokens
 from quire.server.wire.http_errors import handle_disconnect, handle_error
+from quire.server.wire.protocol import (
+    ChatBody,
+    ChatChunk,
+    ChatCompletion,
+    Completion,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+)
 
 
 def create_app(
@@ -57,8 +67,11 @@ def create_unguarded_app(
         lifecycle: Lifecycle, which has the drain state.
         middleware: Middleware in front of the routes.
     """
+    operations = _operations(frontend, HealthRoutes(frontend, lifecycle, plugins_report))
+    description = ApiDescription(operations, frontend.intake.fields)
+    operations.append(Operation("/openapi.json", description.openapi))
     app = Starlette(
-        routes=_routes(frontend, HealthRoutes(frontend, lifecycle, plugins_report)),
+        routes=[operation.route() for operation in operations],
         middleware=middleware,
         exception_handlers={
             HTTPException: handle_error,
@@ -70,20 +83,36 @@ def create_unguarded_app(
     return app
 
 
-def _routes(frontend: AsyncFrontend, health: HealthRoutes) -> list[Route]:
+def _operations(frontend: AsyncFrontend, health: HealthRoutes) -> list[Operation]:
     models, tokens = ModelRoutes(frontend), TokenRoutes(frontend)
     budget = LogprobBudget()
     return [
-        Route("/livez", health.livez),
-        Route("/readyz", health.readyz),
-        Route("/health", health.health),
-        Route("/version", health.version),
-        Route("/v1/models", models.list_models),
-        Route("/v1/models/{model:path}", models.retrieve_model),
-        Route("/v1/plugins", health.plugins),
-        Route("/v1/chat/completions", ChatRoute(frontend, budget).create, methods=["POST"]),
-        Route("/v1/completions", CompletionRoute(frontend, budget).create, methods=["POST"]),
-        Route("/tokenize", tokens.tokenize, methods=["POST"]),
-        Route("/detokenize", tokens.detokenize, methods=["POST"]),
-        Route("/reset_prefix_cache", CacheRoutes(frontend).reset_prefix_cache, methods=["POST"]),
+        Operation("/livez", health.livez),
+        Operation("/readyz", health.readyz),
+        Operation("/health", health.health),
+        Operation("/version", health.version),
+        Operation("/v1/models", models.list_models, response=ModelList),
+        Operation("/v1/models/{model:path}", models.retrieve_model, response=ModelCard),
+        Operation("/v1/plugins", health.plugins),
+        Operation(
+            "/v1/chat/completions",
+            ChatRoute(frontend, budget).create,
+            "POST",
+            ChatBody,
+            ChatCompletion,
+            ChatChunk,
+            has_sampler_fields=True,
+        ),
+        Operation(
+            "/v1/completions",
+            CompletionRoute(frontend, budget).create,
+            "POST",
+            CompletionBody,
+            Completion,
+            Completion,
+            has_sampler_fields=True,
+        ),
+        Operation("/tokenize", tokens.tokenize, "POST", TokenizeBody, Tokens),
+        Operation("/detokenize", tokens.detokenize, "POST", DetokenizeBody, DetokenizedText),
+        Operation("/reset_prefix_cache", CacheRoutes(frontend).reset_prefix_cache, "POST"),
     ]

@@ -7,7 +7,8 @@ Subclass `StructuredOutputContract` in your tests:
         constraints = frozenset({"json", "regex"})
 
 Completions are sampled at random from the masks until the grammar ends, and then validated
-independently of the masks, by `jsonschema` or `re`.
+independently of the masks, by `jsonschema` with regexes of ECMA-262, or by `re`; valid completions
+must be accepted in every tokenization. The packages `jsonschema` and `regress` must be installed.
 """
 
 import json
@@ -27,6 +28,7 @@ from quire.sampling_params import StructuredOutputsParams
 
 NUM_WALKS = 12
 MAX_STEPS = 4_000
+CHAOTIC_STEPS = 60
 EOS_TOKEN_IDS = (300, 302)
 VOCABULARY_SIZE = 325  # not a multiple of 32, and larger than the largest id
 NESTED_CHOICE = ("a", "abc", "aé")
@@ -56,19 +58,35 @@ PERSON = {
     "required": ["name", "age"],
 }
 
-SCHEMAS: tuple[Any, ...] = (
-    {"type": "boolean"},
-    {"type": ["integer", "null"]},
-    {"type": "number"},
-    {"type": "string", "maxLength": 4},
-    {"enum": ["red", 3, None, True, 1.5, 'a"b\\c', "é|.*"]},
-    {"const": {"a": [1, {"b": None}]}},
-    {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 4},
-    {"anyOf": [{"type": "integer"}, {"type": "boolean"}]},
-    PERSON,
-    PERSON | {"additionalProperties": False, "title": "a person"},
+# Each with completions that it must allow, in every tokenization.
+SCHEMAS: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    ({"type": "boolean"}, ("true", "false")),
+    ({"type": ["integer", "null"]}, ("0", "-12", "null")),
+    ({"type": "number"}, ("0.5", "-1", "12.5e+10")),
+    ({"type": "string", "maxLength": 4}, ('""', '"abcd"', '"日本é\\n"')),
+    ({"enum": ["red", 3, None, True, 1.5, 'a"b\\c', "é|.*"]}, ("3", r'"a\"b\\c"', '"é|.*"')),
+    ({"const": {"a": [1, {"b": None}]}}, ('{"a": [1, {"b": null}]}', '{"a":[1,{"b":null}]}')),
+    (
+        {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 4},
+        ("[1, 2]", "[1,2,12,-1]"),
+    ),
+    ({"anyOf": [{"type": "integer"}, {"type": "boolean"}]}, ("12", "true")),
+    (
+        PERSON,
+        (
+            '{"name": "ab", "age": 12}',
+            '{"name":"é","age":0,"tags":["ab",""],"mail":null}',
+            '{"name": "日本", "age": -1, "mail": "a@b"}',
+        ),
+    ),
+    (PERSON | {"additionalProperties": False, "title": "a person"}, ('{"name": "ab", "age": 1}',)),
 )
-REGEXES = (r"[0-9]{3}-[a-z]+", r"(?:yes|no)(?:, (?:yes|no)){0,3}", r"é+|日?x", r"a*")
+REGEXES = (
+    (r"[0-9]{3}-[a-z]+", ("012-true", "999-a")),
+    (r"(?:yes|no)(?:, (?:yes|no)){0,3}", ("no", "yes, no, yes, no")),
+    (r"é+|日?x", ("éé", "x", "日x")),
+    (r"a*", ("", "aaa")),
+)
 CALLS = CallGrammar(
     (
         CallShape("add", ("add(", SchemaPiece({"type": "integer"}), ")")),
@@ -82,10 +100,11 @@ CHOICES = (("red", "green", "blue"), ("a", "abc", "a|b", "ä\n", ".*"))
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A grammar, and a validator of its completions that does not use masks."""
+    """A grammar, a validator of its completions that does not use masks, and some of them."""
 
     params: StructuredOutputsParams
     is_valid: Callable[[str], bool]
+    completions: tuple[str, ...] = ()  # that the grammar must allow
 
     def __str__(self) -> str:
         given = msgspec.to_builtins(self.params)  # its defaults are left out
@@ -101,10 +120,10 @@ def contract_vocabulary() -> Vocabulary:
 
 
 def satisfies(schema: Any) -> Callable[[str], bool]:
-    """Return a validator by `jsonschema`, formats included."""
-    from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # tests only
+    """Return a validator by `jsonschema`, formats included, with regexes of ECMA-262."""
+    from quire.testing.schema_judge import judge  # its packages are for tests only
 
-    validator = Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
+    validator = judge(schema)
 
     def is_valid(text: str) -> bool:
         return bool(validator.is_valid(json.loads(text)))
@@ -120,16 +139,17 @@ def matches(regex: str) -> Callable[[str], bool]:
 def examples(constraints: frozenset[str]) -> Iterator[Example]:
     """Yield examples of the structured-output constraints that a backend supports."""
     if "json" in constraints:
-        for schema in SCHEMAS:
-            yield Example(StructuredOutputsParams(json=schema), satisfies(schema))
+        for schema, texts in SCHEMAS:
+            yield Example(StructuredOutputsParams(json=schema), satisfies(schema), texts)
     if "json_object" in constraints:
-        yield Example(StructuredOutputsParams(json_object=True), satisfies({"type": "object"}))
+        is_object = satisfies({"type": "object"})
+        yield Example(StructuredOutputsParams(json_object=True), is_object, ('{"ab": [12]}', "{}"))
     if "regex" in constraints:
-        for regex in REGEXES:
-            yield Example(StructuredOutputsParams(regex=regex), matches(regex))
+        for regex, texts in REGEXES:
+            yield Example(StructuredOutputsParams(regex=regex), matches(regex), texts)
     if "choice" in constraints:
         for choice in CHOICES:
-            yield Example(StructuredOutputsParams(choice=choice), choice.__contains__)
+            yield Example(StructuredOutputsParams(choice=choice), choice.__contains__, choice)
     if "calls" in constraints:
         yield Example(StructuredOutputsParams(calls=CALLS), _are_calls)
         yield Example(StructuredOutputsParams(calls=CallGrammar(CALLS.shapes)), matches(ONE_CALL))
@@ -146,29 +166,48 @@ def read_mask(matcher: Matcher, size: int = VOCABULARY_SIZE) -> set[int]:
     return {8 * i + bit for i, byte in enumerate(words) for bit in range(8) if byte >> bit & 1}
 
 
-def sample_completion(matcher: Matcher, rng: random.Random, vocabulary: Vocabulary) -> str:
+def tokenizations(text: str, vocabulary: Vocabulary) -> list[list[int]]:
+    """Return a text in single bytes, in its longest tokens, and in random ones."""
+    rng, whole = random.Random(text), text.encode()
+    ids = {token: token_ids[-1] for token, token_ids in vocabulary.tokens.items()}
+
+    def split(choose: Callable[[list[int]], int]) -> list[int]:
+        token_ids, start = [], 0
+        while start < len(whole):
+            ends = [end for end in range(start + 1, len(whole) + 1) if whole[start:end] in ids]
+            end = choose(ends)
+            token_ids.append(ids[whole[start:end]])
+            start = end
+        return token_ids
+
+    return [split(min), split(max), split(rng.choice)]
+
+
+def sample_completion(
+    matcher: Matcher, rng: random.Random, vocabulary: Vocabulary, *, closes_after: int = 0
+) -> str:
     """Sample from the masks until an EOS token, and return the text of the completion.
 
-    Closing characters and EOS tokens are sampled more often than others, to keep completions short.
+    For `closes_after` tokens all allowed ones are equally likely. After that, closing characters
+    and EOS tokens are sampled more often than others, to keep completions short.
     """
     spelled = {i: token for token, ids in vocabulary.tokens.items() for i in ids}
     closing = {i for i, token in spelled.items() if token in (b'"', b"}", b"]")}
     completion = b""
     for step in range(MAX_STEPS):
         allowed = read_mask(matcher, vocabulary.size)
+        assert allowed, f"the mask allows no token, not even EOS, after {completion[-200:]!r}"
         ends = sorted(allowed & set(vocabulary.eos_token_ids))
         closers = sorted(allowed & closing)
-        end_probability = min(1.0, 0.3 + step / 500)
-        if ends and (rng.random() < end_probability or len(allowed) == len(ends)):
-            assert matcher.accept(rng.choice(ends)), (
-                "accept refuses an EOS token that the mask allows"
-            )
+        if step < closes_after:
+            token_id = rng.choice(sorted(allowed))
+        else:
+            is_closing = rng.random() < 0.3 + step / 500
+            others = sorted(allowed - set(ends))
+            token_id = rng.choice(((ends or closers) if is_closing else others) or others or ends)
+        if token_id in ends:
+            assert matcher.accept(token_id), "accept refuses an EOS token that the mask allows"
             return completion.decode()
-        choices = (
-            closers if closers and rng.random() < end_probability else sorted(allowed - set(ends))
-        )
-        assert choices, f"the mask allows no token, not even EOS, after {completion[-200:]!r}"
-        token_id = rng.choice(choices)
         assert token_id in spelled, f"the mask allows token {token_id}, which has no text"
         assert matcher.accept(token_id), f"accept refuses token {token_id}, which the mask allows"
         completion += spelled[token_id]
@@ -210,15 +249,33 @@ class StructuredOutputContract:
         """Validate completions that are sampled from the masks alone."""
         grammar = built.compile(example.params)
         for seed in range(NUM_WALKS):
-            text = sample_completion(grammar.matcher(), random.Random(seed), built.vocabulary)
+            closes_after = CHAOTIC_STEPS * (seed % 2)
+            rng, matcher = random.Random(seed), grammar.matcher()
+            text = sample_completion(matcher, rng, built.vocabulary, closes_after=closes_after)
             assert example.is_valid(text), (
                 f"the masks allowed {text!r}, which does not follow the grammar {example}"
             )
 
+    def test_valid_completions_are_accepted_in_every_tokenization(
+        self, built: StructuredOutputBackend, example: Example
+    ) -> None:
+        """Walk through completions that follow the grammar, by masks and by `accept`."""
+        grammar = built.compile(example.params)
+        for text in example.completions:
+            for token_ids in tokenizations(text, built.vocabulary):
+                matcher = grammar.matcher()
+                for token_id in [*token_ids, built.vocabulary.eos_token_ids[0]]:
+                    assert token_id in read_mask(matcher, built.vocabulary.size), (
+                        f"the mask forbids token {token_id} of {text!r}, in tokens {token_ids}"
+                    )
+                    assert matcher.accept(token_id), (
+                        f"accept refuses token {token_id} of {text!r}, in tokens {token_ids}"
+                    )
+
     def test_a_mask_allows_exactly_what_is_accepted(self, matcher: Matcher) -> None:
         """Try every id at several positions; a refused id must not change the state."""
         rng = random.Random(0)
-        for _ in range(6):
+        for _ in range(12):
             allowed = read_mask(matcher)
             assert max(allowed) < VOCABULARY_SIZE, (
                 f"the mask allows token {max(allowed)}, beyond the vocabulary of {VOCABULARY_SIZE}"

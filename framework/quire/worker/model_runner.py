@@ -44,6 +44,7 @@ from quire.messages import (
 from quire.worker.batch.slots import SlotTables
 from quire.worker.batch.step_inputs import StepInputs, build_inputs
 from quire.worker.batch.step_results import LaunchedStep, failure
+from quire.worker.device.block_copies import BlockCopier
 from quire.worker.device.copies import HostCopier, upload
 from quire.worker.device.device_faults import end_if_device_failed
 from quire.worker.failures import BatchWork, FailurePolicy, IsolateAlone
@@ -116,6 +117,7 @@ class ModelRunner(StepRunner):
         graphs: Captured decode steps, if there are any; they need `device_inputs`.
         cpu_graphs: Traced decode steps on a CPU; None if steps are not traced.
         kv_store: Worker side of the KV store; None if there is none.
+        block_copier: Copies blocks of the KV cache.
     """
 
     def __init__(
@@ -143,6 +145,7 @@ class ModelRunner(StepRunner):
         self.graphs: DecodeGraphs | None = None
         self.cpu_graphs: CPUGraphs | None = None
         self.kv_store: KVStoreHost | None = None
+        self.block_copier = BlockCopier((), backends)
         self.description = description
         self.computed_by = computed_by
         self.device_inputs = device_inputs
@@ -253,7 +256,9 @@ class ModelRunner(StepRunner):
             info = self.tables.assign(assignment)
             try:
                 self.tables.write_fields(assignment)
-                info.active_steps = self.pipeline.active_steps(info.fields)
+                info.active_steps = self.pipeline.active_steps(
+                    info.fields, has_logprobs=info.num_logprobs is not None
+                )
             except Exception as error:  # the edge of sampler plugins, and of what clients send
                 logger.warning(
                     "cannot read the sampler fields of the request in slot %d; the request fails",
@@ -261,6 +266,9 @@ class ModelRunner(StepRunner):
                     exc_info=True,
                 )
                 errors[assignment.slot] = failure("reading the sampler fields", error)
+        copies = [copy for assignment in plan.assignments for copy in assignment.block_copies]
+        if copies:
+            self.block_copier.copy(copies)
         for added in plan.new_blocks:
             self.tables.add_blocks(added)
         for patch in plan.token_patches:
@@ -315,7 +323,11 @@ class ModelRunner(StepRunner):
         prompts: list[PromptLogprobs] = []
         if self.tables.with_prompt_logprobs:
             prompts = compute_prompt_logprobs(
-                requests, hidden_states, self.tables, self.whole_logits_of
+                requests,
+                hidden_states,
+                self.tables,
+                self.whole_logits_of,
+                as_logits=self.pipeline.reports_logits,
             )
         for prompt in prompts:
             prompt.start_copy(self._copier)

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 def build_pipeline(
-    parts: WorkerParts, tables: SlotTables, group: TensorParallelGroup
+    parts: WorkerParts, tables: SlotTables, group: TensorParallelGroup, logprobs_mode: str
 ) -> SamplingPipeline:
     """Build the samplers, for this device's shard of the vocabulary.
 
@@ -69,6 +69,12 @@ def build_pipeline(
             for index, choice in enumerate(composition.samplers)
             if choice.entry.capabilities.is_vocab_parallel
         ],
+        counting=[
+            index
+            for index, choice in enumerate(composition.samplers)
+            if choice.entry.capabilities.reads_counts
+        ],
+        logprobs_mode=logprobs_mode,
     )
 
 

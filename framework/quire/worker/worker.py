@@ -21,6 +21,7 @@ from quire.layers.linear.prepacked import Prepacked
 from quire.layers.parallel import TensorParallelGroup
 from quire.messages import WorkerInfo
 from quire.worker.batch.slots import SlotTables
+from quire.worker.device.block_copies import BlockCopier
 from quire.worker.device.threads import THREADS
 from quire.worker.first_steps import STEPS, STEPS_WITH_KERNELS, run_warm_up_steps
 from quire.worker.kv_store_host import build_kv_store
@@ -121,6 +122,7 @@ class ModelWorker(Worker):
         what = "memory for attention workspaces and slot tables, beside the KV cache,"
         with enough_memory(what, self.device, "lower gpu_memory_utilization"):
             runner = self._runner = self._build_runner(self._model, plan, memory)
+        runner.block_copier = BlockCopier(memory.values(), runner.backends)
         self._warm_up_and_capture(runner, plan)
         if (choice := self.composition.kv_store) is not None:
             options = self.settings.cache.store_options
@@ -158,10 +160,13 @@ class ModelWorker(Worker):
             self.device,
             backend_groups,
             has_device_blocks=self.composition.kernels.value == "triton",
+            vocab_size=self.composition.description.vocab_size,
         )
         if self.device.type == "cpu":
             keep_freed_memory()
-        pipeline = build_pipeline(self.parts, tables, self.group)
+        pipeline = build_pipeline(
+            self.parts, tables, self.group, self.settings.sampling.logprobs_mode
+        )
         return build_runner(
             model,
             backends,

@@ -11,6 +11,6 @@ def register_reasoning_parsers(registry: Registrar[type[ReasoningParser]]) -> No
         "think_tags",
         "quire_reasoning_parsers.think_tags:ThinkTagsParser",
         capabilities=ReasoningParserCapabilities(
-            template_markers=("<think>",), end_marker="</think>"
+            template_markers=("<think>",), end_marker="</think>", start_marker="<think>"
         ),
     )

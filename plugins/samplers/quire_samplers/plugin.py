@@ -1,8 +1,9 @@
 """Registration of the sampler steps of this package. Imports nothing heavy."""
 
 from quire import Registrar, hookimpl
-from quire.interfaces.sampling import RequestField, SamplerCapabilities, SamplerStep
-from quire.sampling_params import LIMITS
+from quire.interfaces.field_types import TokenMap, TokenSet, TokenTexts
+from quire.interfaces.sampling import RequestField, SamplerCapabilities, SamplerStep, Stage
+from quire.sampling_params import LIMITS, MAX_BAD_WORDS, MAX_LOGIT_BIASES
 
 TEMPERATURE = RequestField(
     "temperature", float, 1.0, *LIMITS["temperature"], "0 takes the most likely token."
@@ -13,12 +14,142 @@ TOP_P = RequestField(
 )
 MIN_P = RequestField("min_p", float, 0.0, *LIMITS["min_p"], "Fraction of the largest probability.")
 
+REPETITION_PENALTY = RequestField(
+    "repetition_penalty", float, 1.0, *LIMITS["repetition_penalty"],
+    "Divisor of the logits of tokens in prompt or completion; 1 is off.",
+)  # fmt: skip
+PRESENCE_PENALTY = RequestField(
+    "presence_penalty", float, 0.0, *LIMITS["presence_penalty"],
+    "Subtracted from the logits of tokens in the completion.",
+)  # fmt: skip
+FREQUENCY_PENALTY = RequestField(
+    "frequency_penalty", float, 0.0, *LIMITS["frequency_penalty"],
+    "Subtracted from a token's logit for each time that it is in the completion.",
+)  # fmt: skip
+LOGIT_BIAS = RequestField(
+    "logit_bias", TokenMap(MAX_LOGIT_BIASES, *LIMITS["logit_bias"]), {},
+    help="Token id -> number that is added to its logit.",
+)  # fmt: skip
+ALLOWED_TOKEN_IDS = RequestField(
+    "allowed_token_ids", TokenSet(), [], help="The only tokens to sample; empty: all."
+)
+BAD_WORDS = RequestField(
+    "bad_words", TokenTexts(MAX_BAD_WORDS, rule="word"), [], help="Texts that are not generated."
+)
+
+TYPICAL_P = RequestField(
+    "typical_p", float, 1.0, 0.0, 1.0, "The most typical tokens that add up to p; 1 is off."
+)
+EPSILON_CUTOFF = RequestField(
+    "epsilon_cutoff", float, 0.0, 0.0, 1.0, "Smallest probability of a token; 0 is off."
+)
+ETA_CUTOFF = RequestField(
+    "eta_cutoff", float, 0.0, 0.0, 1.0,
+    "Smallest probability of a token, less where the entropy is high; 0 is off.",
+)  # fmt: skip
+TOP_A = RequestField(
+    "top_a", float, 0.0, 0.0, 1.0, "Fraction of the square of the largest probability; 0 is off."
+)
+TOP_N_SIGMA = RequestField(
+    "top_n_sigma", float, 0.0, 0.0, 100.0,
+    "Standard deviations below the largest logit within which tokens are kept; 0 is off.",
+)  # fmt: skip
+XTC_PROBABILITY = RequestField(
+    "xtc_probability", float, 0.0, 0.0, 1.0,
+    "Probability with which the top choices are excluded; 0 is off.",
+)  # fmt: skip
+XTC_THRESHOLD = RequestField(
+    "xtc_threshold", float, 0.1, 0.0, 1.0, "Probability from which a token is a top choice."
+)
+SMOOTHING_FACTOR = RequestField(
+    "smoothing_factor", float, 0.0, 0.0, 100.0, "Factor of quadratic smoothing; 0 is off."
+)
+SMOOTHING_CURVE = RequestField(
+    "smoothing_curve", float, 1.0, 1.0, 3.0, "Curve of quadratic smoothing, from 1 to 3."
+)
+DYNATEMP_LOW = RequestField(
+    "dynatemp_low", float, 0.0, 0.0, 100.0, "Temperature of certain positions."
+)
+DYNATEMP_HIGH = RequestField(
+    "dynatemp_high", float, 0.0, 0.0, 100.0, "Temperature of uncertain positions; 0 is off."
+)
+DYNATEMP_EXPONENT = RequestField(
+    "dynatemp_exponent", float, 1.0, 0.0, 10.0, "Exponent of the entropy between the two."
+)
+
+DRY = SamplerCapabilities(
+    stage="penalty",
+    fields=(
+        RequestField(
+            "dry_multiplier", float, 0.0, 0.0, 100.0, "Factor of the DRY penalty; 0 is off."
+        ),
+        RequestField("dry_base", float, 1.75, 1.0, 10.0, "Base of the DRY penalty."),
+        RequestField(
+            "dry_allowed_length", int, 2, 1, 1000, "Length of a repetition that is not penalized."
+        ),
+        RequestField(
+            "dry_range", int, 0, 0, 2**31 - 1, "Number of last tokens to search; 0: all."
+        ),
+        RequestField(
+            "dry_sequence_breakers", TokenTexts(32, max_tokens=1, rule="last"),
+            ["\n", ":", '"', "*"], help="Texts at which a repetition ends.",
+        ),
+    ),
+)  # fmt: skip
+
+FURTHER: dict[str, tuple[Stage, str, tuple[RequestField, ...]]] = {  # name -> class and fields
+    "dynamic_temperature": (
+        "temperature",
+        "dynamic_temperature:DynamicTemperature",
+        (DYNATEMP_LOW, DYNATEMP_HIGH, DYNATEMP_EXPONENT),
+    ),
+    "quadratic_smoothing": (
+        "temperature",
+        "quadratic_smoothing:QuadraticSmoothing",
+        (SMOOTHING_FACTOR, SMOOTHING_CURVE),
+    ),
+    "epsilon_cutoff": ("filter", "cutoffs:EpsilonCutoff", (EPSILON_CUTOFF,)),
+    "eta_cutoff": ("filter", "cutoffs:EtaCutoff", (ETA_CUTOFF,)),
+    "top_a": ("filter", "cutoffs:TopA", (TOP_A,)),
+    "top_n_sigma": ("filter", "top_n_sigma:TopNSigma", (TOP_N_SIGMA,)),
+    "typical_p": ("filter", "typical_p:TypicalP", (TYPICAL_P,)),
+    "xtc": ("filter", "xtc:XTC", (XTC_PROBABILITY, XTC_THRESHOLD)),
+}
+
+PENALTIES = SamplerCapabilities(
+    stage="penalty", fields=(REPETITION_PENALTY,), is_vocab_parallel=True
+)
+SAMPLED_PENALTIES = SamplerCapabilities(
+    stage="penalty",
+    fields=(PRESENCE_PENALTY, FREQUENCY_PENALTY),
+    is_vocab_parallel=True,
+    reads_counts=True,
+)
+BIAS = SamplerCapabilities(stage="bias", fields=(LOGIT_BIAS,), is_vocab_parallel=True)
+ALLOWED = SamplerCapabilities(stage="bias", fields=(ALLOWED_TOKEN_IDS,))
+BAD = SamplerCapabilities(stage="bias", fields=(BAD_WORDS,))
+
 FUSED = ("temperature", "min_p", "top_k_top_p")
 
 
 @hookimpl
 def register_samplers(registry: Registrar[type[SamplerStep]]) -> None:
     """Register the sampler steps."""
+    for name, reference, capabilities in (
+        ("repetition_penalty", "penalties:RepetitionPenalty", PENALTIES),
+        ("sampled_token_penalties", "penalties:SampledTokenPenalties", SAMPLED_PENALTIES),
+        ("logit_bias", "token_control:LogitBias", BIAS),
+        ("allowed_token_ids", "token_control:AllowedTokenIds", ALLOWED),
+        ("bad_words", "token_control:BadWords", BAD),
+        ("dry", "dry:DRY", DRY),
+    ):
+        registry.add(name, f"quire_samplers.{reference}", capabilities=capabilities)
+    for name, (stage, reference, fields) in FURTHER.items():
+        registry.add(
+            name,
+            f"quire_samplers.{reference}",
+            capabilities=SamplerCapabilities(stage=stage, fields=fields),
+        )
     registry.add(
         "temperature",
         "quire_samplers.temperature:Temperature",

@@ -17,13 +17,9 @@ from quire.errors import GrammarError
 from quire_structured_output import json_regex
 from quire_structured_output.budget import Budget
 from quire_structured_output.disjoint import are_disjoint
+from quire_structured_output.ecma_regex import whole_match
 from quire_structured_output.integer_range import integer_range, integers
-from quire_structured_output.regex_syntax import (
-    check_regex,
-    check_text,
-    without_anchors,
-    without_nul,
-)
+from quire_structured_output.regex_syntax import check_text, without_nul
 from quire_structured_output.schema_keywords import (
     COMBINERS,
     KEYWORDS_OF_TYPE,
@@ -311,8 +307,8 @@ class _Translation:
             raise GrammarError(f"'pattern' at {path} must be a string")
         if pattern not in self.checked:
             self.budget.look_at_pattern(len(pattern))
-            check_regex(pattern, f"'pattern' at {path}")
-            self.checked[pattern] = without_nul(without_anchors(pattern))
+            whole = whole_match(pattern, f"'pattern' at {path}", around=())
+            self.checked[pattern] = without_nul(whole)
             self.patterns.append((path, self.checked[pattern]))
         return json_regex.quoted(self.checked[pattern])
 

@@ -32,16 +32,14 @@ from quire.interfaces.structured_output import (
 )
 from quire.sampling_params import StructuredOutputsParams
 from quire_structured_output.call_regex import calls_regex
+from quire_structured_output.choices import check_choice
 from quire_structured_output.json_schema import any_object_regex, schema_regex
 from quire_structured_output.regex_syntax import (
     check_regex,
-    check_text,
     without_anchors,
     without_nul,
 )
 
-MAX_CHOICES = 2_000
-MAX_CHOICE_LENGTH = 128 * 1024  # of all choices together
 MAX_ROLLBACK = 1 << 20  # tokens; more than any completion has
 END = r"\x00"  # before and after every expression
 NEEDS_ESCAPE = frozenset({*range(1, 0x20), ord('"'), ord("\\")})  # in a JSON string
@@ -72,7 +70,7 @@ class OutlinesBackend(StructuredOutputBackend):
         elif params.regex is not None:
             check_regex(params.regex, "the regex")
         elif params.choice is not None:
-            _check_choice(params.choice)
+            check_choice(params.choice)
         elif params.calls is not None:
             calls_regex(params.calls)
         elif params.grammar is not None:
@@ -187,22 +185,6 @@ class OutlinesMatcher(Matcher):
     def is_finished(self) -> bool:
         """Return whether only an EOS token may follow."""
         return self._num_ends > 0 or self._grammar.must_end(self._guide.get_state())
-
-
-def _check_choice(choices: tuple[str, ...]) -> None:
-    if not choices:
-        raise GrammarError("choice is empty; it must have at least one string")
-    if not all(isinstance(choice, str) for choice in choices):
-        raise GrammarError("choice must have strings only")
-    if len(choices) > MAX_CHOICES or sum(map(len, choices)) > MAX_CHOICE_LENGTH:
-        raise GrammarError(
-            f"choice may have at most {MAX_CHOICES} strings of {MAX_CHOICE_LENGTH} characters in "
-            "total"
-        )
-    for choice in choices:
-        check_text(choice, "choice")
-        if "\0" in choice:
-            raise GrammarError("choice has the character U+0000, which is not supported")
 
 
 def _is_text(token: bytes) -> bool:

@@ -11,6 +11,13 @@ def register_structured_output(registry: Registrar[type[StructuredOutputBackend]
         "outlines",
         "quire_structured_output.outlines:OutlinesBackend",
         capabilities=GrammarCapabilities(
-            frozenset({"json", "json_object", "regex", "choice", "calls"})
+            frozenset({"json", "json_object", "regex", "choice", "calls"}), priority=10
+        ),
+    )
+    registry.add(
+        "llguidance",
+        "quire_structured_output.llguidance:LLGuidanceBackend",
+        capabilities=GrammarCapabilities(
+            frozenset({"json", "json_object", "regex", "choice", "grammar", "calls"}), priority=20
         ),
     )

@@ -34,6 +34,7 @@ def test_a_count_is_a_whole_number_from_one_on(text, capsys):
     [
         ["throughput", "--num-prompts", "1", "--input-len", "4", "--output-len", "2"],
         ["scheduler", "--running", "2", "--contexts", "--pool-sizes", "--rounds", "2"],
+        ["structured", "--num-prompts", "2", "--output-len", "4", "--repeats", "1"],
         ["prefix", "demo", "--hit-rates", "0.5", "--num-prompts", "1", "--prompt-len", "32"],
     ],
     ids=lambda argv: argv[0],
@@ -51,6 +52,17 @@ def test_throughput_counts_what_it_generates(capsys):
     assert figures["seconds_min"] <= figures["seconds_median"] <= figures["seconds_max"]
     assert figures["output_tokens_per_s"] == pytest.approx(8 / figures["seconds_median"])
     assert figures["total_tokens_per_s"] == pytest.approx(24 / figures["seconds_median"])
+
+
+def test_structured_compares_all_shares_with_none(capsys):
+    argv = ["bench", "structured", "--num-prompts", "5", "--output-len", "6", "--repeats", "1"]
+    assert main([*argv, "--num-grammars", "3", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert [row["share"] for row in figures["shares"]] == [0.0, 0.2, 0.8, 1.0]
+    assert figures["shares"][0]["of_unstructured"] == 1.0
+    assert figures["shares"][0]["added_ms_per_step"] == 0.0
+    assert all(row["output_tokens_per_s"] > 0 for row in figures["shares"])
+    assert len(figures["compile_ms"]) == 3
 
 
 def test_startup_says_why_a_fresh_process_failed(tmp_path, capsys):

@@ -1,12 +1,16 @@
 """A constraint begins after the thinking that the chat template opened, in a whole engine."""
 
+import asyncio
 import json
 import re
 
 import pytest
+from asgi_parts import post
 
-from quire import LLM, SamplingParams, StructuredOutputsParams
+from quire import LLM, AsyncEngine, SamplingParams, StructuredOutputsParams
+from quire.config import ServerSettings
 from quire.errors import GrammarError
+from quire.server.app import create_app
 from quire.testing.checkpoints import write_checkpoint
 from quire_tool_parsers.hermes import HermesToolParser
 
@@ -88,6 +92,50 @@ def test_a_forced_call_follows_the_thinking(llm):
         assert json.loads(completion.tool_calls[0].arguments) == {"a": 1}
 
 
+@pytest.mark.parametrize("budget", [0, 1, 7])
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_thinking_ends_when_its_budget_is_used_up(tmp_path, budget, async_scheduling):
+    folder = write_model(tmp_path, with_marks=True)
+    options = {"max_model_len": 128, "async_scheduling": async_scheduling}
+    params = SamplingParams(
+        temperature=100.0, seed=5, n=NUM_COMPLETIONS, max_tokens=40, ignore_eos=True,
+        thinking_token_budget=budget,
+    )  # fmt: skip
+    free = SamplingParams(temperature=100.0, seed=5, n=2, max_tokens=40, ignore_eos=True)
+    with LLM(folder, **options) as llm:
+        end = llm.get_tokenizer().backend.token_to_id("</think>")
+        limited, unlimited = llm.chat([HELLO, HELLO], [params, free])
+        (alone,) = llm.chat(HELLO, params)
+    assert alone.outputs == limited.outputs
+    for completion in limited.outputs:
+        assert end in completion.token_ids[: budget + 1]
+        assert len(completion.token_ids) == 40
+    for mine, theirs in zip(limited.outputs, unlimited.outputs, strict=False):
+        if end not in theirs.token_ids[:budget]:
+            assert mine.token_ids[: budget + 1] == [*theirs.token_ids[:budget], end]
+
+
+def test_a_constraint_applies_after_thinking_that_was_ended(llm):
+    params = SamplingParams(
+        temperature=100.0, seed=3, n=NUM_COMPLETIONS, max_tokens=20, thinking_token_budget=4,
+        structured_outputs=StructuredOutputsParams(choice=("yes", "no")),
+    )  # fmt: skip
+    for completion in llm.chat(HELLO, params)[0].outputs:
+        assert completion.text in ("yes", "no")
+        assert completion.finish_reason == "stop"
+
+
+def test_a_completion_that_opens_its_thinking_has_the_budget_too(llm):
+    tokenizer = llm.get_tokenizer().backend
+    start, end = tokenizer.token_to_id("<think>"), tokenizer.token_to_id("</think>")
+    params = SamplingParams(
+        temperature=0, max_tokens=12, logit_bias={start: 100.0}, thinking_token_budget=3,
+        ignore_eos=True,
+    )  # fmt: skip
+    (result,) = llm.chat(HELLO, params, chat_template_kwargs={"think": False})
+    assert result.outputs[0].token_ids[:5] == [start, start, start, start, end]
+
+
 def test_where_no_thinking_is_open_the_constraint_begins_at_once(llm):
     params = SamplingParams(
         temperature=100.0, seed=1, structured_outputs=StructuredOutputsParams(choice=("yes", "no"))
@@ -112,3 +160,43 @@ def test_an_end_of_thinking_of_several_tokens_is_refused_by_name(tmp_path):
         params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
         (result,) = llm.chat(HELLO, params, chat_template_kwargs={"think": False})
         assert result.outputs[0].text == "a"
+
+
+def test_a_chat_over_http_has_the_same_parameters(tmp_path):
+    engine = AsyncEngine(write_model(tmp_path, with_marks=True), max_model_len=96, max_logprobs=-1)
+    app = create_app(engine.frontend, ServerSettings(), list)
+    common = {
+        "messages": HELLO, "temperature": 100.0, "seed": 5, "max_tokens": 30, "ignore_eos": True,
+    }  # fmt: skip
+
+    def ask(**fields):
+        wire = post(app, "/v1/chat/completions", **common | fields)
+        assert wire.status == 200, wire.body
+        return wire
+
+    def text_of(wire):
+        deltas = [c["delta"] for event in wire.events for c in event["choices"]]
+        keys = ("reasoning", "content")
+        return ["".join(delta.get(key) or "" for delta in deltas) for key in keys]
+
+    thinks = ask(thinking_token_budget=3, logprobs=True, top_logprobs=-1).json()["choices"][0]
+    rows = thinks["logprobs"]["content"]
+    assert "</think>" in [row["token"] for row in rows[:4]]
+    assert {len(row["top_logprobs"]) for row in rows} == {262}
+    streamed = ask(thinking_token_budget=3, stream=True)
+    assert text_of(streamed) == [thinks["message"]["reasoning"], thinks["message"]["content"]]
+    named = ask(logprobs=True, logprob_token_ids=[70, 71]).json()["choices"][0]["logprobs"]
+    assert {len(row["top_logprobs"]) for row in named["content"]} <= {2, 3}
+    wire = post(app, "/v1/chat/completions", logprob_token_ids=[70], **common)
+    assert (wire.status, wire.error["param"]) == (400, "logprob_token_ids")
+
+    whole = ask(stop_regex="[a-z][^a-z]", thinking_token_budget=0).json()["choices"][0]
+    streamed = ask(stop_regex="[a-z][^a-z]", thinking_token_budget=0, stream=True)
+    assert text_of(streamed)[1] == whole["message"]["content"]
+    assert (whole["finish_reason"], whole["stop_reason"]) == ("stop", "[a-z][^a-z]")
+    pattern = {"max_pattern_size": 1, "min_count": 2}
+    repeated = ask(repetition_detection=pattern, logit_bias={"70": 100.0}, temperature=0)
+    assert repeated.json()["choices"][0]["finish_reason"] == "repetition"
+    best = ask(n=2, best_of=4).json()
+    assert (len(best["choices"]), best["usage"]["completion_tokens"]) == (2, 4 * 30)
+    asyncio.run(engine.shutdown())

@@ -36,6 +36,30 @@ def test_what_comes_behind_the_end_is_left_out(sampled, taken, reason, stop_reas
     assert request.token_ids == [1, *taken]
 
 
+@pytest.mark.parametrize(
+    ("sampled", "min_tokens", "found"),
+    [
+        ([5, 6, 5, 6, 5, 6], 0, 6), ([7, 5, 5, 5], 0, 4), ([5, 6, 7, 5, 6, 7, 5, 6, 7, 5], 0, None),
+        ([5, 6, 5, 6, 5], 0, None), ([1, 1, 5], 0, None), ([5, 5, 5, 8, 5, 5, 5], 5, 7),
+    ],
+)  # fmt: skip
+def test_a_pattern_that_repeats_ends_the_completion(sampled, min_tokens, found):
+    pattern = {"max_pattern_size": 2, "min_count": 3}
+    request = make_request(
+        "a", prompt=[1], max_tokens=20, min_tokens=min_tokens, repetition_detection=pattern
+    )
+    taken, reason, stop_reason = request.append(sampled)
+    expected = (sampled, None) if found is None else (sampled[:found], "repetition")
+    assert (taken, reason, stop_reason) == (*expected, None)
+
+
+def test_only_patterns_of_the_given_sizes_count():
+    pattern = {"max_pattern_size": 3, "min_pattern_size": 3, "min_count": 2}
+    request = make_request("a", prompt=[1], max_tokens=20, repetition_detection=pattern)
+    assert request.append([5, 5, 5, 5, 5])[1] is None
+    assert request.append([5])[1] == "repetition"
+
+
 def test_a_stop_token_within_min_tokens_is_no_end():
     request = make_request("a", prompt=[1], max_tokens=9, min_tokens=2)
     assert request.append([EOS, EOS])[1] is None

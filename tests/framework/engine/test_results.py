@@ -72,6 +72,18 @@ def test_a_completion_ends_at_its_length_also_within_a_stop_s_min_tokens():
     assert not scheduler.requests
 
 
+def test_a_completion_ends_when_it_repeats_itself():
+    scheduler = make_scheduler()
+    pattern = {"max_pattern_size": 2, "min_count": 2}
+    message = make_message("a", prompt=[5], max_tokens=9, repetition_detection=pattern)
+    scheduler.add(Request(message, 1))
+    for token_id in (7, 8, 7):
+        assert take_rows(scheduler, SlotResult(0, [token_id]))[0].finish_reason is None
+    (last,) = take_rows(scheduler, SlotResult(0, [8]))
+    assert (last.finish_reason, last.stop_reason) == ("repetition", None)
+    assert not scheduler.requests
+
+
 # -- what is found ---------------------------------------------------------------------------------
 
 

@@ -46,7 +46,7 @@ def test_the_bounds_of_a_field_belong_to_it(kind, values):
     field = RequestField("field", kind, kind(1), 0, 2)
     assert [field.check(value) for value in values] == list(values)
     for wrong in (kind(3), kind(-1)):
-        with pytest.raises(InvalidRequestError, match=r"field must be a .* from 0 to 2, got"):
+        with pytest.raises(InvalidRequestError, match=r"field must be an? .* from 0 to 2, got"):
             field.check(wrong)
 
 

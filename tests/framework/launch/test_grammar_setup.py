@@ -23,4 +23,7 @@ def test_a_grammar_has_as_long_as_the_user_says(grammars):
 
 
 def test_the_process_takes_the_backend_of_the_plugin_that_the_engine_chose(grammars):
-    assert grammars._plugins.prefer == ("structured_output:outlines=quire_structured_output",)
+    assert grammars._plugins.prefer == (
+        "structured_output:llguidance=quire_structured_output",
+        "structured_output:outlines=quire_structured_output",
+    )

@@ -1,5 +1,6 @@
 """The estimated memory profile of a GPU equals a calculation by hand."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from quire.compose.composition import Decision
 from quire.compose.sizes.layer_specs import layer_specs
 from quire.config import Settings
+from quire.interfaces.field_types import FieldType
 from quire.launch.composing import compose_engine
 from quire.launch.profile_estimate import DRIVER_BYTES, activation_bytes, estimate_profile
 from quire.machine.nvml import DeviceMemory
@@ -35,6 +37,13 @@ def estimated(its, kernels="torch", graphs=0, **scheduler):
     return estimate_profile(settings, composition, 1000, specs, MEMORY)
 
 
+def column_shapes(its):
+    """Shapes of the columns of a slot, for the request fields that are more than a number."""
+    types = [field.type for field in its.composition.sampler_fields]
+    types = [each for each in types if isinstance(each, FieldType)]
+    return [column.shape for each in types for column in each.columns(320)]
+
+
 def with_mlp(its, size):
     config = {**its.composition.description.config, "intermediate_size": size}
     description = replace(its.composition.description, config=config)
@@ -52,7 +61,8 @@ def test_a_step_is_as_large_as_its_budget_or_as_all_requests_together(its):
     assert estimated(its, max_num_batched_tokens=100).forward_bytes == 100 * TOKEN_BYTES
     few = estimated(its, max_num_batched_tokens=5000, max_num_seqs=2)
     assert few.forward_bytes == 2 * 512 * TOKEN_BYTES
-    assert few.sampling_bytes == 2 * 320 * 4 * 4
+    widest = max(shape[0] for shape in column_shapes(its))
+    assert few.sampling_bytes == 2 * (2 * 320 * 4 + 32 * widest)
 
 
 def test_only_the_last_stage_samples(its):
@@ -72,7 +82,8 @@ def test_what_others_use_and_the_driver_are_counted(its):
 
 def test_only_kernels_that_gather_inputs_have_buffers_for_them(its):
     plain = estimated(its, max_num_seqs=4, max_num_batched_tokens=100)
-    assert plain.table_bytes == 4 * (512 + 32) * 4
+    num_cells = sum(math.prod(shape) for shape in column_shapes(its))
+    assert plain.table_bytes == 4 * (512 + 32 + num_cells) * 4
     fused = estimated(its, "triton", max_num_seqs=4, max_num_batched_tokens=100)
     assert fused.table_bytes - plain.table_bytes == 4 * 100 * 8 + 4 * (32 * 4 + 32)
 

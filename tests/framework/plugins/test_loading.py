@@ -365,7 +365,9 @@ def test_the_report_is_json_and_says_what_became_of_each(site):
     assert offer["served_by"] is None
     steps = {offer["name"]: offer for offer in reports["quire_samplers"]["offers"]}
     (field,) = steps["min_p"]["capabilities"]["fields"]
-    assert (field["name"], field["type"], field["maximum"]) == ("min_p", "float", 1.0)
+    assert (field["name"], field["type"], field["maximum"]) == ("min_p", "number", 1.0)
+    (field,) = steps["logit_bias"]["capabilities"]["fields"]
+    assert (field["type"], field["maxProperties"]) == ("object", 1024)
 
 
 def test_the_report_names_the_plugin_of_a_shared_name(site):
@@ -440,7 +442,7 @@ def test_the_report_is_json_also_where_a_field_has_no_bounds(site):
     (report,) = [r for r in plugins_report(load()) if r["name"] == "acme"]
     json.dumps(report, allow_nan=False)
     (field,) = report["offers"][0]["capabilities"]["fields"]
-    assert (field["minimum"], field["maximum"]) == (None, None)
+    assert field == {"name": "f", "type": "number", "default": 0.0}
 
 
 def test_a_heavy_import_is_reported_for_the_plugin_that_did_it(site, monkeypatch):

@@ -204,3 +204,52 @@ def test_what_the_engine_itself_has_no_room_for_is_refused_as_too_long(serve_mod
     assert "KV blocks" in response.json()["error"]["message"]
     body["max_tokens"] = 4
     assert httpx.post(f"{served.url}/v1/completions", json=body, timeout=60).status_code == 200
+
+
+def test_beams_are_searched_over_http(demo: Served):
+    body = {"model": "demo", "prompt": "What is", "max_tokens": 8, "n": 3, "use_beam_search": True}
+    found = httpx.post(f"{demo.url}/v1/completions", json=body | {"logprobs": 1}).json()
+    assert [choice["index"] for choice in found["choices"]] == [0, 1, 2]
+    texts = [choice["text"] for choice in found["choices"]]
+    assert len(set(texts)) == 3
+    assert found["usage"]["completion_tokens"] == sum(
+        len(choice["logprobs"]["tokens"]) for choice in found["choices"]
+    )
+    sums = [sum(choice["logprobs"]["token_logprobs"]) for choice in found["choices"]]
+    lengths = [len(choice["logprobs"]["tokens"]) for choice in found["choices"]]
+    means = [total / length for total, length in zip(sums, lengths, strict=True)]
+    assert means == sorted(means, reverse=True)
+    stream = httpx.post(f"{demo.url}/v1/completions", json=body | {"stream": True}).text
+    events = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
+    streamed = {choice["index"]: choice["text"] for each in events for choice in each["choices"]}
+    assert [streamed[index] for index in range(3)] == texts, "whole, at the end"
+
+
+def test_a_chat_is_searched_with_the_fields_of_a_beam_search(client: OpenAI):
+    fields = {"use_beam_search": True, "length_penalty": 0.5, "early_stopping": True}
+    found = ask(client, n=2, extra_body=fields)
+    assert len(found.choices) == 2
+    assert found.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"top_p": 0.5}, "top_p"),
+        ({"temperature": 0.5}, "temperature"),
+        ({"stop": ["a"]}, "stop"),
+        ({"presence_penalty": 1}, "presence_penalty"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"response_format": {"type": "json_object"}}, "structured_outputs"),
+        ({"length_penalty": 11}, "length_penalty"),
+        ({"early_stopping": "soon"}, "early_stopping"),
+        ({"n": 0}, "n"),
+        ({"use_beam_search": False, "length_penalty": 2}, "length_penalty"),
+        ({"use_beam_search": False, "early_stopping": True}, "early_stopping"),
+    ],
+)
+def test_what_a_beam_search_does_not_read_is_refused(demo: Served, fields, param):
+    body = {"model": "demo", "prompt": "a", "n": 2, "use_beam_search": True}
+    answer = httpx.post(f"{demo.url}/v1/completions", json=body | fields)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param

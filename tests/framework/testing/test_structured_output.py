@@ -175,6 +175,7 @@ class HasOneMatcher(OutlinesBackend):
 
 EXACT = "a_mask_allows_exactly_what_is_accepted"
 VALID = "random_completions_are_valid"
+TOKENIZED = "valid_completions_are_accepted_in_every_tokenization"
 LONGER = "a_text_may_continue_where_it_may_end"
 END = "only_the_end_follows_the_end"
 FINISHED = "finished_means_that_only_the_end_may_follow"
@@ -254,6 +255,38 @@ def test_a_text_that_hides_another_is_rejected(matcher_class, reason):
         run(LONGER, backend_of(matcher_class))
 
 
+class ForbidsATokenOfSeveralBytes(Masked):
+    def allowed(self, allowed):
+        return {i for i in allowed if not 256 <= i < 300} or allowed
+
+
+class AcceptsBytesOnly(OutlinesMatcher):
+    def accept(self, token_id):
+        return (token_id < 256 or token_id in ENDS) and super().accept(token_id)
+
+
+@pytest.mark.parametrize(
+    ("matcher_class", "reason"),
+    [
+        (ForbidsATokenOfSeveralBytes, "the mask forbids token 265 of 'ab-12'"),
+        (AcceptsBytesOnly, "accept refuses token 265 of 'ab-12'"),
+        (RefusesALetter, "accept refuses token 97"),
+        (NeverEnds, "the mask forbids token 300"),
+    ],
+)
+def test_a_wrong_reject_of_a_tokenization_is_rejected(matcher_class, reason):
+    example = Example(EXAMPLE.params, EXAMPLE.is_valid, ("ab-12",))
+    run(TOKENIZED, backend_of(OutlinesMatcher), example)
+    with pytest.raises(AssertionError, match=reason):
+        run(TOKENIZED, backend_of(matcher_class), example)
+
+
+def test_every_completion_of_the_examples_is_valid_by_their_validator():
+    for example in examples(frozenset({"json", "json_object", "regex", "choice"})):
+        assert example.completions
+        assert all(example.is_valid(text) for text in example.completions), example
+
+
 def test_matchers_that_share_their_state_are_rejected():
     run(ALONE, OutlinesBackend(contract_vocabulary()), EXAMPLE)
     with pytest.raises(AssertionError, match="a matcher changed when another"):
@@ -282,7 +315,7 @@ def test_a_refusal_without_the_name_is_rejected():
 
 def test_each_test_of_the_kit_has_a_backend_that_fails_it():
     tests = {name for name in dir(StructuredOutputContract) if name.startswith("test_")}
-    proven = {test for _, test, _ in OF_A_MATCHER} | {VALID, LONGER, ALONE, REFUSED}
+    proven = {test for _, test, _ in OF_A_MATCHER} | {VALID, TOKENIZED, LONGER, ALONE, REFUSED}
     assert tests == {f"test_{test}" for test in proven}
 
 

@@ -63,7 +63,8 @@ def run(llm: LLM, params: list[SamplingParams]) -> dict[int, str]:
 @pytest.mark.parametrize("llm", ["torch"], indirect=True)  # with a sampler that fuses no step
 def test_a_sampler_that_raises_for_one_row_fails_that_request(llm):
     pipeline = runner_of(llm).pipeline
-    pipeline.steps[0] = RaisesForSomeRows(320, torch.device("cpu"))
+    index = [type(step).__name__ for step in pipeline.steps].index("Temperature")
+    pipeline.steps[index] = RaisesForSomeRows(320, torch.device("cpu"))
     normal = SamplingParams(temperature=1.0, max_tokens=4, ignore_eos=True)
     cursed = SamplingParams(temperature=1.0, top_k=POISON, max_tokens=4, ignore_eos=True)
     reasons = run(llm, [normal, cursed, normal])

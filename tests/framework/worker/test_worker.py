@@ -294,7 +294,7 @@ def break_sampling(runner):
 
 
 def break_fields(runner):
-    def fails(fields):
+    def fails(fields, **_):
         raise ZeroDivisionError("no fields")
 
     runner.pipeline.active_steps = fails
@@ -324,8 +324,8 @@ def test_one_rank_of_several_reports_a_failure_and_tries_nothing_again(checkpoin
     folder = checkpoints["llama"].folder
     with grid_engine(folder, BOTH, enable_lora=True, **PLAIN) as engine:
         break_rank(engine.runner.runners[rank])
-        engine.core.add(request("base", tokens(8)))
-        engine.core.add(request("adapted", tokens(8, 2), adapter=adapter(folder, 0)))
+        engine.add(request("base", tokens(8)))
+        engine.add(request("adapted", tokens(8, 2), adapter=adapter(folder, 0)))
         failure = first_failure(engine)
         assert re.match(message, str(failure))
         assert len(failure.slots) == num_slots
@@ -347,7 +347,7 @@ def first_failure(engine: GridEngine) -> StepFailedError:
 def test_a_failure_names_the_slot_where_the_step_has_one_request(checkpoints):
     with grid_engine(checkpoints["llama"].folder, BOTH, **PLAIN) as engine:
         break_forward(engine.runner.runners[2])
-        engine.core.add(request("base", tokens(8)))
+        engine.add(request("base", tokens(8)))
         failure = first_failure(engine)
         assert failure.slots == {0: failure.report}
         assert failure.report is not None

@@ -5,15 +5,19 @@ import torch
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
 from quire.errors import InvalidRequestError
+from quire.interfaces.field_types import TokenMap
 from quire.interfaces.sampling import STAGES, SamplerCapabilities
 from quire.sampling_params import LIMITS, SamplingParams
-from quire.testing.sampling.sampled_rows import sampled_rows
+from quire.testing.sampling.sampled_rows import ANY_HISTORY, sampled_rows
 
 DEVICE = torch.device("cpu")
 VOCAB_SIZE = 120
@@ -31,7 +35,7 @@ def all_fields(registries):
 
 
 def filtered(registries, logits, requests):
-    rows = sampled_rows(all_fields(registries), requests)
+    rows = sampled_rows(all_fields(registries), requests, vocab_size=VOCAB_SIZE)
     for entry in built_in(registries):
         if entry.capabilities.stage == "sample":
             break
@@ -42,32 +46,47 @@ def filtered(registries, logits, requests):
 def test_they_run_in_a_known_order(quire_registries):
     names = [entry.name for entry in built_in(quire_registries)]
     samplers = ["categorical", "cpu_gumbel", "gumbel"]
-    assert names == ["temperature", "min_p", "top_k_top_p", *samplers]
+    penalties = ["dry", "repetition_penalty", "sampled_token_penalties"]
+    control = ["allowed_token_ids", "bad_words", "logit_bias"]
+    temperatures = ["dynamic_temperature", "quadratic_smoothing", "temperature"]
+    filters = ["epsilon_cutoff", "eta_cutoff", "min_p", "top_a", "top_k_top_p"]
+    further = ["top_n_sigma", "typical_p", "xtc"]
+    assert names == [*penalties, *control, *temperatures, *filters, *further, *samplers]
 
 
 def test_the_whole_pipeline_equals_transformers(quire_registries):
     logits = torch.randn(8, VOCAB_SIZE, generator=torch.Generator().manual_seed(0)) * 3
     warpers = LogitsProcessorList(
         [
+            RepetitionPenaltyLogitsProcessor(1.2),
+            NoBadWordsLogitsProcessor([[15], [42, 8, 3]]),
+            SequenceBiasLogitsProcessor({(4,): 2.0, (7,): -1.5}),
             TemperatureLogitsWarper(0.8),
             MinPLogitsWarper(0.02),
             TopKLogitsWarper(30),
             TopPLogitsWarper(0.9),
         ]
     )
-    request = {"temperature": 0.8, "min_p": 0.02, "top_k": 30, "top_p": 0.9}
+    request = {
+        "repetition_penalty": 1.2, "bad_words": [[15], [42, 8, 3]], "logit_bias": {4: 2, 7: -1.5},
+        "temperature": 0.8, "min_p": 0.02, "top_k": 30, "top_p": 0.9,
+    }  # fmt: skip
     found = filtered(quire_registries, logits.clone(), [request] * 8)
-    torch.testing.assert_close(found, warpers(None, logits.clone()))
+    input_ids = torch.tensor([ANY_HISTORY.token_ids] * 8)
+    torch.testing.assert_close(found, warpers(input_ids, logits.clone()))
 
 
 def test_requests_of_every_kind_share_a_batch(quire_registries):
-    logits = torch.randn(5, VOCAB_SIZE, generator=torch.Generator().manual_seed(1)) * 3
+    logits = torch.randn(8, VOCAB_SIZE, generator=torch.Generator().manual_seed(1)) * 3
     requests = [
         {"temperature": 0.0},
         {"temperature": 0.5, "top_k": 3},
         {"temperature": 1.0},
         {"temperature": 2.0, "top_p": 0.3},
         {"temperature": 1.0, "min_p": 0.5, "top_k": -1},
+        {"presence_penalty": 1.0, "frequency_penalty": -0.5, "temperature": 0.0},
+        {"repetition_penalty": 1.5, "logit_bias": {3: 9.0}, "allowed_token_ids": [3, 8]},
+        {"bad_words": [[8], [8, 9]], "temperature": 0.7},
     ]
     together = filtered(quire_registries, logits.clone(), requests)
     for row, request in enumerate(requests):
@@ -80,15 +99,23 @@ def test_requests_of_every_kind_share_a_batch(quire_registries):
 def test_every_field_has_help_and_one_meaning(quire_registries):
     declared = [f for e in built_in(quire_registries) for f in e.capabilities.fields]
     assert all(field.help for field in declared)
-    assert len(set(declared)) == len({field.name for field in declared})
+    meanings = {field.name: field for field in declared}
+    assert all(field == meanings[field.name] for field in declared)
 
 
 def test_every_field_has_the_limits_of_the_sampling_parameter(quire_registries):
-    declared = {f for e in built_in(quire_registries) for f in e.capabilities.fields}
-    assert {field.name: (field.minimum, field.maximum) for field in declared} == LIMITS
-    for field in declared:
-        default = getattr(SamplingParams(), field.name)
-        assert (field.type, field.default) == (type(default), default)
+    known = SamplingParams.__struct_fields__
+    every = [f for e in built_in(quire_registries) for f in e.capabilities.fields]
+    declared = {f.name: f for f in every if f.name in known}
+    limits = {
+        name: (bounds.minimum, bounds.maximum)
+        for name, field in declared.items()
+        if (bounds := field.type if isinstance(field.type, TokenMap) else field)
+    }
+    lists = {"allowed_token_ids", "bad_words"}
+    assert {name: limits[name] for name in limits.keys() - lists} == LIMITS
+    for name, field in declared.items():
+        assert field.check(getattr(SamplingParams(), name)) in (field.default, ())
 
 
 @pytest.mark.parametrize(
@@ -98,12 +125,15 @@ def test_every_field_has_the_limits_of_the_sampling_parameter(quire_registries):
         ("top_k", [-1, 0, 1, 2**31 - 1], [-2, 2**31]),
         ("top_p", [0.0, 0.5, 1.0], [-0.1, 1.1]),
         ("min_p", [0.0, 0.5, 1.0], [-0.1, 1.1]),
+        ("presence_penalty", [-2, 0, 2.0], [-2.1, 2.1]),
+        ("frequency_penalty", [-2, 0, 2.0], [-2.1, 2.1]),
+        ("repetition_penalty", [0.01, 1, 2.0], [0, -1.0]),
+        ("logit_bias", [{}, {0: -100.0, 9: 100}], [{0: -100.1}, {9: 101}]),
     ],
 )
 def test_fields_take_what_vllm_takes_and_no_more(quire_registries, name, taken, refused):
-    (field,) = {
-        f for e in built_in(quire_registries) for f in e.capabilities.fields if f.name == name
-    }
+    declared = {f.name: f for e in built_in(quire_registries) for f in e.capabilities.fields}
+    field = declared[name]
     for value in taken:
         assert field.check(value) == value
     for value in refused:
@@ -113,7 +143,10 @@ def test_fields_take_what_vllm_takes_and_no_more(quire_registries, name, taken, 
 
 def test_steps_without_sums_over_the_vocabulary_work_on_shards(quire_registries):
     parallel = {e.name for e in built_in(quire_registries) if e.capabilities.is_vocab_parallel}
-    assert parallel == {"temperature", "gumbel", "cpu_gumbel"}
+    assert parallel == {
+        "repetition_penalty", "sampled_token_penalties", "logit_bias", "temperature", "gumbel",
+        "cpu_gumbel",
+    }  # fmt: skip
 
 
 def test_samplers_with_kernels_fuse_all_processors(quire_registries):

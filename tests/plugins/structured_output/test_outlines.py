@@ -293,7 +293,6 @@ def test_a_pattern_in_a_call_may_match_no_quote(backend):
     ("choice", "reason"),
     [
         ((), "empty"),
-        (("a", 3), "strings only"),
         (tuple(map(str, range(100_000))), "at most"),
         (("\udc00",), "surrogate"),
         (("a\0",), "U+0000"),

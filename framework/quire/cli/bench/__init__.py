@@ -9,6 +9,7 @@ MEASURES = {
     "startup": "fresh process to first token, in seconds",
     "scheduler": "CPU time of the engine itself, around workers that do nothing",
     "prefix": "what the prefix cache costs and gains, by hit rate",
+    "structured": "tokens per second, by the share of requests with structured output",
     "cluster": "routing policies over many simulated replicas, in virtual time",
 }
 

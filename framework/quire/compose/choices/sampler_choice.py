@@ -83,6 +83,20 @@ def _default_sampler(
     return DEFAULT_SAMPLERS["torch"], (Rejection(name, cause_of(reason)),)
 
 
+def offered_fields(registries: Registries, samplers: Iterable[Choice]) -> dict[str, str]:
+    """Return the request fields of steps that are not in use, each with how to use one."""
+    in_use = {choice.name for choice in samplers}
+    return {
+        field.name: (
+            f"the sampler step {entry.name!r} of {entry.source} reads it: start with "
+            f"--samplers default,{entry.name}"
+        )
+        for entry in registries.samplers.offers()
+        if entry.name not in in_use
+        for field in entry.capabilities.fields
+    }
+
+
 def fused_steps(samplers: Sequence[Choice]) -> tuple[int, ...]:
     """Return the indexes of the steps that the sampler of a pipeline can fuse.
 

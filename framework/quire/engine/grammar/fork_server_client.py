@@ -120,7 +120,9 @@ class GrammarForkServer:
                 [sys.executable, *arguments],
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C in a terminal must only reach the engine
+                # Ctrl-C in a terminal must only reach the engine. A session of its own would make
+                # the niceness of compiling void: Linux shares CPU time among sessions first.
+                process_group=0,
                 env=child_environment(),
             )
         return parent_end

@@ -5,18 +5,25 @@ then in each step `accept` the sampled tokens and request a mask, and finally `r
 blocks for longer than masks take to fill, with one exception: a grammar process that dies is
 restarted while a step waits for it, and the host replays the tokens that it has kept.
 
+Grammars start in the order of the compile time that their clients have had, then of their own. One
+that compiles longer than its turn makes way for another that has had less, and starts again later
+with a longer turn. So slow grammars delay quick ones by little, whoever sent them.
+
 Grammars never run in the engine's process. Each compiles in a process of its own, under time and
 memory limits enforced by the kernel, so a hostile one affects no other; see `grammar_process`.
 """
 
+import hashlib
 import logging
-from collections import deque
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from quire.config import PluginSettings
+from quire.engine.grammar.compile_shares import CompileShares
 from quire.engine.grammar.fork_server_client import GrammarForkServer
 from quire.engine.grammar.grammar_link import BackendFailedError, LinkLostError, NotStartedError
 from quire.engine.grammar.grammar_pool import GrammarLimits, GrammarPool
@@ -39,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 MAX_PARAMS_BYTES = 4 * 2**20  # of one grammar, as a message
 
+PATIENCE = 8.0  # turn of a grammar, in units of the time that the next one has had
+
 Outcome = tuple[str, RequestError | None]
 
 
@@ -51,6 +60,8 @@ class _Request:
     key: bytes
     params: StructuredOutputsParams
     is_active: bool
+    client: str
+    compile_s: float = 0.0  # that its grammar has had, before it made way for another
     token_ids: list[int] = field(default_factory=list)
     error: RequestError | None = None
 
@@ -65,7 +76,7 @@ class GrammarHost:
 
     Args:
         load_vocabulary: Function that loads the vocabulary; called once, with the first grammar.
-        backend: Name of the backend for requests that name none.
+        backends: Names of the backends that are tried in turn for requests that name none.
         plugins: Plugin settings of the grammar processes: the engine's own.
         max_rows: Maximum number of masks in one step.
         limits: Time and memory limits of grammars.
@@ -75,19 +86,21 @@ class GrammarHost:
         self,
         load_vocabulary: Callable[[], Vocabulary],
         *,
-        backend: str = "outlines",
+        backends: Sequence[str] = ("outlines",),
         plugins: PluginSettings | None = None,
         max_rows: int = 64,
         limits: GrammarLimits | None = None,
     ) -> None:
         self._load_vocabulary = load_vocabulary
-        self._backend = backend
+        self._backends = tuple(backends)
         self._plugins = plugins or PluginSettings()
         self._max_rows = max_rows
         self._limits = limits or GrammarLimits()
         self._started: tuple[GrammarPool, SharedMasks] | None = None
         self._requests: dict[str, _Request] = {}
-        self._queue: deque[_Request] = deque()
+        self._queue: list[_Request] = []
+        self._shares = CompileShares()
+        self._failures: dict[bytes, GrammarError] = {}  # by digest of the grammar, oldest first
         self._outcomes: list[Outcome] = []
         self._rows: list[tuple[int, _Request]] = []
         self._num_submitted = 0
@@ -95,7 +108,12 @@ class GrammarHost:
     # --- per request -------------------------------------------------------------------------
 
     def submit(
-        self, request_id: str, params: StructuredOutputsParams, *, is_active: bool = True
+        self,
+        request_id: str,
+        params: StructuredOutputsParams,
+        *,
+        is_active: bool = True,
+        client: str = "",
     ) -> None:
         """Start to compile a request's grammar; `poll` reports when it is ready.
 
@@ -103,14 +121,19 @@ class GrammarHost:
             request_id: The engine's own id.
             params: The grammar, already checked by its backend's `check`.
             is_active: Whether masks are needed from the start; False: from `activate` on.
+            client: Identity by which compile time is shared fairly; empty: shared with all others
+                that have none.
         """
         self._num_submitted += 1
-        request = _Request(request_id, self._num_submitted, b"", params, is_active)
+        request = _Request(request_id, self._num_submitted, b"", params, is_active, client)
         try:
             request.key = _message(params)
-            self._queue.append(request)
-        except (RecursionError, OverflowError, UnicodeEncodeError, GrammarError) as error:
-            reason = f"the grammar cannot be sent to its process: {error}"
+            if (error := self._failures.get(_digest(request.key))) is None:
+                self._queue.append(request)
+            else:
+                self._fail(request, error)
+        except (RecursionError, OverflowError, UnicodeEncodeError, GrammarError) as caught:
+            reason = f"the grammar cannot be sent to its process: {caught}"
             self._fail(request, GrammarError(reason))
         self._requests[request_id] = request
         self._start_queued()
@@ -140,7 +163,8 @@ class GrammarHost:
         """
         if self._outcomes or self._started is None:
             return bool(self._outcomes)
-        return bool(self._pool.poll_compiling(timeout_s))
+        next_s, _ = self._next_preemption()
+        return bool(self._pool.poll_compiling(min(timeout_s, next_s))) or next_s <= timeout_s
 
     def accept(self, request_id: str, token_ids: Sequence[int]) -> None:
         """Pass sampled tokens to the grammar; `poll` reports a rejection after the next masks."""
@@ -157,6 +181,8 @@ class GrammarHost:
         if request in self._queue:
             self._queue.remove(request)
             return
+        if request.client and (link := self._pool[request.key]).is_compiling:
+            self._shares.add(request.client, time.monotonic() - link.started_s)
         self._drop_matcher(request)
 
     def shutdown(self) -> None:
@@ -253,7 +279,9 @@ class GrammarHost:
     # --- compiling ---------------------------------------------------------------------------
 
     def _start_queued(self) -> None:
-        """Start processes for queued requests, as far as the limits allow."""
+        """Start processes for queued requests, the best ranked first, as far as limits allow."""
+        self._queue.sort(key=self._rank)
+        self._preempt()
         for request in list(self._queue):
             try:
                 link = self._pool.acquire(request.key, request.params)
@@ -266,15 +294,68 @@ class GrammarHost:
                 if not link.is_compiling:
                     self._make_ready(request)
 
+    def _preempt(self) -> None:
+        """End a grammar whose turn is over for the first of the queue, and queue its requests."""
+        wait_s, key = self._next_preemption()
+        if wait_s > 0:
+            return
+        requests, seconds = self._users(key), self._count_compile_time(key)
+        self._pool.remove(key)
+        for request in requests:
+            request.compile_s += seconds
+        self._queue.extend(requests)
+
+    def _next_preemption(self) -> tuple[float, bytes]:
+        """Return the seconds until a grammar must make way, and its key; infinite: none must."""
+        waits = [
+            (self._turn_s(user, age_s) - age_s, key)
+            for key, age_s in (self._pool.preemptible() if self._queue else [])
+            if (user := next(iter(self._users(key)), None)) is not None
+        ]
+        wait_s, key = min(waits, default=(math.inf, b""))
+        return max(0.0, wait_s), key
+
+    def _turn_s(self, request: _Request, age_s: float) -> float:
+        """Return how long a grammar may compile before it makes way for the first of the queue.
+
+        A new one, which may be quick, waits least. Turns grow with the time that was lost before.
+        """
+        first_share, first_s = self._rank(self._queue[0])
+        if first_share > self._rank(request, age_s)[0]:
+            return math.inf
+        return max(self._limits.turn_s, PATIENCE * first_s)
+
+    def _rank(self, request: _Request, age_s: float = 0.0) -> tuple[float, float]:
+        """Return compile time of the client and of the grammar, that of a current turn left out."""
+        return self._shares[request.client] + age_s * bool(request.client), request.compile_s
+
+    def _count_compile_time(self, key: bytes) -> float:
+        """Count the time of a grammar for its clients, and return it."""
+        seconds = time.monotonic() - self._pool[key].started_s
+        for client in {request.client for request in self._users(key)} - {""}:
+            self._shares.add(client, seconds)
+        return seconds
+
     def _finish_compile(self, key: bytes) -> None:
         """Receive a grammar's compile result, and report it for all requests that wait for it."""
         error = self._pool[key].compile_error()
+        self._count_compile_time(key)
         if error is not None:
-            self._fail_all(self._users(key), error)
+            users = self._users(key)
+            self._fail_all(users, error)
+            self._remember(key, users)
             self._pool.remove(key)
         for request in self._users(key):
             self._make_ready(request)
         self._pool.evict_to_fit()
+
+    def _remember(self, key: bytes, requests: Sequence[_Request]) -> None:
+        """Keep the error of a grammar, unless the server is at fault."""
+        for request in requests:
+            if isinstance(request.error, GrammarError):
+                self._failures[_digest(key)] = request.error
+        for oldest in list(self._failures)[: -self._limits.max_failures]:
+            del self._failures[oldest]
 
     def _make_ready(self, request: _Request) -> None:
         self._pool[request.key].add(Start(request.matcher))
@@ -340,12 +421,16 @@ class GrammarHost:
                 memory_limit_bytes=self._limits.memory_bytes,
             )
             fork_server = GrammarForkServer(setup, masks.fd)
-            self._started = (GrammarPool(fork_server, self._backend, self._limits), masks)
+            self._started = (GrammarPool(fork_server, self._backends, self._limits), masks)
         return self._started
 
 
 def _request_ids(requests: Sequence[_Request]) -> str:
     return ", ".join(request.request_id for request in requests)
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
 
 
 def _message(params: StructuredOutputsParams) -> bytes:

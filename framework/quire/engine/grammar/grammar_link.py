@@ -3,12 +3,14 @@
 import contextlib
 import socket
 import time
+from collections.abc import Sequence
 from typing import Self
 
 import msgspec
 
 from quire.engine.grammar.fork_server_client import GrammarForkServer
 from quire.engine.grammar.grammar_wire import (
+    ELAPSED_PER_CPU,
     Compiled,
     Drop,
     Fill,
@@ -52,7 +54,8 @@ class GrammarLink:
     Attributes:
         number: Id of the grammar in the fork server.
         is_compiling: Whether the compile result is still missing.
-        deadline: Time by which it must arrive, by `time.monotonic`.
+        started_s: Time at which it was started, by `time.monotonic`.
+        deadline: Time by which it must arrive, by the same clock.
         num_users: Number of requests that use the grammar.
         num_bytes: Number of bytes that the compiled grammar takes.
         is_in_turn: Whether a turn was begun and not ended. If so when the next step begins, an
@@ -71,7 +74,8 @@ class GrammarLink:
         self.num_users = 0
         self.num_bytes = 0
         self.is_in_turn = False
-        self.deadline = time.monotonic() + timeout_s + START_TIMEOUT_S
+        self.started_s = time.monotonic()
+        self.deadline = self.started_s + ELAPSED_PER_CPU * timeout_s + START_TIMEOUT_S
         self._connection = connection
         self._fork_server = fork_server
         self._timeout_s = timeout_s
@@ -83,7 +87,7 @@ class GrammarLink:
         cls,
         fork_server: GrammarForkServer,
         number: int,
-        backend: str,
+        backends: Sequence[str],
         params: StructuredOutputsParams,
         timeout_s: float,
     ) -> Self:
@@ -93,7 +97,7 @@ class GrammarLink:
             LinkLostError: The grammar is too large to be sent.
             NotStartedError: The process cannot be started.
         """
-        command = Spawn(grammar=number, backend=backend, params=params, timeout_s=timeout_s)
+        command = Spawn(grammar=number, backends=list(backends), params=params, timeout_s=timeout_s)
         try:
             return cls(number, fork_server.spawn(command), fork_server, timeout_s)
         except GrammarError as error:
@@ -192,6 +196,6 @@ class GrammarLink:
                 "the process that compiles grammars has ended; see its messages in the log"
             )
         return LinkLostError(
-            f"the grammar cannot be compiled within {self._timeout_s:g} s and the memory limit of "
-            "one grammar; make it simpler"
+            f"the grammar cannot be compiled within {self._timeout_s:g} s of CPU time and the "
+            "memory limit of one grammar; make it simpler"
         )

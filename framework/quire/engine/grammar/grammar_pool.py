@@ -6,6 +6,7 @@ so that the next request with the same schema starts at once.
 
 import select
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.engine.grammar.fork_server_client import GrammarForkServer
@@ -18,7 +19,9 @@ class GrammarLimits:
     """Limits of grammars.
 
     Attributes:
-        timeout_s: Maximum time to compile a grammar, in seconds.
+        timeout_s: Maximum CPU time to compile a grammar, in seconds.
+        turn_s: Time after which a grammar that compiles makes way for one that has had less.
+        max_failures: Maximum number of grammars whose errors are kept, to be given at once.
         memory_bytes: Maximum number of bytes that a grammar may add to its process, compiled index
             included.
         max_compiling: Maximum number of grammars that compile at the same time; others wait.
@@ -29,7 +32,9 @@ class GrammarLimits:
     """
 
     timeout_s: float = 10.0
+    turn_s: float = 0.1
     memory_bytes: int = 2**30
+    max_failures: int = 256
     max_compiling: int = 2
     max_grammars: int = 64
     max_idle: int = 16
@@ -39,9 +44,11 @@ class GrammarLimits:
 class GrammarPool:
     """Links to grammar processes by grammar, the least recently used first."""
 
-    def __init__(self, fork_server: GrammarForkServer, backend: str, limits: GrammarLimits) -> None:
+    def __init__(
+        self, fork_server: GrammarForkServer, backends: Sequence[str], limits: GrammarLimits
+    ) -> None:
         self._fork_server = fork_server
-        self._backend = backend
+        self._backends = tuple(backends)
         self._limits = limits
         self._links: dict[bytes, GrammarLink] = {}
         self._num_started = 0
@@ -75,6 +82,21 @@ class GrammarPool:
         link.num_users = old.num_users
         link.is_in_turn = True  # the turn that its users are waiting for
         return link
+
+    def preemptible(self) -> list[tuple[bytes, float]]:
+        """Return the grammars that may make way for others, and how long each has compiled.
+
+        Empty if a grammar can be started without. Where two may compile, the oldest one keeps its
+        place, so that slow grammars end as well.
+        """
+        compiling = [
+            (link.started_s, key) for key, link in self._links.items() if link.is_compiling
+        ]
+        if len(compiling) < self._limits.max_compiling:
+            return []
+        num_kept = int(self._limits.max_compiling > 1)
+        now = time.monotonic()
+        return [(key, now - started_s) for started_s, key in sorted(compiling)[num_kept:]]
 
     def end_interrupted(self) -> None:
         """End the processes whose last turn was begun and not ended; called before a step.
@@ -139,9 +161,9 @@ class GrammarPool:
 
     def _start(self, params: StructuredOutputsParams) -> GrammarLink:
         self._num_started += 1
-        backend = params.backend or self._backend
+        backends = (str(params.backend),) if params.names_backend else self._backends
         timeout_s = self._limits.timeout_s
-        return GrammarLink.start(self._fork_server, self._num_started, backend, params, timeout_s)
+        return GrammarLink.start(self._fork_server, self._num_started, backends, params, timeout_s)
 
     def _make_room(self) -> bool:
         num_compiling = sum(link.is_compiling for link in self._links.values())

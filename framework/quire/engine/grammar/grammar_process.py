@@ -18,12 +18,16 @@ import select
 import signal
 import socket
 import sys
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
 import msgspec
 
 from quire.config import PluginSettings
 from quire.engine.grammar.grammar_wire import (
+    ELAPSED_PER_CPU,
     Accept,
     Compiled,
     Drop,
@@ -40,7 +44,7 @@ from quire.engine.grammar.grammar_wire import (
     receive_with_fds,
     send,
 )
-from quire.errors import QuireError
+from quire.errors import GrammarError, QuireError
 from quire.interfaces.structured_output import (
     CompiledGrammar,
     Matcher,
@@ -53,6 +57,7 @@ from quire.process.children.watchdog import Watchdog, die_with, leave_to_parent
 from quire.process.traceback_text import sendable, traceback_text
 
 REAP_INTERVAL_S = 1.0
+COMPILE_NICENESS = 19  # 2 % of a core that the engine needs, all of one that it does not
 _PR_SET_PDEATHSIG = 1
 
 
@@ -101,7 +106,7 @@ class ForkServer:
         with connection:
             parent = os.getpid()
             try:
-                backend = self._backend(command.backend)
+                backends = {name: self._backend(name) for name in command.backends}
                 pid = os.fork()
             except Exception as error:  # noqa: BLE001 - the edge of a plugin: it ends one request
                 with contextlib.suppress(OSError):  # the engine has closed the socket
@@ -110,7 +115,7 @@ class ForkServer:
             if pid == 0:
                 self._control.close()
                 _die_with_parent(parent)
-                _run_grammar(command, backend, connection, self._setup, self._masks)
+                _run_grammar(command, backends, connection, self._setup, self._masks)
             self._pids[command.grammar] = pid
 
     def _backend(self, name: str) -> StructuredOutputBackend:
@@ -133,7 +138,7 @@ class ForkServer:
 
 def _run_grammar(
     command: Spawn,
-    backend: StructuredOutputBackend,
+    backends: Mapping[str, StructuredOutputBackend],
     connection: socket.socket,
     setup: Setup,
     masks: mmap.mmap,
@@ -143,7 +148,7 @@ def _run_grammar(
     try:
         _limit_memory(setup.memory_limit_bytes)
         _silence_output()
-        compiled = _compile(command, backend, connection)
+        compiled = _compile(command, backends, connection)
         if compiled is not None:
             _MatcherServer(compiled, masks, len(masks) // setup.num_rows).serve(connection)
         status = 0
@@ -154,22 +159,58 @@ def _run_grammar(
 
 
 def _compile(
-    command: Spawn, backend: StructuredOutputBackend, connection: socket.socket
+    command: Spawn, backends: Mapping[str, StructuredOutputBackend], connection: socket.socket
 ) -> CompiledGrammar | None:
-    """Compile under an alarm, whose default action ends the process wherever it is."""
-    signal.setitimer(signal.ITIMER_REAL, command.timeout_s)
+    """Compile under alarms, whose default action ends the process wherever it is.
+
+    The limit is of CPU time, so that a busy machine does not decide what compiles; a wait is
+    limited too.
+
+    It compiles in a thread, as only a thread can be nicer than the process that later fills masks:
+    an unprivileged process cannot take its niceness back.
+    """
+    signal.setitimer(signal.ITIMER_PROF, command.timeout_s)
+    signal.setitimer(signal.ITIMER_REAL, ELAPSED_PER_CPU * command.timeout_s)
     _, num_bytes = _memory_bytes()
-    failure = None
-    compiled = None
-    try:
-        backend.check(command.params)
-        compiled = backend.compile(command.params)
-    except Exception as caught:  # noqa: BLE001 - the edge of a plugin: it ends one request
-        failure = _failure_of(caught)
+    with ThreadPoolExecutor(1, initializer=_be_nice) as thread:
+        compiled, failure = thread.submit(_compiled, command, backends).result()
+    signal.setitimer(signal.ITIMER_PROF, 0)
     signal.setitimer(signal.ITIMER_REAL, 0)
     num_added_bytes = max(0, _memory_bytes()[1] - num_bytes)
     send(connection, Compiled(os.getpid(), failure, num_added_bytes))
     return compiled
+
+
+def _be_nice() -> None:
+    """Let other processes run first; elsewhere than on Linux, this thread is like any other."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), COMPILE_NICENESS)
+
+
+def _compiled(
+    command: Spawn, backends: Mapping[str, StructuredOutputBackend]
+) -> tuple[CompiledGrammar | None, Failure | None]:
+    """Compile with the first backend that can."""
+    refusals = []
+    try:
+        for name, backend in backends.items():
+            try:
+                backend.check(command.params)
+                return backend.compile(command.params), None
+            except GrammarError as error:
+                refusals.append((name, error))
+        raise joint_refusal(refusals)
+    except Exception as caught:  # noqa: BLE001 - the edge of a plugin: it ends one request
+        return None, _failure_of(caught)
+
+
+def joint_refusal(refusals: Sequence[tuple[str, GrammarError]]) -> GrammarError:
+    """Return the error of a constraint that each of several backends refuses."""
+    first = refusals[0][1]
+    if len(refusals) == 1:
+        return first
+    reasons = "; ".join(f"{name}: {error}" for name, error in refusals)
+    return GrammarError(f"no backend can honour this constraint. {reasons}", param=first.param)
 
 
 class _MatcherServer:

@@ -18,6 +18,7 @@ from quire.errors import GrammarError
 from quire.interfaces.structured_output import Vocabulary
 from quire.sampling_params import StructuredOutputsParams
 
+ELAPSED_PER_CPU = 3.0  # compiling may take so many times its limit of CPU time
 MAX_FRAME_BYTES = 256 * 2**20
 _LENGTH = struct.Struct("<I")
 _PART_BYTES = 2**20
@@ -56,9 +57,9 @@ class Spawn(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Start a process for one grammar; its socket is sent with this message."""
 
     grammar: int
-    backend: str
+    backends: list[str]  # tried in turn
     params: StructuredOutputsParams
-    timeout_s: float
+    timeout_s: float  # of CPU time
 
 
 class Kill(msgspec.Struct, frozen=True, tag=True):

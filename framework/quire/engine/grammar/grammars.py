@@ -12,7 +12,12 @@ class Grammars(Protocol):
     """Grammars of the engine's requests."""
 
     def submit(
-        self, request_id: str, params: StructuredOutputsParams, *, is_active: bool = True
+        self,
+        request_id: str,
+        params: StructuredOutputsParams,
+        *,
+        is_active: bool = True,
+        client: str = "",
     ) -> None:
         """Start to compile a request's grammar; if not active, `activate` must be called."""
 
@@ -48,10 +53,15 @@ class NoGrammars:
         self._refused: list[str] = []
 
     def submit(
-        self, request_id: str, params: StructuredOutputsParams, *, is_active: bool = True
+        self,
+        request_id: str,
+        params: StructuredOutputsParams,
+        *,
+        is_active: bool = True,
+        client: str = "",
     ) -> None:
         """Record the request, to be rejected."""
-        del params, is_active
+        del params, is_active, client
         self._refused.append(request_id)
 
     def activate(self, request_id: str) -> None:

@@ -10,7 +10,7 @@ Where a spec needs less than the whole context, the unneeded blocks are freed wh
 runs, and the table contains the null block instead.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from quire.engine.kv_cache.block_hash import BlockHasher
@@ -18,7 +18,7 @@ from quire.engine.kv_cache.block_pool import NULL_BLOCK, BlockPool
 from quire.engine.kv_cache.cache_journal import CacheJournal
 from quire.engine.request import Request
 from quire.interfaces.kv_cache import KVCacheSpec, KVPlan
-from quire.messages import MediaSpan
+from quire.messages import BlockCopy, MediaSpan
 
 Tables = list[list[int]]
 
@@ -96,7 +96,13 @@ class KVCacheManager:
         The last generated token is never computed, so it needs no block.
         """
         tokens, step = request.last_computed, self.max_step_tokens
-        return sum(spec.max_blocks_held(tokens, step) for spec in self.specs)
+        held = [spec.max_blocks_held(tokens, step) for spec in self.specs]
+        if request.message.beam_search is None:
+            return sum(held)
+        num_shared = request.num_prompt_tokens // self.block_size if self.has_cache else 0
+        shared = [num_shared if spec.needs_whole_prefix else 0 for spec in self.specs]
+        beam_width = request.message.beam_search.beam_width
+        return sum(shared) + beam_width * (sum(held) - sum(shared))
 
     def can_ever_fit(self, request: Request) -> bool:
         """Whether the request can run to its end if it runs alone."""
@@ -139,7 +145,9 @@ class KVCacheManager:
         num_blocks = (len(request.token_ids) - 1) // self.block_size
         self._hash_blocks(request, num_blocks)
         hashes = request.hashes[1 : 1 + num_blocks]
-        length = self._hit_length(hashes)
+        length = self._usable_length(
+            num_blocks, lambda group, length: self._cached_flags(group, hashes[:length])
+        )
         if not length:
             return None
         tables = [self._hit_table(group, hashes[:length]) for group in range(len(self.specs))]
@@ -155,6 +163,47 @@ class KVCacheManager:
         request.num_committed_blocks = hit.num_blocks
         self.set_next_check(request)
 
+    def fork(self, source: Request, target: Request) -> None:
+        """Replace the blocks of a request by those of another, whose computed tokens it has.
+
+        They share the full ones, and the last one is copied; if no block is free for the copy, the
+        tokens in it have to be computed again. No step in flight may use the target's blocks.
+        """
+        self.free(self.detach_tables(target))
+        length = self._usable_length(
+            source.num_computed_tokens // self.block_size,
+            lambda group, length: [bool(block) for block in source.block_ids[group][:length]],
+        )
+        for group, table in enumerate(source.block_ids):
+            unneeded = self.specs[group].freeable_blocks(length * self.block_size)
+            shared = [
+                NULL_BLOCK if index in unneeded else block
+                for index, block in enumerate(table[:length])
+            ]
+            self.pool.add_references(shared)
+            target.block_ids[group] = shared
+            target.num_freed[group] = shared.count(NULL_BLOCK)
+        target.hashes = source.hashes[: 1 + length]
+        target.is_cacheable = source.is_cacheable
+        target.num_committed_blocks = length
+        target.num_computed_tokens = length * self.block_size
+        target.block_copies = self._copies_of_last_block(source, length)
+        for table, copy in zip(target.block_ids, target.block_copies, strict=False):
+            table.append(copy.target)
+            target.num_computed_tokens = source.num_computed_tokens
+        self.set_next_check(target)
+
+    def _copies_of_last_block(self, source: Request, num_full: int) -> list[BlockCopy]:
+        """Return a copy for each group of the block after the full ones; none if it is not used."""
+        num_left = source.num_computed_tokens - num_full * self.block_size
+        is_held = all(len(table) > num_full and table[num_full] for table in source.block_ids)
+        has_room = len(self.specs) <= self.pool.num_free
+        if not (0 < num_left < self.block_size and is_held and has_room):
+            return []
+        targets = self.pool.allocate(len(self.specs))
+        tables = zip(source.block_ids, targets, strict=True)
+        return [BlockCopy(table[num_full], target) for table, target in tables]
+
     def is_cached(self, block_hash: bytes) -> bool:
         """Whether any KV group has a cached block with this hash."""
         return any(self.pool.find(group, block_hash) for group in range(len(self.specs)))
@@ -163,14 +212,18 @@ class KVCacheManager:
         """Return the hashes of the blocks after a hit that a longer hit could cover."""
         return request.hashes[1 + num_blocks : 1 + (len(request.token_ids) - 1) // self.block_size]
 
-    def _hit_length(self, hashes: Sequence[bytes]) -> int:
-        """Return the length of the prefix that every group has cached, in blocks."""
-        length = len(hashes)
+    def _usable_length(self, length: int, flags: Callable[[int, int], Sequence[bool]]) -> int:
+        """Return the length of the longest prefix that every group can use, in blocks.
+
+        Args:
+            length: Largest length.
+            flags: Function of a group and a length that returns which of the first blocks it has.
+        """
         is_stable = False
         while length and not is_stable:
             is_stable = True
             for group, spec in enumerate(self.specs):
-                shorter = spec.cached_prefix(self._cached_flags(group, hashes[:length]))
+                shorter = spec.cached_prefix(flags(group, length))
                 is_stable = is_stable and shorter == length
                 length = shorter
             is_stable = is_stable or len(self.specs) == 1
@@ -216,8 +269,9 @@ class KVCacheManager:
         """Set the number of computed tokens at which the table is full or the request ends."""
         total = request.num_computed_tokens if num_tokens is None else num_tokens
         room = -(-total // self.block_size) * self.block_size
-        has_drafts = bool(request.draft_token_ids or request.num_drafts_in_flight)
-        request.next_check = 0 if has_drafts else min(room, request.last_computed)
+        is_watched = bool(request.draft_token_ids or request.num_drafts_in_flight)
+        is_watched |= request.beam_search is not None
+        request.next_check = 0 if is_watched else min(room, request.last_computed)
 
     def commit(self, request: Request, num_computed: int) -> range:
         """Commit the first `num_computed` tokens: add their full blocks to the prefix cache.
@@ -250,6 +304,8 @@ class KVCacheManager:
 
     def free_unneeded(self, request: Request, num_computed: int) -> None:
         """Free the blocks that no token from `num_computed` on reads, where a spec allows it."""
+        if request.beam_search is not None:  # a fork may compute its last block again
+            num_computed -= num_computed % self.block_size
         for group, frees_early in enumerate(self._frees_early):
             if frees_early:
                 unneeded = self.specs[group].freeable_blocks(num_computed)

@@ -80,10 +80,11 @@ class Admission:
         self._has_adapter_waiting = False
         index = 0
         for _ in range(MAX_EXAMINED_PER_STEP):
-            is_full = step.budget_left <= 0 or self._running.num_free_slots <= 0
-            if index >= len(self._waiting) or is_full:
+            if index >= len(self._waiting) or step.budget_left <= 0:
                 return
             request = self._waiting[index]
+            if not self._running.has_slot_for(request):
+                return
             allows_bypass = self._try_admit(request, step)
             if request.status is Status.WAITING:
                 if not allows_bypass:
@@ -92,7 +93,7 @@ class Admission:
 
     def admit_alone(self, request: Request, step: StepInProgress) -> None:
         """Start one waiting request if its blocks are free, and add it to the step."""
-        if request.num_tokens_in_flight or not self._running.num_free_slots:
+        if request.num_tokens_in_flight or not self._running.has_slot_for(request):
             return
         self._partial_prefills = None
         self._try_admit_after_hit(self._kv.find_prefix(request), request, step)

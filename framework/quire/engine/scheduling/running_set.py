@@ -7,6 +7,7 @@ they are freed when the last step planned so far completes: until then the worke
 from collections import Counter, deque
 from dataclasses import dataclass
 
+from quire.engine.beam_search.beam_search import BeamSearch
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager, Tables
 from quire.engine.request import Request, Status
 from quire.engine.scheduling.waiting_queue import insert_into, remove_from
@@ -50,14 +51,26 @@ class RunningSet:
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._adapters: Counter[AdapterRef] = Counter()
         self._deferred: deque[_DeferredFree] = deque()
+        self._reserved: dict[BeamSearch, int] = {}  # slots for members that do not run yet
 
     def __len__(self) -> int:
         return len(self.requests)
 
     @property
     def num_free_slots(self) -> int:
-        """Number of requests that can still be added."""
+        """Number of requests that can still be added, beside the members of beam searches."""
+        return self._num_free_slots - sum(self._reserved.values())
+
+    @property
+    def _num_free_slots(self) -> int:
         return min(len(self._free_slots), self._max_running - len(self.requests))
+
+    def has_slot_for(self, request: Request) -> bool:
+        """Whether a request can be added, and of a beam search that starts all its members."""
+        search: BeamSearch | None = request.beam_search
+        if search in self._reserved:
+            return self._num_free_slots > 0
+        return self.num_free_slots >= (1 if search is None else search.width)
 
     @property
     def has_deferred(self) -> bool:
@@ -78,6 +91,8 @@ class RunningSet:
         request.num_sent_tokens = len(request.token_ids)  # with the assignment of the slot
         self.by_slot[request.slot] = request
         insert_into(self.requests, request)
+        if (search := request.beam_search) is not None:
+            self._reserved[search] = self._reserved.get(search, search.width) - 1
         if request.adapter is not None:
             self._adapters[request.adapter] += 1
 
@@ -89,6 +104,10 @@ class RunningSet:
             plan_id: Id of the last step in flight; None: no step is in flight.
         """
         remove_from(self.requests, request)
+        if (search := request.beam_search) is not None:
+            self._reserved[search] += 1
+            if self._reserved[search] == search.width:
+                del self._reserved[search]
         self._release_adapter(request.adapter)
         slot, request.slot = request.slot, None
         if slot is None:

@@ -34,6 +34,7 @@ from itertools import groupby
 from operator import attrgetter
 
 from quire.config import SchedulerSettings
+from quire.engine.beam_search.beam_search import BeamSearch
 from quire.engine.deadlines import Deadlines, timeout_report
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
 from quire.engine.kv_store.kv_transfers import NO_TRANSFERS, KVTransfers
@@ -102,7 +103,9 @@ class Scheduler:
         self._admission = Admission(
             settings, kv, self._policy, self._waiting, self._running, self._sharing, self._store
         )
-        self._results = ResultProcessor(kv, self._running, self._sharing, transfers, self.remove)
+        self._results = ResultProcessor(
+            kv, self._running, self._sharing, transfers, self.remove, self._start_member
+        )
         self._deadlines = Deadlines()
         self._isolation = Isolation()
         self._in_flight: deque[list[Chunk]] = deque()
@@ -132,15 +135,27 @@ class Scheduler:
         self.kv.prepare(request)
         if request.deadline_s < math.inf:
             self._deadlines.add(request)
+        if request.message.beam_search is not None:
+            request.beam_search = BeamSearch(request)
         self.requests[request.request_id] = request
         if request.status is Status.WAITING:
             self._waiting.push(request)
 
     def remove(self, request_id: str) -> Request | None:
-        """Remove a request at any time; its slot and blocks are freed when no step uses them."""
-        request = self.requests.pop(request_id, None)
+        """Remove a request at any time; its slot and blocks are freed when no step uses them.
+
+        A member of a beam search is removed with all others.
+        """
+        request = self.requests.get(request_id)
         if request is None:
             return None
+        search: BeamSearch | None = request.beam_search
+        for member in [request] if search is None else search.members:
+            self._remove(member)
+        return request
+
+    def _remove(self, request: Request) -> None:
+        del self.requests[request.request_id]
         if request.status is Status.RUNNING:
             self._stop_running(request)
         elif request.status is Status.WAITING:
@@ -150,7 +165,12 @@ class Scheduler:
         if self._store is not None:
             self._store.remove(request)
         request.status = Status.FINISHED
-        return request
+
+    def _start_member(self, member: Request) -> None:
+        """Give a new member of a beam search one of the slots that are reserved for it."""
+        self.requests[member.request_id] = member
+        self._running.add(member)
+        self._policy.began(member)
 
     def pop_expired(self) -> list[tuple[Request, ErrorReport]]:
         """Return the requests whose deadline has passed, with their error reports."""
@@ -208,7 +228,7 @@ class Scheduler:
                 "would know which drafts are right; use --pipeline-parallel-size 1"
             )
         request = self.requests.get(request_id)
-        if request is None or request.status is not Status.RUNNING:
+        if request is None or request.status is not Status.RUNNING or request.beam_search:
             return False
         if request.num_expected_tokens or request.num_pending_tokens != 1:
             return False
@@ -279,7 +299,8 @@ class Scheduler:
         if suspect.status is Status.RUNNING:
             num_tokens = min(suspect.num_pending_tokens, step.budget_left)
             self._schedule_chunk(suspect, num_tokens, step)
-            if self._num_stages > 1 and suspect in step.chunks:
+            has_news = self._num_stages > 1 or suspect.beam_search is not None
+            if has_news and suspect in step.chunks:
                 step.patch(suspect)
         elif suspect.status is Status.WAITING:
             self._admission.begin_step(step)
@@ -333,7 +354,21 @@ class Scheduler:
             return False  # its last token is in flight
         if request.draft_token_ids and self._schedule_drafts(request, step):
             return False
+        if request.beam_search is not None:
+            return self._can_decode_beam(request, step)
         return self._allocate_blocks(request, request.num_computed_tokens + 1, step)
+
+    def _can_decode_beam(self, request: Request, step: StepInProgress) -> bool:
+        """Whether the next token of a beam is selected and can be computed, not as a chunk."""
+        if request.num_computed_tokens == len(request.token_ids):
+            return False  # it waits for the other beams
+        if request.needs_assignment:
+            self._schedule_chunk(request, 1, step)
+            return False
+        is_ready = self._allocate_blocks(request, request.num_computed_tokens + 1, step)
+        if is_ready:
+            step.patch(request)
+        return is_ready
 
     def _schedule_drafts(self, request: Request, step: StepInProgress) -> bool:
         """Schedule a request's draft tokens, if the budget and the pool allow it."""
@@ -362,7 +397,7 @@ class Scheduler:
             if victim is request and not self.is_quiescent:
                 return False  # a step in flight or a KV transfer may free blocks soon
             self._preempt(victim, step)
-            if victim is request:
+            if request.status is not Status.RUNNING:
                 return False
         step.note_blocks(request, added)
         return True
@@ -401,15 +436,28 @@ class Scheduler:
     # -- preempt and discard ---------------------------------------------------------------------
 
     def _preempt(self, request: Request, step: StepInProgress) -> None:
-        """Preempt a request: free its slot and blocks, keep its tokens, and queue it again."""
-        step.undo(request)
-        expected = request.num_expected_tokens
-        request.num_tokens_in_flight = 1 if request.num_drafts_in_flight else expected
-        self._restart(request)
-        self.num_preemptions += 1
+        """Preempt a request: free its slot and blocks, keep its tokens, and queue it again.
+
+        The other members of a beam search would wait for it, so they are preempted too.
+        """
+        search: BeamSearch | None = request.beam_search
+        for member in [request] if search is None else tuple(search.members):
+            if member.status is not Status.RUNNING:
+                continue
+            step.undo(member)
+            expected = member.num_expected_tokens
+            if search is not None and (search.is_ahead(member) or search.is_idle(member)):
+                expected = 0
+            member.num_tokens_in_flight = 1 if member.num_drafts_in_flight else expected
+            self._restart(member)
+            self.num_preemptions += 1
 
     def _restart(self, request: Request) -> None:
         """Queue a running request again, to be computed from its first token."""
+        search: BeamSearch | None = request.beam_search
+        if search is not None and search.forget(request):
+            self._remove(request)
+            return
         self._stop_running(request)
         request.reset_progress()
         self._waiting.push(request)

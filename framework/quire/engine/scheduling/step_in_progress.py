@@ -26,7 +26,7 @@ class StepInProgress:
         drafts: Draft tokens to verify, by request.
         new_requests: Requests among `chunks` that need a slot assignment.
         new_blocks: Blocks appended to the tables of running requests.
-        patches: Tokens that the first stage of a pipeline lacks.
+        patches: Tokens that the first stage of a pipeline lacks, or that a beam search selected.
         is_short: Whether the pool ran out of blocks, so that no request may start.
     """
 
@@ -54,17 +54,21 @@ class StepInProgress:
 
     def add(self, request: Request, num_tokens: int) -> None:
         """Schedule further tokens of a request."""
+        if request.needs_assignment and request not in self.chunks:
+            self.new_requests.append(request)
         self.chunks[request] = self.chunks.get(request, 0) + num_tokens
         self._num_chunk_tokens += num_tokens
 
     def note_blocks(self, request: Request, added: list[list[int]]) -> None:
         """Record the blocks that were appended to a running request's tables."""
+        if request.needs_assignment:
+            return  # the assignment has all its blocks
         for group, block_ids in enumerate(added):
             if block_ids:
                 self.new_blocks.append(NewBlocks(_slot_of(request), group, block_ids))
 
     def patch(self, request: Request) -> None:
-        """Send the first stage of a pipeline the tokens sampled since the slot was assigned."""
+        """Send the workers the tokens that were added since the slot was assigned."""
         num_sent, known = request.num_sent_tokens, request.token_ids
         if num_sent < len(known):
             self.patches.append(TokenPatch(_slot_of(request), num_sent, known[num_sent:]))
@@ -76,6 +80,8 @@ class StepInProgress:
         num_decodes = len(self.decodes)
         self.decodes[:] = [entry for entry in self.decodes if entry.slot != slot]
         request.num_computed_tokens -= num_decodes - len(self.decodes)
+        if request.needs_assignment and request in self.chunks:
+            self.new_requests.remove(request)
         self._num_chunk_tokens -= self.chunks.pop(request, 0)
         if self.drafts.pop(request, None) is not None:
             request.num_drafts_in_flight = 0  # they were scheduled in this step only
@@ -85,6 +91,8 @@ class StepInProgress:
     def finish(self, plan_id: int, transfers: StepTransfers) -> tuple[StepPlan, list[Chunk]]:
         """Return the plan and its chunks, and advance `num_computed_tokens` of the requests."""
         assignments = [request.assignment() for request in self.new_requests]
+        for request in self.new_requests:
+            request.needs_assignment, request.block_copies = False, []
         requests, chunks = self.decodes, []
         for request, num_tokens in self.chunks.items():
             requests.append(self._scheduled_request(request, num_tokens))

@@ -1,10 +1,11 @@
-"""The start of a structured-output constraint: at once, or after the model's reasoning."""
+"""The model's reasoning: where a structured-output constraint starts, and its budget of tokens."""
 
-from quire.errors import GrammarError
+from quire.errors import GrammarError, InvalidRequestError
 from quire.frontend.chat.completion_parser import ParserChoice
 from quire.frontend.plugin_failure import plugin_failure
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.interfaces.reasoning import ReasoningParser
+from quire.messages import ThinkingBudget
 
 NUM_LAST_TOKENS = 64  # of a prompt given as token ids, searched for the start of the reasoning
 
@@ -16,14 +17,20 @@ class Thinking:
         parser: Reasoning parser in use.
         end_marker: Text that ends the reasoning, if the parser declares it.
         tokenizer: Tokenizer of the model.
+        start_marker: Text by which a completion opens the reasoning, if the parser declares it.
     """
 
     def __init__(
-        self, parser: ParserChoice[ReasoningParser], end_marker: str | None, tokenizer: Tokenizer
+        self,
+        parser: ParserChoice[ReasoningParser],
+        end_marker: str | None,
+        tokenizer: Tokenizer,
+        start_marker: str | None = None,
     ) -> None:
         self._parser = parser
         self._end_marker = end_marker
         self._tokenizer = tokenizer
+        self._start_marker = start_marker
 
     def end_token_id(self, text: str | None, token_ids: list[int]) -> int | None:
         """Return the token that ends the reasoning; None if the prompt does not start one.
@@ -36,11 +43,39 @@ class Thinking:
             GrammarError: The prompt starts the reasoning, and no single token ends it.
             RequestFailedError: The parser failed.
         """
+        return self._marker_id() if self._is_open(text, token_ids) else None
+
+    def budget(
+        self, max_tokens: int, text: str | None, token_ids: list[int], *, has_constraint: bool
+    ) -> ThinkingBudget:
+        """Return the budget of a request.
+
+        Args:
+            max_tokens: Number of tokens that it may think.
+            text: Text of the prompt, if it was given as text.
+            token_ids: Token ids of the prompt.
+            has_constraint: Whether the completion has a constraint. If the prompt does not open the
+                reasoning, the constraint applies at once, and the completion cannot open it.
+
+        Raises:
+            InvalidRequestError: No single token ends the reasoning.
+            RequestFailedError: The parser failed.
+        """
+        end = self._token_id(self._end_marker)
+        if end is None:
+            raise InvalidRequestError(
+                f"thinking_token_budget needs an end of the model's reasoning that is one token; "
+                f"that of the reasoning parser is {self._end_marker!r}",
+                param="thinking_token_budget",
+            )
+        is_open = self._is_open(text, token_ids)
+        can_open = not (is_open or has_constraint)
+        start = self._token_id(self._start_marker) if can_open else None
+        return ThinkingBudget(max_tokens, end, start, is_open)
+
+    def _is_open(self, text: str | None, token_ids: list[int]) -> bool:
         if text is None:
             text = self._tokenizer.decode(token_ids[-NUM_LAST_TOKENS:], skip_special_tokens=False)
-        return self._marker_id() if self._is_open(text) else None
-
-    def _is_open(self, text: str) -> bool:
         try:
             return self._parser.parser(text).is_thinking
         except Exception as error:
@@ -50,6 +85,13 @@ class Thinking:
                 "while parsing a prompt",
                 subject="on this prompt",
             ) from error
+
+    def _token_id(self, marker: str | None) -> int | None:
+        """Return the token that is a marker; None if none is."""
+        if marker is None:
+            return None
+        token_ids = self._tokenizer.encode(marker, add_special_tokens=False)
+        return token_ids[0] if len(token_ids) == 1 else None
 
     def _marker_id(self) -> int:
         if self._end_marker is None:

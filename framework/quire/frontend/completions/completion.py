@@ -6,8 +6,11 @@ request in the engine.
 """
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+import msgspec
 
 from quire.errors import QuireError
 from quire.frontend.completions.logprob_row import LogprobRow
@@ -25,6 +28,7 @@ from quire.outputs import (
     LoRARequest,
     PromptLogprobs,
     RequestOutput,
+    SampleLogprobs,
 )
 
 logger = logging.getLogger(__name__)
@@ -47,6 +51,7 @@ class CompletionState:
         must_abort: True if the text ended at a stop string, so the engine's request must be
             aborted.
         num_cached_tokens: Number of prompt tokens that were found in the prefix cache.
+        found_logprob: Cumulative log probability by a beam search, if one found the completion.
     """
 
     def __init__(self, request: EngineRequest, tokenizer: Tokenizer) -> None:
@@ -54,18 +59,19 @@ class CompletionState:
         self.finish_reason: FinishReason | None = None
         self.must_abort = False
         self.num_cached_tokens = 0
+        self.found_logprob: float | None = None
         self._tokenizer = tokenizer
         params = request.params
         self._stream: TextStream = tokenizer.text_stream(
             request.token_ids, params.skip_special_tokens
         )
         self._stopped: StoppedStream | None = None  # the same stream, if there are stop strings
-        if params.stop:
+        if params.stop or params.stop_regex:
             self._stream = self._stopped = StoppedStream(self._stream, params)
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._num_decoded = 0  # of `_token_ids`, including a hidden stop token
-        self._logprobs: list[dict[int, Logprob]] = []
+        self._logprobs: list[LogprobRow] = []
         self._prompt_logprobs: list[LogprobRow | None] = []
         self._stop_reason: int | str | None = None
         self._emitted = _Emitted()
@@ -81,7 +87,10 @@ class CompletionState:
             raise error_of(output.error)
         if output.num_cached_tokens > self.num_cached_tokens:
             self.num_cached_tokens = output.num_cached_tokens
-        self._logprobs += [self._row(row).as_dict() for row in output.logprobs or ()]
+        self._logprobs += [
+            self._row(row, is_ranked=not self.request.params.logprob_token_ids)
+            for row in output.logprobs or ()
+        ]
         self._token_ids += output.token_ids
         if self.request.params.prompt_logprobs is not None:
             self._add_prompt_logprobs(output)
@@ -102,13 +111,12 @@ class CompletionState:
         self._decode()
         emitted = self._emitted
         self._emitted = _Emitted(len(self._texts), len(self._token_ids), len(self._prompt_logprobs))
-        has_logprobs = self.request.params.logprobs is not None
         new_prompt_rows = range(emitted.num_prompt_logprobs, len(self._prompt_logprobs))
         return Delta(
             index=self.request.child,
             text="".join(self._texts[emitted.num_texts :]),
             token_ids=self._token_ids[emitted.num_tokens :],
-            logprobs=self._logprobs[emitted.num_tokens :] if has_logprobs else None,
+            logprobs=self._logprobs_from(emitted.num_tokens),
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
             num_cached_tokens=self.num_cached_tokens,
@@ -122,9 +130,10 @@ class CompletionState:
             index=self.request.child,
             text="".join(self._texts),
             token_ids=list(self._token_ids),
-            logprobs=None if self.request.params.logprobs is None else list(self._logprobs),
+            logprobs=self._logprobs_from(0),
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
+            cumulative_logprob=self._cumulative_logprob(),
         )
 
     @property
@@ -177,8 +186,22 @@ class CompletionState:
             self._prompt_logprobs.append(None)
         self._prompt_logprobs += [self._row(row) for row in output.prompt_logprobs or ()]
 
-    def _row(self, row: TokenLogprobs) -> LogprobRow:
-        return LogprobRow(row, self._tokenizer.token_text)
+    def _row(self, row: TokenLogprobs, *, is_ranked: bool = True) -> LogprobRow:
+        return LogprobRow(row, self._tokenizer.token_text, is_ranked=is_ranked)
+
+    def _cumulative_logprob(self) -> float | None:
+        """Return the sum of the log probabilities of the tokens; None without any."""
+        if self.found_logprob is not None or self.request.params.logprobs is None:
+            return self.found_logprob
+        return math.fsum(row.chosen_logprob for row in self._logprobs)
+
+    def _logprobs_from(self, start: int) -> SampleLogprobs | None:
+        """Return the log probabilities of the tokens from `start` on; None if not requested."""
+        params = self.request.params
+        if params.logprobs is None:
+            return None
+        rows = self._logprobs[start:]
+        return rows if params.flat_logprobs else [row.as_dict() for row in rows]
 
 
 class PromptState:
@@ -198,6 +221,7 @@ class PromptState:
     ) -> None:
         self.admission = admission
         self._finished_hooks = finished_hooks
+        self._tokenizer = tokenizer
         self._completions = {
             request.request_id: CompletionState(request, tokenizer)
             for request in admission.requests
@@ -218,29 +242,57 @@ class PromptState:
             i for i, completion in self._completions.items() if completion.finish_reason is None
         ]
 
-    def apply(self, output: EngineOutput) -> CompletionState:
+    def apply(self, output: EngineOutput) -> list[CompletionState]:
         """Add the output of a step to its completion; return that completion.
+
+        A beam search has one completion until its last output; then it has those that it found.
 
         Raises:
             RequestError: The engine reports that the request failed.
         """
         completion = self._completions[output.request_id]
         try:
-            completion.apply(output)
+            found = self._apply_to(completion, output)
         except QuireError:
             self._run_hooks(completion.request, output)
             raise
-        if completion.finish_reason is not None:
+        if found[0].finish_reason is not None:
             self._run_hooks(completion.request, output)
-        return completion
+        return found
+
+    def _apply_to(self, completion: CompletionState, output: EngineOutput) -> list[CompletionState]:
+        if output.hypotheses is None:
+            completion.apply(output)
+            return [completion]
+        del self._completions[output.request_id]
+        for child, hypothesis in enumerate(output.hypotheses):
+            request = msgspec.structs.replace(completion.request, child=child)
+            found = CompletionState(request, self._tokenizer)
+            found.found_logprob = hypothesis.cumulative_logprob
+            found.apply(
+                EngineOutput(
+                    request_id=output.request_id,
+                    token_ids=hypothesis.token_ids,
+                    logprobs=hypothesis.logprobs,
+                    finish_reason=hypothesis.finish_reason,
+                    stop_reason=hypothesis.stop_reason,
+                    num_cached_tokens=output.num_cached_tokens,
+                )
+            )
+            self._completions[f"{output.request_id}/{child}"] = found
+        found_ones = list(self._completions.values())
+        self._first = found_ones[0]
+        return found_ones
 
     def abort(self) -> list[Delta]:
         """Abort the unfinished completions; return the last delta of each."""
         return [self._abort(self._completions[request_id]) for request_id in self.unfinished_ids]
 
     def outputs(self) -> list[CompletionOutput]:
-        """Return all completions so far."""
-        return [completion.output() for completion in self._completions.values()]
+        """Return the completions so far: all of them, or the n best of `best_of`."""
+        outputs = [completion.output() for completion in self._completions.values()]
+        params = self.admission.requests[0].params
+        return outputs if params.best_of is None else self._best(outputs, params.n)
 
     @property
     def prompt_logprobs(self) -> PromptLogprobs | None:
@@ -258,10 +310,23 @@ class PromptState:
             prompt_token_ids=list(prompt.token_ids),
             outputs=self.outputs(),
             finished=self.is_finished,
-            prompt_logprobs=None if rows is None else [*map(_plain, rows)],
+            prompt_logprobs=None if rows is None else self._shown(rows),
             num_cached_tokens=first.num_cached_tokens,
             lora_request=None if adapter is None else _lora_request(adapter),
         )
+
+    def _best(self, outputs: list[CompletionOutput], n: int) -> list[CompletionOutput]:
+        """Return the n completions with the largest cumulative log probability, numbered anew."""
+        ranked = sorted(outputs, key=lambda output: -(output.cumulative_logprob or 0.0))
+        hidden = {"logprobs": None} if self.admission.hides_logprobs else {}
+        return [
+            msgspec.structs.replace(output, index=index, **hidden)
+            for index, output in enumerate(ranked[:n])
+        ]
+
+    def _shown(self, rows: Sequence[LogprobRow | None]) -> PromptLogprobs:
+        is_flat = self.admission.requests[0].params.flat_logprobs
+        return list(rows) if is_flat else [*map(_plain, rows)]
 
     def _abort(self, completion: CompletionState) -> Delta:
         completion.abort()

@@ -6,7 +6,7 @@ memory, and every garbage collection would traverse them.
 
 import math
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterator, Mapping
 
 from quire.messages import TokenLogprobs
 from quire.outputs import Logprob
@@ -18,21 +18,29 @@ class LogprobRow(Mapping[int, Logprob]):
     """A read-only mapping from token id to `Logprob`; the chosen token comes first.
 
     Args:
-        row: Chosen token with its rank, then the most likely tokens in order.
+        row: Chosen token with its rank, then the most likely tokens in order, or named ones.
         text_of: Function that returns the text of a token.
+        is_ranked: Whether the tokens after the first are the most likely ones.
     """
 
-    __slots__ = ("_logprobs", "_rank", "_text_of", "_token_ids")
+    __slots__ = ("_is_ranked", "_logprobs", "_rank", "_text_of", "_token_ids")
 
-    def __init__(self, row: TokenLogprobs, text_of: Callable[[int], str]) -> None:
+    def __init__(
+        self, row: TokenLogprobs, text_of: Callable[[int], str], *, is_ranked: bool = True
+    ) -> None:
         self._token_ids = array("q", row.token_ids)
         self._logprobs = array("d", row.logprobs)
         self._rank = row.rank
         self._text_of = text_of
+        self._is_ranked = is_ranked
 
     def as_dict(self) -> dict[int, Logprob]:
         """Return all candidates as objects."""
-        return {token_id: self._logprob_at(index) for index, token_id in self._candidates()}
+        return dict(self.items())
+
+    def items(self) -> ItemsView[int, Logprob]:
+        """Return a view of the pairs of token id and `Logprob`; a pass over it is linear."""
+        return _RowItems(self)
 
     def __getitem__(self, token_id: int) -> Logprob:
         try:
@@ -44,8 +52,16 @@ class LogprobRow(Mapping[int, Logprob]):
         return (token_id for _, token_id in self._candidates())
 
     def __len__(self) -> int:
-        chosen = self._token_ids[0]
-        return len(self._token_ids) - self._token_ids[1:].count(chosen)
+        return sum(1 for _ in self._candidates())
+
+    def pairs(self) -> Iterator[tuple[int, Logprob]]:
+        """Yield the candidates, the chosen one first."""
+        return ((token_id, self._logprob_at(index)) for index, token_id in self._candidates())
+
+    @property
+    def chosen_logprob(self) -> float:
+        """Log probability of the chosen token."""
+        return self._value_at(0)
 
     def _candidates(self) -> Iterator[tuple[int, int]]:
         """Yield (index, token id); the chosen token is not repeated among the most likely ones."""
@@ -55,6 +71,21 @@ class LogprobRow(Mapping[int, Logprob]):
                 yield index, token_id
 
     def _logprob_at(self, index: int) -> Logprob:
+        rank = index if index and self._is_ranked else None
+        text = self._text_of(self._token_ids[index])
+        return Logprob(self._value_at(index), rank if index else self._rank, text)
+
+    def _value_at(self, index: int) -> float:
         logprob = self._logprobs[index]
-        shown = max(logprob, LOWEST_LOGPROB) if math.isfinite(logprob) else LOWEST_LOGPROB
-        return Logprob(shown, index or self._rank, self._text_of(self._token_ids[index]))
+        return max(logprob, LOWEST_LOGPROB) if math.isfinite(logprob) else LOWEST_LOGPROB
+
+
+class _RowItems(ItemsView[int, Logprob]):
+    """The items of a row, without a search for each token."""
+
+    def __init__(self, row: LogprobRow) -> None:
+        super().__init__(row)
+        self._row = row
+
+    def __iter__(self) -> Iterator[tuple[int, Logprob]]:
+        return self._row.pairs()

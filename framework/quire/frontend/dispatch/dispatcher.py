@@ -49,7 +49,7 @@ class Done:
         return Done(
             self.num_steps + 1,
             self.num_computed_tokens + step.stats.num_scheduled_tokens,
-            self.num_generated_tokens + sum(len(output.token_ids) for output in step.outputs),
+            self.num_generated_tokens + sum(map(_num_tokens, step.outputs)),
         )
 
 
@@ -167,16 +167,17 @@ class Dispatch:
     def _apply_output(self, stream: DeltaStream, output: EngineOutput) -> bool:
         """Apply one output to its stream; return whether the engine's request must be aborted."""
         try:
-            completion = stream.completions.apply(output)
-            delta = completion.delta()
+            completions = stream.completions.apply(output)
+            deltas = [completion.delta() for completion in completions]
         except Exception as error:  # noqa: BLE001 - it fails this request only, and is logged
             self._fail(stream, failure_of(error, f"request {output.request_id}"))
             return False
-        if delta.finish_reason is not None:
+        if deltas[0].finish_reason is not None:
             with self._lock:
                 self._streams.pop(output.request_id, None)
-        stream.push(delta)
-        return completion.must_abort
+        for delta in deltas:
+            stream.push(delta)
+        return completions[0].must_abort
 
     def _abort_stream(self, stream: DeltaStream) -> None:
         for delta in self._drop(stream):
@@ -205,3 +206,8 @@ class Dispatch:
         if request_ids:
             with contextlib.suppress(EngineDeadError):  # then there is nothing left to abort
                 self.thread.post(lambda core: core.abort(request_ids))
+
+
+def _num_tokens(output: EngineOutput) -> int:
+    """Return the number of generated tokens in an output."""
+    return len(output.token_ids) + sum(len(each.token_ids) for each in output.hypotheses or ())

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -21,27 +22,51 @@ from quire.errors import (
     RequestError,
 )
 from quire.frontend.chat.thinking import Thinking
+from quire.frontend.intake.constraint_values import check_values
 from quire.frontend.intake.prompt import EncodedPrompt, check_token_ids, prompt_parts
 from quire.frontend.intake.request_hooks import RequestHook, WatchedHook
 from quire.frontend.plugin_failure import plugin_failure
+from quire.frontend.text.stop_regex import compile_stop_regexes
 from quire.frontend.text.tokenizer import Tokenizer
+from quire.interfaces.field_types import MAX_SHOWN, FieldType, FieldVocabulary, shown
 from quire.interfaces.sampling import RequestField
-from quire.messages import AdapterRef, EngineRequest
+from quire.messages import AdapterRef, EngineRequest, ThinkingBudget
 from quire.outputs import Prompt
-from quire.sampling_params import LIMITS, SamplingParams, StructuredOutputsParams
+from quire.sampling_params import (
+    LIMITS,
+    MAX_CANDIDATES,
+    MAX_LOGPROBS,
+    BeamSearchParams,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 
 SEED_BITS = 63
+MAX_PROMPT_CANDIDATES = 2**25  # log probabilities of one prompt; 12 bytes each on the device
 MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
 MAX_TIMEOUT_S = 1e9
+SAMPLER_PARAMS = {  # that only samplers read, each with its neutral value
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "logit_bias": {},
+    "allowed_token_ids": (),
+    "bad_words": (),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class AdmittedPrompt:
-    """An accepted prompt with its n requests, ready for the engine."""
+    """An accepted prompt with its n or best_of requests, ready for the engine.
+
+    Attributes:
+        hides_logprobs: Whether log probabilities are there to find the best completions only.
+    """
 
     request_id: str
     prompt: EncodedPrompt
     requests: tuple[EngineRequest, ...]
+    hides_logprobs: bool = False
 
 
 class Intake:
@@ -52,13 +77,18 @@ class Intake:
         max_model_len: Largest number of tokens, prompt and completion together.
         vocab_size: V of the model, the upper bound of token ids.
         fields: Request fields that the samplers in use read.
+        offered_fields: Request fields of installed samplers that are not in use -> how to use one.
         hooks: `request_received` hooks, each with its plugin.
         check_grammar: Function that validates a structured-output constraint; raises
             `GrammarError`.
         thinking: The model's reasoning format, if it has one: constraints apply after it.
         has_priorities: Whether the scheduling policy reads priorities.
+        max_logprobs: Maximum number of most likely tokens to report at a position; -1: V.
+        logprobs_mode: Values that the engine reports as log probabilities, one of
+            `config.LOGPROBS_MODES`.
 
     Attributes:
+        fields: Request fields that the engine's samplers read.
         extra_fields: Fields that plugins add to the request, by name; over HTTP, additional fields
             of the body.
     """
@@ -70,21 +100,38 @@ class Intake:
         max_model_len: int,
         vocab_size: int,
         fields: Sequence[RequestField] = (),
+        offered_fields: Mapping[str, str] = MappingProxyType({}),
         hooks: Sequence[RequestHook] = (),
         check_grammar: Callable[[StructuredOutputsParams], None] | None = None,
         thinking: Thinking | None = None,
         has_priorities: bool = False,
+        max_logprobs: int = 20,
+        logprobs_mode: str = "raw_logprobs",
     ) -> None:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
+        self.fields = tuple(fields)
         known = SamplingParams.__struct_fields__
+        self.offered_fields = offered_fields
+        declared = {field.name for field in fields}
+        self._unread = [
+            (name, default) for name, default in SAMPLER_PARAMS.items() if name not in declared
+        ]
         self.extra_fields = {field.name: field for field in fields if field.name not in known}
         self._narrower = [field for field in fields if field.name in known and _narrows(field)]
+        self._vocabulary = FieldVocabulary(
+            vocab_size, lambda text: tokenizer.encode(text, add_special_tokens=False)
+        )
+        self._defaults = {
+            name: self._resolved(field, field.default) for name, field in self.extra_fields.items()
+        }
         self._hooks = [WatchedHook(source, call) for source, call in hooks]
         self._check_grammar = check_grammar
         self._thinking = thinking
         self._has_priorities = has_priorities
+        self._logprobs_mode = logprobs_mode
+        self._max_logprobs = MAX_LOGPROBS if max_logprobs == -1 else max_logprobs
         # The last one that passed: the requests of a batch often share one.
         self._checked_constraint: StructuredOutputsParams | None = None
 
@@ -96,7 +143,7 @@ class Intake:
     def admit(
         self,
         prompt: Prompt | EncodedPrompt,
-        params: SamplingParams,
+        params: SamplingParams | BeamSearchParams,
         *,
         adapter: AdapterRef | None = None,
         priority: int = 0,
@@ -107,8 +154,9 @@ class Intake:
         Args:
             prompt: Text, token ids, or a dict with `prompt` or `prompt_token_ids` (with both, the
                 ids are used and the text is kept for the output), `add_special_tokens`,
-                `cache_salt`; or a result of `encode`.
-            params: Sampling parameters.
+                `cache_salt`, `truncate_prompt_tokens` (the number to keep; -1: as many as the
+                model takes), `truncation_side`; or a result of `encode`.
+            params: Parameters of sampling or of a beam search, which is one request.
             adapter: LoRA adapter, resolved.
             priority: Priority, smaller first; must be 0 unless the scheduling policy reads it.
             timeout_s: Seconds from now that the request may take; the engine's limit may be
@@ -123,7 +171,17 @@ class Intake:
         """
         self._check_priority(priority)
         _check_timeout(timeout_s)
+        beam_search = None
+        if isinstance(params, BeamSearchParams):
+            beam_search, params = params, params.sampling_params()
+        if self._logprobs_mode != "raw_logprobs":
+            self._check_raw(beam_search, params)
+        params = self.resolve_logprobs(params)
+        hides_logprobs = params.best_of is not None and params.logprobs is None
+        if hides_logprobs:
+            params = msgspec.structs.replace(params, logprobs=0)
         encoded = prompt if isinstance(prompt, EncodedPrompt) else self.encode(prompt)
+        _check_prompt_logprobs(len(encoded.token_ids), params.prompt_logprobs)
         request_id = uuid.uuid4().hex
         first = EngineRequest(
             request_id=f"{request_id}-0",
@@ -133,17 +191,19 @@ class Intake:
             seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed,
             stop_token_ids=self._resolve_stop_token_ids(params),
             thinking_end_token_id=self._resolve_constraint(encoded, params),
+            thinking_budget=self._resolve_budget(encoded, params),
             adapter=adapter,
             priority=priority,
             cache_salt=encoded.cache_salt,
             arrival_s=time.monotonic(),
             timeout_s=timeout_s,
+            beam_search=beam_search,
         )
         requests = (first, *_sibling_requests(first, request_id))
         for request in requests:
             for hook in self._hooks:
                 hook.received(request)
-        return AdmittedPrompt(request_id, encoded, requests)
+        return AdmittedPrompt(request_id, encoded, requests, hides_logprobs)
 
     def encode(self, prompt: Prompt) -> EncodedPrompt:
         """Tokenize a prompt and check its tokens.
@@ -158,6 +218,11 @@ class Intake:
             token_ids = self._encode_text(text, parts.get("add_special_tokens") is not False)
         if not token_ids:
             raise InvalidRequestError("the prompt is empty: it has no tokens", param="prompt")
+        num_kept = self._num_kept(parts.get("truncate_prompt_tokens"), len(token_ids))
+        if num_kept < len(token_ids):
+            is_left = parts.get("truncation_side") != "right"
+            token_ids = token_ids[-num_kept:] if is_left else token_ids[:num_kept]
+            text = None  # of the whole prompt; what shows the prompt decodes the tokens
         if len(token_ids) >= self._max_model_len:
             raise PromptTooLongError(
                 f"the prompt has {len(token_ids)} tokens and leaves no room for a completion: this "
@@ -166,6 +231,47 @@ class Intake:
             )
         check_token_ids(token_ids, self._vocab_size, "prompt")
         return EncodedPrompt(text, list(token_ids), parts.get("cache_salt"))
+
+    def resolve_logprobs(self, params: SamplingParams) -> SamplingParams:
+        """Return the parameters with numbers of log probabilities that the model has, -1 resolved.
+
+        Raises:
+            InvalidRequestError: They are more than the engine reports, or a token id is unknown.
+        """
+        check_token_ids(params.logprob_token_ids, self._vocab_size, "logprob_token_ids")
+        resolved = {}
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(params, name)
+            if count is None:
+                continue
+            wanted = self._vocab_size if count == -1 else count
+            if wanted > self._max_logprobs:
+                raise InvalidRequestError(
+                    f"{name} is {count}, and this engine reports at most {self._max_logprobs} "
+                    "tokens per position; ask for fewer, or start it with a larger --max-logprobs "
+                    f"(-1: all {self._vocab_size})",
+                    param=name,
+                )
+            if min(wanted, self._vocab_size) != count:
+                resolved[name] = min(wanted, self._vocab_size)
+        return msgspec.structs.replace(params, **resolved) if resolved else params
+
+    def _check_raw(self, beam_search: BeamSearchParams | None, params: SamplingParams) -> None:
+        """Refuse what compares the model's own log probabilities, which are not reported here."""
+        mode, is_logits = self._logprobs_mode, self._logprobs_mode.endswith("_logits")
+        name = "use_beam_search" if beam_search is not None else "best_of"
+        if beam_search is not None or (params.best_of is not None and is_logits):
+            raise InvalidRequestError(
+                f"{name} compares log probabilities, and this engine reports {mode}; start it "
+                "with --logprobs-mode raw_logprobs",
+                param=name,
+            )
+
+    def _num_kept(self, limit: int | None, num_tokens: int) -> int:
+        """Number of prompt tokens that truncation leaves; -1 leaves room for one token."""
+        if limit is None:
+            return num_tokens
+        return min(num_tokens, self._max_model_len - 1 if limit == -1 else limit)
 
     def _check_priority(self, priority: object) -> None:
         is_int = isinstance(priority, int) and not isinstance(priority, bool)
@@ -202,9 +308,19 @@ class Intake:
         return num_available if params.max_tokens is None else min(params.max_tokens, num_available)
 
     def _resolve_stop_token_ids(self, params: SamplingParams) -> tuple[int, ...]:
+        compile_stop_regexes(params.stop_regex)  # refuses those that cannot be used
         check_token_ids(params.stop_token_ids, self._vocab_size, "stop_token_ids")
-        own = () if params.ignore_eos else self._tokenizer.eos_token_ids
-        return tuple(dict.fromkeys((*own, *params.stop_token_ids)))
+        is_endless = params.ignore_eos and params.structured_outputs is None  # a grammar ends
+        own = () if is_endless else self._tokenizer.eos_token_ids
+        found = tuple(dict.fromkeys((*own, *params.stop_token_ids)))
+        allowed = params.allowed_token_ids
+        if params.min_tokens and allowed and set(allowed) <= set(found):
+            raise InvalidRequestError(
+                f"min_tokens is {params.min_tokens}, but every token of allowed_token_ids ends the "
+                "completion; allow another one",
+                param="allowed_token_ids",
+            )
+        return found
 
     def _resolve_constraint(self, prompt: EncodedPrompt, params: SamplingParams) -> int | None:
         """Check the constraint; return the token after which it applies, None for the start."""
@@ -221,8 +337,35 @@ class Intake:
                 error.param = "structured_outputs" if constraint.calls is None else "tools"
             raise
 
+    def _resolve_budget(
+        self, prompt: EncodedPrompt, params: SamplingParams
+    ) -> ThinkingBudget | None:
+        max_tokens = params.thinking_token_budget
+        if max_tokens is None:
+            return None
+        if self._thinking is None:
+            raise InvalidRequestError(
+                "thinking_token_budget needs a reasoning parser, which tells where the thinking "
+                "ends; start with --reasoning-parser NAME, or leave it out",
+                param="thinking_token_budget",
+            )
+        has_constraint = params.structured_outputs is not None
+        budget = self._thinking.budget(
+            max_tokens, prompt.text, prompt.token_ids, has_constraint=has_constraint
+        )
+        if params.allowed_token_ids and budget.end_token_id not in params.allowed_token_ids:
+            raise InvalidRequestError(
+                f"thinking_token_budget needs token {budget.end_token_id}, which ends the "
+                "thinking; add it to allowed_token_ids",
+                param="allowed_token_ids",
+            )
+        return budget
+
     def _check_constraint(self, constraint: StructuredOutputsParams) -> None:
-        if self._check_grammar is None or constraint is self._checked_constraint:
+        if constraint is self._checked_constraint:
+            return
+        check_values(constraint)
+        if self._check_grammar is None:
             return
         try:
             self._check_grammar(constraint)
@@ -240,26 +383,46 @@ class Intake:
     def _resolve_fields(self, params: SamplingParams) -> SamplingParams:
         """Return the parameters with every field that samplers add; all are checked."""
         self._check_extra_args(params.extra_args)
+        for name, default in self._unread:
+            if getattr(params, name) != default:
+                hint = self.offered_fields.get(name, "start with --samplers default")
+                raise InvalidRequestError(
+                    f"{name} is read by none of the samplers in use; {hint}, or leave it out",
+                    param=name,
+                )
+        extra_args = {}
         for field in self._narrower:
-            field.check(getattr(params, field.name))
-        if not self.extra_fields:
-            return params
-        extra_args = {
-            name: field.check(params.extra_args.get(name, field.default))
-            for name, field in self.extra_fields.items()
-        }
-        return msgspec.structs.replace(params, extra_args=extra_args)
+            value = self._resolved(field, getattr(params, field.name))
+            if isinstance(field.type, FieldType):
+                extra_args[field.name] = value
+        for name, field in self.extra_fields.items():
+            extra_args[name] = self._defaults[name]
+            if name in params.extra_args:
+                extra_args[name] = self._resolved(field, params.extra_args[name])
+        return msgspec.structs.replace(params, extra_args=extra_args) if extra_args else params
+
+    def _resolved(self, field: RequestField, value: Any) -> Any:
+        return field.resolve(field.check(value), self._vocabulary)
 
     def _check_extra_args(self, extra_args: Mapping[str, Any]) -> None:
         for name in extra_args:
             if name not in self.extra_fields:
-                near = get_close_matches(str(name), self.extra_fields, 1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                listed = ", ".join(self.extra_fields) or "none"
                 raise InvalidRequestError(
-                    f"there is no request field {name!r}{hint} (the samplers in use add: {listed})",
-                    param=str(name),
+                    f"there is no request field {shown(name)}{self._hint_for(name)}",
+                    param=str(name)[:MAX_SHOWN],
                 )
+
+    def _hint_for(self, name: object) -> str:
+        """Return how an unknown field of `extra_args` can be served."""
+        if name in self.offered_fields:
+            return f" of the samplers in use; {self.offered_fields[str(name)]}"
+        if name in SamplingParams.__struct_fields__:
+            return f" of samplers; it is a parameter: SamplingParams({name}=...)"
+        known = (*self.extra_fields, *self.offered_fields)
+        near = get_close_matches(str(name)[:MAX_SHOWN], known, 1)
+        listed = ", ".join(self.extra_fields) or "none"
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return f"{hint} (the samplers in use add: {listed})"
 
 
 def _narrows(field: RequestField) -> bool:
@@ -271,12 +434,36 @@ def _narrows(field: RequestField) -> bool:
 
 def _sibling_requests(first: EngineRequest, request_id: str) -> Iterator[EngineRequest]:
     """Yield the requests for the other completions; prompt logprobs come from the first one."""
+    if first.beam_search is not None:
+        _check_candidates(first.beam_search, len(first.stop_token_ids))
+        return
     params = first.params
     if params.prompt_logprobs is not None:
         params = msgspec.structs.replace(params, prompt_logprobs=None)
-    for child in range(1, params.n):
+    for child in range(1, params.num_generated):
         yield msgspec.structs.replace(
             first, request_id=f"{request_id}-{child}", child=child, params=params
+        )
+
+
+def _check_prompt_logprobs(num_tokens: int, num_top: int | None) -> None:
+    num = 0 if num_top is None else num_tokens * (num_top + 1)
+    if num > MAX_PROMPT_CANDIDATES:
+        raise InvalidRequestError(
+            f"prompt_logprobs asks for {num_top} candidates at each of {num_tokens} tokens; a "
+            f"prompt may have {MAX_PROMPT_CANDIDATES} in all. Ask for fewer, or send it in parts",
+            param="prompt_logprobs",
+        )
+
+
+def _check_candidates(params: BeamSearchParams, num_stop_tokens: int) -> None:
+    num_candidates = params.num_candidates(num_stop_tokens)
+    if num_candidates > MAX_CANDIDATES:
+        raise InvalidRequestError(
+            f"a beam search of beam_width {params.beam_width} with {num_stop_tokens} stop tokens "
+            f"selects from {num_candidates} candidates a step, and at most {MAX_CANDIDATES} are "
+            "allowed; ask for fewer of either",
+            param="beam_width",
         )
 
 

@@ -6,8 +6,13 @@ from typing import Any
 
 from quire.errors import InvalidRequestError
 
-PROMPT_KEYS = ("prompt", "prompt_token_ids", "add_special_tokens", "cache_salt")
+PROMPT_KEYS = (
+    "prompt", "prompt_token_ids", "add_special_tokens", "cache_salt", "truncate_prompt_tokens",
+    "truncation_side",
+)  # fmt: skip
 MAX_SALT_CHARACTERS = 128
+MAX_TRUNCATE_TOKENS = 2**31 - 1
+TRUNCATION_SIDES = ("left", "right")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,7 @@ def prompt_parts(prompt: object) -> dict[str, Any]:
     for key, value in prompt.items():
         _check_part(key, value)
     _check_salt(prompt.get("cache_salt"))
+    _check_truncation(prompt.get("truncate_prompt_tokens"), prompt.get("truncation_side"))
     if prompt.get("prompt") is None and prompt.get("prompt_token_ids") is None:
         raise InvalidRequestError(
             "a prompt dict needs `prompt` or `prompt_token_ids`", param="prompt"
@@ -50,6 +56,8 @@ def _check_part(key: object, value: object) -> None:
         "prompt_token_ids": (list, tuple),
         "add_special_tokens": bool,
         "cache_salt": object,  # checked by `_check_salt`
+        "truncate_prompt_tokens": object,  # checked by `_check_truncation`
+        "truncation_side": object,
     }
     if key not in types:
         raise InvalidRequestError(
@@ -72,6 +80,28 @@ def _check_salt(salt: object) -> None:
             f"cache_salt must be text of 1 to {MAX_SALT_CHARACTERS} printable characters, such as "
             "the hex form of a hash",
             param="cache_salt",
+        )
+
+
+def _check_truncation(num_tokens: object, side: object) -> None:
+    if num_tokens is not None:
+        is_int = isinstance(num_tokens, int) and not isinstance(num_tokens, bool)
+        is_count = is_int and 1 <= num_tokens <= MAX_TRUNCATE_TOKENS  # type: ignore[operator]
+        if not is_count and not (is_int and num_tokens == -1):
+            raise InvalidRequestError(
+                f"truncate_prompt_tokens must be -1 (as many as the model takes) or a whole number "
+                f"from 1 to {MAX_TRUNCATE_TOKENS}, got {num_tokens!r:.100}",
+                param="truncate_prompt_tokens",
+            )
+    if side is not None and (not isinstance(side, str) or side not in TRUNCATION_SIDES):
+        raise InvalidRequestError(
+            f"truncation_side must be left or right, the side that is cut, got {side!r:.100}",
+            param="truncation_side",
+        )
+    if side is not None and num_tokens is None:
+        raise InvalidRequestError(
+            "truncation_side needs truncate_prompt_tokens, the number of tokens to keep",
+            param="truncation_side",
         )
 
 

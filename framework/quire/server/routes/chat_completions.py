@@ -73,7 +73,7 @@ class ChatRoute:
         return Chat(
             generation,
             tools,
-            typed.top_logprobs or 0,
+            generation.num_top_logprobs or 0,
             includes_usage(typed),
             generation.envelope("chatcmpl"),
         )
@@ -103,12 +103,13 @@ def _num_logprobs(body: ChatBody) -> int | None:
     """Return the number of candidates per position; None for no log probabilities.
 
     Raises:
-        InvalidRequestError: `top_logprobs` is given without `logprobs`.
+        InvalidRequestError: Candidates are asked for without `logprobs`.
     """
     if body.logprobs:
         return body.top_logprobs or 0
-    if body.top_logprobs:
-        raise InvalidRequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+    for name in ("top_logprobs", "logprob_token_ids"):
+        if getattr(body, name):
+            raise InvalidRequestError(f"{name} needs logprobs: true", param=name)
     return None
 
 
@@ -153,14 +154,16 @@ class Chat:
                     choice = ChunkChoice(index=index, delta=_EMPTY)
                     chunk = partial(self._chunk, choice, prompt_logprobs=delta.prompt_logprobs)
                     yield await in_thread_if(self.generation.is_large_delta(delta), chunk)
-                piece, logprobs = pieces[index].read(delta), self._logprobs(delta.logprobs)
+                piece, make = pieces[index].read(delta), partial(self._logprobs, delta.logprobs)
+                logprobs = await in_thread_if(self.generation.is_large_delta(delta), make)
                 end = pieces[index].finish_reason
                 if piece == _EMPTY and logprobs is None and end is None:
                     continue  # the parser holds text back
                 choice = ChunkChoice(index=index, delta=piece, logprobs=logprobs, finish_reason=end)
                 if end is not None and delta.stop_reason is not None:
                     choice.stop_reason = delta.stop_reason
-                yield self._chunk(choice)
+                make_chunk = partial(self._chunk, choice)
+                yield await in_thread_if(self.generation.is_large_delta(delta), make_chunk)
         if self.with_usage:
             yield self._chunk(usage=self.generation.usage())
 

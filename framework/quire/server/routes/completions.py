@@ -52,7 +52,7 @@ class CompletionRoute:
             prompt_logprobs=_num_prompt_logprobs(body),
             extra_args=extra_args,
         )
-        _check_count(body.prompt, params.n)
+        _check_count(body.prompt, params.num_generated)
         prompts = [prompt_with_options(prompt, body, True) for prompt in split_prompts(body.prompt)]
         generation = Generation(
             self._frontend,
@@ -65,7 +65,9 @@ class CompletionRoute:
         )
         return CompletionRun(
             generation,
-            ResponseOptions(body.logprobs, bool(body.echo), body.prompt_logprobs is not None),
+            ResponseOptions(
+                generation.num_top_logprobs, bool(body.echo), body.prompt_logprobs is not None
+            ),
             includes_usage(body),
             generation.envelope("cmpl"),
         )
@@ -111,7 +113,8 @@ def _num_prompt_logprobs(body: CompletionBody) -> int | None:
             "send n: 1, or ask for prompt_logprobs",
             param="echo",
         )
-    return max(body.logprobs, body.prompt_logprobs or 0)
+    both = (body.logprobs, body.prompt_logprobs or 0)
+    return -1 if -1 in both else max(both)
 
 
 def _check_count(prompt: str | list[Any], n: int) -> None:

@@ -18,10 +18,10 @@ from quire.frontend.completions.delta_stream import DeltaStream
 from quire.frontend.intake.prompt import EncodedPrompt
 from quire.messages import AdapterRef
 from quire.outputs import CompletionOutput, Delta, PromptLogprobs
-from quire.sampling_params import SamplingParams
+from quire.sampling_params import BeamSearchParams, SamplingParams
 from quire.server.http.event_stream import EventStream
 from quire.server.http.json_response import EncodedResponse, in_thread_if
-from quire.server.http.logprob_budget import LogprobBudget, LogprobReservation
+from quire.server.http.logprob_budget import MAX_UNCOUNTED, LogprobBudget, LogprobReservation
 from quire.server.http.merged_streams import merged
 from quire.server.wire.bodies import Body, read_body
 from quire.server.wire.fields import sort_fields
@@ -66,7 +66,10 @@ async def respond(
     for_samplers: dict[str, Any] = {}
     headers: dict[str, str] = {}
     if body.undeclared:
-        extras = sort_fields(body.undeclared, frontend.intake.extra_fields)
+        intake = frontend.intake
+        extras = sort_fields(
+            body.undeclared, intake.extra_fields, intake.offered_fields, kind.__struct_fields__
+        )
         for_samplers, headers = extras.for_samplers, extras.headers()
     run = await prepare(body, for_samplers)
     release = run.generation.release
@@ -86,9 +89,9 @@ class Generation:
 
     Args:
         frontend: Frontend that serves the prompts.
-        budget: Budget of prompt log probabilities; a reservation is held until `release`.
+        budget: Budget of log probabilities; reservations are held until `release`.
         prompts: Prompts as `AsyncFrontend.submit` accepts them.
-        params: Sampling parameters, with `n` completions per prompt.
+        params: Parameters of sampling or of a beam search, with `n` completions per prompt.
         adapter: LoRA adapter.
         body: Body of the request, which has its priority and its timeout.
         is_prompt_only: True if the request is about the prompts, so completions are left out.
@@ -102,7 +105,7 @@ class Generation:
         frontend: AsyncFrontend,
         budget: LogprobBudget,
         prompts: Sequence[dict[str, Any]],
-        params: SamplingParams,
+        params: SamplingParams | BeamSearchParams,
         adapter: AdapterRef | None,
         body: SamplingBody,
         *,
@@ -110,9 +113,14 @@ class Generation:
     ) -> None:
         self.frontend = frontend
         self._budget = budget
-        self._reservation: LogprobReservation | None = None
+        self._reservations: list[LogprobReservation] = []
         self.prompts = prompts
+        self._given_params = params
+        if isinstance(params, BeamSearchParams):
+            params = params.sampling_params()
+        params = frontend.intake.resolve_logprobs(params)
         self.n = params.n
+        self._num_generated = params.num_generated
         self._params = params
         self._adapter = adapter
         self._body = body
@@ -146,7 +154,7 @@ class Generation:
             RequestError: A prompt is invalid, or failed.
             EngineDeadError: The engine stopped.
         """
-        num_running = self.num_choices
+        num_running = len(self.prompts) * self._num_generated
         async with AsyncExitStack() as stack:
             self.encoded = await self.frontend.encode(self.prompts)
             self._reserve_logprobs()
@@ -181,7 +189,7 @@ class Generation:
         try:
             return await self.frontend.submit(
                 prompt,
-                self._params,
+                self._given_params,
                 adapter=self._adapter,
                 priority=self._body.priority or 0,
                 timeout_s=self._body.timeout_s,
@@ -203,25 +211,40 @@ class Generation:
     @property
     def is_large(self) -> bool:
         """Whether making the full response takes long."""
-        num_reserved = 0 if self._reservation is None else self._reservation.num
-        num_logprobs = self._num_completion_tokens * ((self._params.logprobs or 0) + 1)
+        num_reserved = sum(reservation.num for reservation in self._reservations)
+        num_logprobs = self._num_completion_tokens * ((self.num_top_logprobs or 0) + 1)
         return max(num_reserved, num_logprobs) > LARGE
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """Number of candidates per position to show; None if there are no log probabilities."""
+        if self._params.logprob_token_ids:
+            return len(self._params.logprob_token_ids) + 1  # and the chosen one
+        return self._params.logprobs
 
     def is_large_delta(self, delta: Delta) -> bool:
         """Whether processing a delta takes long."""
-        num_rows = len(delta.prompt_logprobs or ())
-        return num_rows * ((self._params.prompt_logprobs or 0) + 1) > LARGE
+        num_of_prompt = len(delta.prompt_logprobs or ()) * ((self._params.prompt_logprobs or 0) + 1)
+        num_sampled = len(delta.logprobs or ()) * ((self.num_top_logprobs or 0) + 1)
+        return max(num_of_prompt, num_sampled) > LARGE
 
     def release(self) -> None:
-        """Release the reservation of log probabilities. May be called twice."""
-        if self._reservation is not None:
-            self._reservation.release()
+        """Release the reservations of log probabilities. May be called twice."""
+        for reservation in self._reservations:
+            reservation.release()
 
     def _reserve_logprobs(self) -> None:
-        num_top = self._params.prompt_logprobs
-        if num_top is not None:
-            num_tokens = sum(len(prompt.token_ids) for prompt in self.encoded)
-            self._reservation = self._budget.reserve(num_tokens, num_top + 1)
+        params, lengths = self._params, [len(prompt.token_ids) for prompt in self.encoded]
+        if params.prompt_logprobs is not None:
+            num_candidates = params.prompt_logprobs + 1
+            self._reservations.append(self._budget.reserve(sum(lengths), num_candidates))
+        if params.logprobs is not None and params.logprobs > MAX_UNCOUNTED:
+            room = [self.frontend.max_model_len - length for length in lengths]
+            limits = [min(most, params.max_tokens or most) for most in room]
+            num_candidates = params.logprobs + 1
+            self._reservations.append(
+                self._budget.reserve(self._num_generated * sum(limits), num_candidates, "logprobs")
+            )
 
     def _count(self, prompt_index: int, delta: Delta) -> None:
         self._num_completion_tokens += len(delta.token_ids)

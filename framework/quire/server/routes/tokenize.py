@@ -21,7 +21,7 @@ class Tokens(msgspec.Struct):
     tokens: list[int]
 
 
-class Text(msgspec.Struct):
+class DetokenizedText(msgspec.Struct):
     """The response of /detokenize."""
 
     prompt: str
@@ -51,7 +51,7 @@ class TokenRoutes:
         self._check(body.typed.tokens)
         decode = self._frontend.tokenizer.decode
         text = await asyncio.to_thread(decode, body.typed.tokens, False)
-        return json_response(Text(text))
+        return json_response(DetokenizedText(text))
 
     def _check(self, token_ids: list[int]) -> None:
         size = self._frontend.tokenizer.vocab_size

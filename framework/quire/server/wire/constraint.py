@@ -3,10 +3,37 @@
 from typing import Any
 
 from quire.errors import InvalidRequestError
+from quire.output_types import plain_choice
 from quire.sampling_params import StructuredOutputsParams
 from quire.server.wire.bodies import convert
 from quire.server.wire.fields import check_known
 from quire.server.wire.protocol import SamplingBody
+
+_BLANKS = "the backend decides which blanks JSON may have; leave it out, or send a regex"
+_FORMATS: dict[object, tuple[str, ...]] = {  # type of a response format -> its other fields
+    "text": (),
+    "json_object": (),
+    "json_schema": ("json_schema",),
+    "structural_tag": ("format", "structures", "triggers"),
+}
+_SCHEMA_FIELDS: dict[str, Any] = {  # beside the schema; an answer follows it, strict or not
+    "name": str | None,
+    "description": str | None,
+    "strict": bool | None,
+}
+_FIELDS = tuple(name for name in StructuredOutputsParams.__struct_fields__ if name != "calls")
+_REFUSED: dict[str, tuple[Any, str]] = {  # field of vLLM -> its type, and the way out
+    "whitespace_pattern": (str, _BLANKS),
+    "disable_any_whitespace": (bool, _BLANKS),
+    "disable_additional_properties": (
+        bool,
+        "write additionalProperties: false into the schema, wherever it is meant",
+    ),
+    "disable_fallback": (
+        bool,
+        "name the backend: a request that names one is never given to another",
+    ),
+}
 
 
 def constraint_of(
@@ -38,38 +65,55 @@ def constraint_of(
 
 
 def response_constraint(response_format: dict[str, Any]) -> StructuredOutputsParams | None:
-    """Return the constraint that OpenAI's `response_format` describes; None for plain text.
+    """Return the constraint that a `response_format` describes; None for plain text.
 
     Raises:
-        InvalidRequestError: Its type is not text, json_object or json_schema, or has no schema.
+        InvalidRequestError: Its type or one of its fields is unknown, or it has no schema.
     """
-    match response_format.get("type"):
-        case "text":
-            return None
+    given = _without_nulls(response_format)
+    kind = given.get("type")
+    if not isinstance(kind, str) or kind not in _FORMATS:
+        raise InvalidRequestError(
+            f"response_format.type must be one of {', '.join(map(str, _FORMATS))}; "
+            f"got {kind!r:.100}",
+            param="response_format.type",
+        )
+    check_known(given, ("type", *_FORMATS[kind]), f"response_format of type {kind}")
+    match kind:
         case "json_object":
             return StructuredOutputsParams(json_object=True)
         case "json_schema":
-            return StructuredOutputsParams(json=_schema(response_format))
-        case other:
-            raise InvalidRequestError(
-                "response_format.type must be text, json_object or json_schema, "
-                f"got {other!r:.100}",
-                param="response_format.type",
-            )
+            return StructuredOutputsParams(json=_schema(given.get("json_schema")))
+        case "structural_tag":
+            return StructuredOutputsParams(structural_tag=given)
+        case _:
+            return None
 
 
-def _structured(given: dict[str, Any]) -> StructuredOutputsParams:
-    check_known(given, StructuredOutputsParams, "structured_outputs")
+def _structured(body_field: dict[str, Any]) -> StructuredOutputsParams:
+    given = _without_nulls(body_field)
+    check_known(given, (*_FIELDS, *_REFUSED), "structured_outputs")
+    for name, (kind, way_out) in _REFUSED.items():
+        where = f"structured_outputs.{name}"
+        is_set = name in given and convert(given.pop(name), kind, where) is not False
+        if is_set and not (name == "disable_fallback" and given.get("backend", "auto") != "auto"):
+            raise InvalidRequestError(f"{where} is not supported: {way_out}", param=where)
+    if isinstance(given.get("choice"), list):
+        given["choice"] = plain_choice(given["choice"])  # its length first, then its items
     return convert(given, StructuredOutputsParams, "structured_outputs")
 
 
-def _schema(response_format: dict[str, Any]) -> dict[str, Any]:
-    wrapper = convert(
-        response_format.get("json_schema"), dict[str, Any], "response_format.json_schema"
-    )
+def _schema(given: object) -> dict[str, Any]:
+    where = "response_format.json_schema"
+    wrapper = convert(given, dict[str, Any], where)
+    check_known(_without_nulls(wrapper), ("schema", *_SCHEMA_FIELDS), where)
+    for name, kind in _SCHEMA_FIELDS.items():
+        convert(wrapper.get(name), kind, f"{where}.{name}")
     if "schema" not in wrapper:
-        raise InvalidRequestError(
-            "response_format.json_schema has no field schema",
-            param="response_format.json_schema.schema",
-        )
-    return convert(wrapper["schema"], dict[str, Any], "response_format.json_schema.schema")
+        raise InvalidRequestError(f"{where} has no field schema", param=f"{where}.schema")
+    return convert(wrapper["schema"], dict[str, Any], f"{where}.schema")
+
+
+def _without_nulls(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that are set: clients send null for those that are not."""
+    return {name: value for name, value in given.items() if value is not None}

@@ -2,16 +2,17 @@
 
 A field that a sampler plugin declares is passed to the samplers. A field that would change the
 completion and is not supported is refused by name, unless its value is neutral. Fields that
-OpenAI's clients send about themselves are ignored silently. Any other field is ignored, and a
-response header names it.
+OpenAI's clients send about themselves are ignored silently. A field of an installed sampler that is
+not in use, and one that is nearly a field that exists, are refused. Any other field is ignored, and
+a response header names it.
 """
 
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any
-
-import msgspec
 
 from quire.errors import InvalidRequestError
 
@@ -26,20 +27,9 @@ SILENTLY_IGNORED = frozenset(
 )  # fmt: skip
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "length_penalty": (1,),
-    "logit_bias": ({},),
-    "best_of": (1,),
     "suffix": ("",),
     "echo": (False,),
-    "use_beam_search": (False,),
-    "bad_words": ([],),
-    "allowed_token_ids": ([],),
-    "logprob_token_ids": (),
     "prompt_embeds": (),
-    "truncate_prompt_tokens": (),
     "continue_final_message": (False,),
     "add_generation_prompt": (True,),
     "chat_template": (),
@@ -55,19 +45,24 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "guided_regex": (),
     "guided_choice": (),
     "guided_grammar": (),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
 }
 _HINTS = {
     "functions": "; send tools",
     "function_call": "; send tool_choice",
     "max_completion_tokens": "; send max_tokens",
-    "best_of": "; send n",
     "vllm_xargs": "; send a sampler's fields as fields of the body",
-    "guided_json": "; send structured_outputs or response_format",
-    "guided_regex": "; send structured_outputs",
-    "guided_choice": "; send structured_outputs",
-    "guided_grammar": "; send structured_outputs",
+    "guided_json": '; send structured_outputs: {"json": ...}, or response_format',
+    "guided_regex": '; send structured_outputs: {"regex": ...}',
+    "guided_choice": '; send structured_outputs: {"choice": [...]}',
+    "guided_grammar": '; send structured_outputs: {"grammar": ...}',
+    "guided_decoding_backend": '; send structured_outputs with "backend"',
+    "guided_whitespace_pattern": "; the backend decides which blanks JSON may have",
 }
 _MAX_SHOWN = 16
+_MAX_NAME = 64
+_NEAR = 0.87  # similarity of two names of which one is a misspelling
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +77,23 @@ class Extras:
         return {IGNORED_HEADER: ",".join(_shown(self.ignored))} if self.ignored else {}
 
 
-def sort_fields(undeclared: Mapping[str, Any], of_samplers: Collection[str]) -> Extras:
+def sort_fields(
+    undeclared: Mapping[str, Any],
+    of_samplers: Collection[str],
+    offered: Mapping[str, str] = MappingProxyType({}),
+    declared: Collection[str] = (),
+) -> Extras:
     """Classify the body fields that the struct of the request does not declare.
 
     Args:
         undeclared: Fields with their values.
         of_samplers: Names of the fields that the samplers of this engine add.
+        offered: Fields of installed samplers that are not in use -> how to use one.
+        declared: Fields that the struct declares.
 
     Raises:
-        InvalidRequestError: A field asks for something unsupported; `param` names it.
+        InvalidRequestError: A field asks for something unsupported, or is probably a misspelt
+            name of another one; `param` names it.
     """
     for_samplers: dict[str, Any] = {}
     ignored: list[str] = []
@@ -101,22 +104,26 @@ def sort_fields(undeclared: Mapping[str, Any], of_samplers: Collection[str]) -> 
             for_samplers[name] = value
         elif name in NEUTRAL:
             _check_neutral(name, value)
+        elif name in offered:
+            raise InvalidRequestError(
+                f"no sampler in use reads the field {name}; {offered[name]}", param=name
+            )
         elif name not in SILENTLY_IGNORED:
+            _check_spelling(name, (*declared, *of_samplers, *offered))
             ignored.append(name)
     return Extras(for_samplers, tuple(ignored))
 
 
-def check_known(value: Mapping[str, Any], kind: type[msgspec.Struct], param: str) -> None:
-    """Check that an object has only fields that its struct declares.
+def check_known(value: Mapping[str, Any], known: Collection[str], what: str) -> None:
+    """Check that an object has only known fields.
 
     Raises:
         InvalidRequestError: It has another one; ignoring it would change the request.
     """
     for name in value:
-        if name not in kind.__struct_fields__:
-            listed = ", ".join(sorted(kind.__struct_fields__))
-            message = f"{param} has no field {name[:100]!r} (known: {listed})"
-            raise InvalidRequestError(message, param=param)
+        if name not in known:
+            message = f"{what} has no field {name[:100]!r} (known: {', '.join(sorted(known))})"
+            raise InvalidRequestError(message, param=what.partition(" ")[0])
 
 
 def _check_neutral(name: str, value: Any) -> None:
@@ -125,6 +132,16 @@ def _check_neutral(name: str, value: Any) -> None:
         return
     hint = _HINTS.get(name, "; leave it out, or load a plugin that supports it")
     raise InvalidRequestError(f"{name} is not supported by this engine{hint}", param=name)
+
+
+def _check_spelling(name: str, known: Collection[str]) -> None:
+    """Refuse a field that is nearly another one: ignoring it would change the completion."""
+    near = get_close_matches(name[:_MAX_NAME], known, 1, _NEAR)
+    if near:
+        raise InvalidRequestError(
+            f"there is no field {name[:_MAX_NAME]!r}; did you mean {near[0]!r}?",
+            param=name[:_MAX_NAME],
+        )
 
 
 def _shown(names: Iterable[str]) -> list[str]:

@@ -3,11 +3,10 @@
 from typing import Any
 
 from quire.errors import InvalidRequestError
-from quire.sampling_params import SamplingParams, StructuredOutputsParams
+from quire.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 from quire.server.wire.constraint import constraint_of
 from quire.server.wire.protocol import SamplingBody
 
-MAX_STOP_TOKEN_IDS = 256
 _CONVERTED = {"max_tokens", "prompt_logprobs", "structured_outputs"}
 _SAME_NAME = tuple(
     name
@@ -24,8 +23,8 @@ def sampling_params(
     prompt_logprobs: int | None,
     extra_args: dict[str, Any],
     forced_call: StructuredOutputsParams | None = None,
-) -> SamplingParams:
-    """Return the sampling parameters of a request.
+) -> SamplingParams | BeamSearchParams:
+    """Return the parameters of a request: of sampling, or of a beam search.
 
     Args:
         body: Body of the request.
@@ -38,22 +37,56 @@ def sampling_params(
     Raises:
         InvalidRequestError: A value is out of range, or there are several constraints.
     """
-    if len(body.stop_token_ids or ()) > MAX_STOP_TOKEN_IDS:
-        raise InvalidRequestError(
-            f"stop_token_ids takes at most {MAX_STOP_TOKEN_IDS} ids", param="stop_token_ids"
-        )
     constraint = forced_call
     if body.response_format is not None or body.structured_outputs is not None:
         constraint = constraint_of(body, forced_call)
     given = {name: getattr(body, name) for name in _SAME_NAME}  # fields of our own struct
-    return SamplingParams(
+    params = SamplingParams(
         **{name: value for name, value in given.items() if value is not None},
         max_tokens=max_tokens,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        flat_logprobs=True,  # converted once, to JSON
         structured_outputs=constraint,
         extra_args=extra_args,
     )
+    return _beam_search_params(params, body) if body.use_beam_search else _sampled(params, body)
+
+
+def _sampled(params: SamplingParams, body: SamplingBody) -> SamplingParams:
+    """Return the parameters of sampling; those of beam searches must have their defaults."""
+    for name, neutral in (("length_penalty", 1), ("early_stopping", False)):
+        if getattr(body, name) not in (None, neutral):
+            raise InvalidRequestError(f"{name} needs use_beam_search: true", param=name)
+    if body.stream and params.best_of is not None:
+        raise InvalidRequestError(
+            "best_of cannot be streamed: the best completions are known once all have ended; leave "
+            "out stream, or send n",
+            param="best_of",
+        )
+    return params
+
+
+def _beam_search_params(params: SamplingParams, body: SamplingBody) -> BeamSearchParams:
+    """Return the parameters of a beam search; those of sampling must have their defaults."""
+    taken, neutral = BeamSearchParams.__struct_fields__, SamplingParams()
+    for name in SamplingParams.__struct_fields__:
+        is_taken = name in taken or name == "seed"  # nothing is random
+        if not is_taken and getattr(params, name) != getattr(neutral, name):
+            named = next(iter(params.extra_args)) if name == "extra_args" else name
+            raise InvalidRequestError(
+                f"{named} cannot be combined with use_beam_search: a beam search compares the "
+                "model's own log probabilities; leave one of them out",
+                param=named,
+            )
+    given = {name: getattr(params, name) for name in SamplingParams.__struct_fields__}
+    own = {
+        name: value
+        for name in ("length_penalty", "early_stopping", "temperature")
+        if (value := getattr(body, name)) is not None
+    }
+    same = {name: value for name, value in given.items() if name in taken}
+    return BeamSearchParams(**same | {"temperature": 0.0} | own, beam_width=params.n)
 
 
 def prompt_with_options(
@@ -63,8 +96,9 @@ def prompt_with_options(
     options: dict[str, Any] = {"prompt_token_ids": prompt}
     if isinstance(prompt, str):
         options = {"prompt": prompt, "add_special_tokens": add_special_tokens}
-    if body.cache_salt is not None:
-        options["cache_salt"] = body.cache_salt
+    for name in ("cache_salt", "truncate_prompt_tokens", "truncation_side"):
+        if getattr(body, name) is not None:
+            options[name] = getattr(body, name)
     return options
 
 

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from quire.outputs import PromptLogprobs
 
-FinishReason = Literal["stop", "length", "tool_calls"]
+FinishReason = Literal["stop", "length", "repetition", "tool_calls"]
 
 
 class StreamOptions(msgspec.Struct):
@@ -25,22 +25,38 @@ class SamplingBody(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     n: int | None = None
+    best_of: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
     stop: str | list[str] | None = None
+    stop_regex: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     structured_outputs: dict[str, Any] | None = None  # a StructuredOutputsParams
     response_format: dict[str, Any] | None = None
+    thinking_token_budget: int | None = None
+    repetition_detection: dict[str, Any] | None = None  # RepetitionDetectionParams
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    use_beam_search: bool | None = None  # with n beams
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
     cache_salt: str | None = None
+    truncate_prompt_tokens: int | None = None  # -1: as many as the model takes
+    truncation_side: str | None = None
     priority: int | None = None
     timeout_s: float | None = None
     stream: bool | None = None

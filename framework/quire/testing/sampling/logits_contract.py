@@ -145,12 +145,13 @@ class LogitsProcessorContract:
         last = len(histories[longest].token_ids)
         logits = self._logits()[:2]
         for fields in self.active:
+            slots, positions = [NUM_SLOTS - 1] * 2, [last - 1, last]
             both = self._rows(
-                [fields] * 2, [longest] * 2, slots=[NUM_SLOTS - 1] * 2, positions=[last - 1, last]
+                [fields] * 2, [longest] * 2, slots=slots, positions=positions, seeds=[3, 3]
             )
             together = self._step().apply(logits.clone(), both)
             for row, position in enumerate(both.positions.tolist()):
-                alone = self._rows([fields], [longest], positions=[position])
+                alone = self._rows([fields], [longest], positions=[position], seeds=[3])
                 (found,) = self._step().apply(logits[row : row + 1].clone(), alone)
                 assert torch.equal(together[row], found), (
                     f"with {fields} the logits at position {position} change beside another row of "
@@ -236,7 +237,7 @@ class LogitsProcessorContract:
         return self.histories or (ANY_HISTORY,)
 
     def _full(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        return {f.name: fields.get(f.name, f.default) for f in self.capabilities.fields}
+        return {f.name: fields.get(f.name, f.worker_default) for f in self.capabilities.fields}
 
     def _logits(self) -> Tensor:
         return random_logits(NUM_ROWS, self.vocab_size, scale=3.0).to(self.device)
@@ -248,7 +249,10 @@ class LogitsProcessorContract:
         histories = self._histories()
         numbers = range(len(fields)) if rows is None else rows
         own = [histories[number % len(histories)] for number in numbers]
-        return sampled_rows(self.capabilities, fields, histories=own, device=self.device, **given)
+        return sampled_rows(
+            self.capabilities, fields, histories=own, device=self.device,
+            vocab_size=self.vocab_size, **given,
+        )  # fmt: skip
 
     def _apply(self, logits: Tensor, fields: Sequence[Mapping[str, Any]], **given: Any) -> Tensor:
         return self._step().apply(logits.clone(), self._rows(fields, **given))

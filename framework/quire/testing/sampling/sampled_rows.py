@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import prod
 from random import Random
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from quire.interfaces.sampling import SampledRows, SamplerCapabilities
+from quire.interfaces.field_types import FieldType
+from quire.interfaces.sampling import MAX_POSITION, SampledRows, SamplerCapabilities
 
 FIELD_DTYPES = {float: torch.float32, int: torch.int64, bool: torch.bool}
 NUM_SLOTS = 16
@@ -47,12 +49,14 @@ def sampled_rows(
     all_greedy: bool = False,
     is_known_to_host: bool = True,
     device: str = "cpu",
+    vocab_size: int = 0,
 ) -> SampledRows:
     """Build sampled rows as a worker does.
 
     Args:
         capabilities: Capabilities that declare the request fields.
-        fields: Values of each row; a missing value is the field's default.
+        fields: Values of each row as steps get them, so texts as lists of token ids; a missing
+            value is the field's default.
         histories: Known tokens of each row; None gives all rows the same seven tokens.
         seeds: Seed of each row; None counts from 0.
         children: Child index of each row; None is 0 for all.
@@ -62,12 +66,15 @@ def sampled_rows(
         all_greedy: Value of `SampledRows.all_greedy`.
         is_known_to_host: Whether the rows have `host_fields`.
         device: Device of the tensors.
+        vocab_size: V, the number of bits of a token set.
     """
     slots = range(len(fields)) if slots is None else slots
     histories = [ANY_HISTORY] * len(fields) if histories is None else histories
     if positions is None:
         positions = [len(history.token_ids) for history in histories]
-    full = [{f.name: row.get(f.name, f.default) for f in capabilities.fields} for row in fields]
+    full = [
+        {f.name: row.get(f.name, f.worker_default) for f in capabilities.fields} for row in fields
+    ]
     num_slots = max(NUM_SLOTS, max(slots) + 1)
 
     def per_slot(values: Sequence[Any], dtype: torch.dtype) -> Tensor:  # [num_slots]
@@ -75,12 +82,17 @@ def sampled_rows(
         out[list(slots)] = torch.tensor(values).to(dtype)
         return out
 
-    slot_fields = {
-        f.name: per_slot([row[f.name] for row in full], FIELD_DTYPES[f.type])
-        for f in capabilities.fields
-    }
+    slot_fields: dict[str, Tensor] = {}
+    for f in capabilities.fields:
+        values = [row[f.name] for row in full]
+        if isinstance(f.type, FieldType):
+            slot_fields |= _columns(f.name, f.type, num_slots, slots, values, vocab_size)
+        else:
+            slot_fields[f.name] = per_slot(values, FIELD_DTYPES[f.type])
     slot_fields["seed"] = per_slot(range(len(full)) if seeds is None else seeds, torch.int64)
     slot_fields["child"] = per_slot([0] * len(full) if children is None else children, torch.int64)
+    num_counted, counts = _token_counts(slots, histories, positions, num_slots, vocab_size)
+    counted = num_counted.tolist()
     rows = SampledRows(
         slots=torch.tensor(list(slots)),
         positions=torch.tensor(list(positions)),
@@ -89,6 +101,12 @@ def sampled_rows(
         num_prompt_tokens=per_slot([each.num_prompt_tokens for each in histories], torch.int64),
         all_greedy=all_greedy,
         host_fields=full if is_known_to_host else (),
+        max_position=max(positions) if is_known_to_host else MAX_POSITION,
+        output_counts=counts if capabilities.reads_counts else None,
+        num_counted=num_counted,
+        max_uncounted=max(
+            position - counted[slot] for slot, position in zip(slots, positions, strict=True)
+        ),
     )
     return on_device(rows, torch.device(device))
 
@@ -102,6 +120,8 @@ def on_device(rows: SampledRows, device: torch.device) -> SampledRows:
         slot_fields={name: per_slot.to(device) for name, per_slot in rows.slot_fields.items()},
         token_ids=rows.token_ids.to(device),
         num_prompt_tokens=rows.num_prompt_tokens.to(device),
+        output_counts=None if rows.output_counts is None else rows.output_counts.to(device),
+        num_counted=None if rows.num_counted is None else rows.num_counted.to(device),
     )
 
 
@@ -123,6 +143,49 @@ def random_logits(num_rows: int, vocab_size: int, scale: float) -> Tensor:  # [N
     """Return random logits, the same for each call."""
     random = torch.Generator().manual_seed(5)
     return torch.randn(num_rows, vocab_size, generator=random) * scale
+
+
+def _columns(
+    name: str,
+    kind: FieldType,
+    num_slots: int,
+    slots: Sequence[int],
+    values: Sequence[Any],
+    vocab_size: int,
+) -> dict[str, Tensor]:
+    """Return the columns of a field; cells that a value leaves over hold a stale 3."""
+    found = {}
+    for index, column in enumerate(kind.columns(vocab_size)):
+        dtype = torch.float32 if column.is_float else torch.int32
+        cells = torch.full((num_slots, prod(column.shape)), 3, dtype=dtype)
+        for slot, value in zip(slots, values, strict=True):
+            own = list(kind.cells(value, vocab_size)[index])
+            cells[slot, : len(own)] = torch.tensor(own, dtype=dtype)
+        found[name + column.suffix] = cells.view(num_slots, *column.shape)
+    return found
+
+
+def _token_counts(
+    slots: Sequence[int],
+    histories: Sequence[History],
+    positions: Sequence[int],
+    num_slots: int,
+    vocab_size: int,
+) -> tuple[Tensor, Tensor]:  # [num_slots] int64, [num_slots, V] int32
+    """Return the counts of sampled tokens up to the first row of each slot."""
+    num_counted = torch.zeros(num_slots, dtype=torch.int64)
+    counts = torch.full((num_slots, vocab_size), 7, dtype=torch.int32)  # stale in free slots
+    ends: dict[int, int] = {}
+    for slot, position in zip(slots, positions, strict=True):
+        ends[slot] = min(position, ends.get(slot, position))
+    num_counted[list(ends)] = torch.tensor(list(ends.values()))
+    counts[list(ends)] = 0
+    for slot, history in dict(zip(slots, histories, strict=True)).items():
+        end = ends[slot]
+        for token_id in history.token_ids[history.num_prompt_tokens : end]:
+            if token_id < vocab_size:
+                counts[slot, token_id] += 1
+    return num_counted, counts
 
 
 def _token_table(

@@ -174,7 +174,9 @@ class SamplerContract:
         skip_without_device(self.capabilities)
         fields = [self.neutral if row % 2 else self._active(row) for row in range(NUM_ROWS)]
         for is_known in (True, False):
-            rows = sampled_rows(self.capabilities, fields, is_known_to_host=is_known)
+            rows = sampled_rows(
+                self.capabilities, fields, is_known_to_host=is_known, vocab_size=self.vocab_size
+            )
             step = self.step_class(self.vocab_size, META)
             run_without_data(step.sample, self._logits(), rows)
             run_without_sync(self._step().sample, self._logits(), rows)
@@ -186,14 +188,16 @@ class SamplerContract:
         return self.active[row % len(self.active)]
 
     def _full(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        return {f.name: fields.get(f.name, f.default) for f in self.capabilities.fields}
+        return {f.name: fields.get(f.name, f.worker_default) for f in self.capabilities.fields}
 
     def _logits(self, num_rows: int = NUM_ROWS) -> Tensor:
         """Return logits so even that random sampling rarely takes the most likely token."""
         return random_logits(num_rows, self.vocab_size, scale=1.0).to(self.device)
 
     def _rows(self, fields: Sequence[Mapping[str, Any]], **given: Any) -> SampledRows:
-        return sampled_rows(self.capabilities, fields, device=self.device, **given)
+        return sampled_rows(
+            self.capabilities, fields, device=self.device, vocab_size=self.vocab_size, **given
+        )
 
     def _sample(self, logits: Tensor, fields: Sequence[Mapping[str, Any]], **given: Any) -> Tensor:
         return self._step().sample(logits.clone().to(self.device), self._rows(fields, **given))
@@ -365,7 +369,9 @@ class FusedSamplerContract(SamplerContract):
         """No operator copies a value to the host or has a result whose size depends on data."""
         skip_without_device(self.capabilities)
         logits, fields = self._given()
-        rows = sampled_rows(self.capabilities, fields, is_known_to_host=False)
+        rows = sampled_rows(
+            self.capabilities, fields, is_known_to_host=False, vocab_size=self.vocab_size
+        )
         step = self.step_class(self.vocab_size, META)
         run_without_data(step.sample_fused, logits, rows)
         run_without_sync(self._step().sample_fused, logits, rows)

@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire.interfaces.sampling import RequestField, SampledRows
+from quire.interfaces.field_types import FieldType
+from quire.interfaces.sampling import MAX_POSITION, RequestField, SampledRows
 from quire.messages import (
     AdapterRef,
     NewBlocks,
@@ -23,6 +24,7 @@ from quire.messages import (
     TokenPatch,
 )
 from quire.worker.batch.device_tables import DeviceTables
+from quire.worker.batch.field_columns import FieldColumns
 from quire.worker.device.mirror import BufferSpec, Mirror
 
 FIELD_DTYPES = {float: torch.float32, int: torch.int64, bool: torch.bool}
@@ -41,16 +43,20 @@ class SlotInfo:
     fields: Mapping[str, Any]
     adapter: AdapterRef | None
     num_prompt_logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
     active_steps: int = 0  # bit i: sampler step i is not neutral
 
 
 class SlotTables:
     """Tables for `max_num_seqs` slots; device tables have an additional row, the padding slot.
 
+    Columns of token sets have `vocab_size` bits.
+
     Attributes:
         token_ids: Token ids, `[slots + 1, max_model_len]` int32 on the device.
         num_prompt_tokens: Number of prompt tokens, `[slots + 1]` int64 on the device.
-        slot_fields: Sampler field -> `[slots + 1]` on the device; also `seed` and `child`.
+        slot_fields: Sampler field -> `[slots + 1]` on the device; also `seed` and `child`. A field
+            that is more than a number has the columns that its type declares.
         block_tables: Block ids for each KV group, `[slots, max_blocks]` int32 on the host; 0 for
             unused entries. Blocks that no later token reads may remain in the table although they
             belong to another request by now.
@@ -60,6 +66,8 @@ class SlotTables:
             shapes has several backends; a group without layers on this device has none.
         padding_slot: Index of the padding slot, a row of the device tables only.
         num_known: Number of tokens in `token_ids`, `[slots]` on the host.
+        num_counted: Number of first tokens that `TokenCounts` has read and nothing changed since,
+            `[slots]` on the host.
         num_computed: Number of tokens whose KV is computed, `[slots]` on the host.
         adapter_index: Adapter index of each slot in this step, or -1, `[slots]` on the host.
         with_adapter: Slots that were assigned with an adapter.
@@ -76,6 +84,7 @@ class SlotTables:
         backend_groups: Sequence[int] | None = None,
         *,
         has_device_blocks: bool = False,
+        vocab_size: int = 0,
     ) -> None:
         self.device = device
         groups = range(len(max_blocks)) if backend_groups is None else backend_groups
@@ -86,17 +95,20 @@ class SlotTables:
         self.device_tables = DeviceTables(max_num_seqs + 1, widths, device)
         self.token_ids = self.device_tables.tables[TOKENS]
         self.fields = tuple(fields)
-        self._field_mirror = _field_mirror(fields, max_num_seqs + 1, device)
+        self._columns = FieldColumns(fields, max_num_seqs + 1, vocab_size, device)
+        self._numbers = [field for field in fields if not isinstance(field.type, FieldType)]
+        self._field_mirror = _field_mirror(self._numbers, max_num_seqs + 1, device)
         self._has_new_fields = False
         self.num_prompt_tokens = self._field_mirror.device[PROMPT_FIELD]
         self.slot_fields = {
             name: values
             for name, values in self._field_mirror.device.items()
             if name != PROMPT_FIELD
-        }
+        } | self._columns.device
         self.block_tables = [np.zeros((max_num_seqs, count), np.int32) for count in max_blocks]
         self.num_blocks = [np.zeros(max_num_seqs, np.int64) for _ in max_blocks]
         self.num_known = np.zeros(max_num_seqs, np.int64)
+        self.num_counted = np.zeros(max_num_seqs, np.int64)
         self.num_computed = np.zeros(max_num_seqs, np.int64)
         self.adapter_index = np.full(max_num_seqs, -1, np.int32)
         self.with_adapter: set[int] = set()
@@ -119,6 +131,7 @@ class SlotTables:
         slot = message.slot
         self.device_tables.write(TOKENS, slot, 0, message.token_ids)
         self.num_known[slot] = len(message.token_ids)
+        self.num_counted[slot] = 0
         self.num_computed[slot] = message.num_computed_tokens
         for group, block_ids in enumerate(message.block_ids):
             self.block_tables[group][slot] = 0
@@ -137,6 +150,7 @@ class SlotTables:
             message.fields,
             message.adapter,
             message.num_prompt_logprobs,
+            message.logprob_token_ids,
         )
         self.info[slot] = info
         return info
@@ -145,9 +159,10 @@ class SlotTables:
         """Write the sampler fields of a slot; raises for a value that a field cannot hold."""
         self._has_new_fields = True
         with np.errstate(over="raise"):
-            for field in self.fields:
-                value = message.fields.get(field.name, field.default)
+            for field in self._numbers:
+                value = message.fields.get(field.name, field.worker_default)
                 self._field_mirror.host[field.name][message.slot] = value
+        self._columns.write(message.slot, message.fields)
 
     def add_blocks(self, message: NewBlocks) -> None:
         """Append block ids to a slot's table."""
@@ -163,10 +178,13 @@ class SlotTables:
         """Write tokens that the sampler did not append."""
         self.device_tables.write(TOKENS, message.slot, message.position, message.token_ids)
         self.num_known[message.slot] = message.position + len(message.token_ids)
+        if message.position < self.num_counted[message.slot]:
+            self.num_counted[message.slot] = 0
 
     def push(self) -> None:
         """Send all changes to the device, without waiting for it."""
         self.device_tables.push()
+        self._columns.push()
         if self._has_new_fields:
             self._has_new_fields = False
             self._field_mirror.push()
@@ -196,6 +214,7 @@ class SlotTables:
         fields: Sequence[Mapping[str, Any]] = (),
         *,
         all_greedy: bool = False,
+        max_position: int = MAX_POSITION,
     ) -> SampledRows:
         """Describe the rows of some slots to the steps of the sampling pipeline.
 
@@ -204,6 +223,7 @@ class SlotTables:
             positions: Position of the token that is sampled from each row.
             fields: Sampler fields of each row; empty if the host does not know them.
             all_greedy: Whether every row is known to be greedy.
+            max_position: Upper bound of the positions that the host knows.
         """
         return SampledRows(
             slots=slots,
@@ -213,6 +233,7 @@ class SlotTables:
             num_prompt_tokens=self.num_prompt_tokens,
             all_greedy=all_greedy,
             host_fields=fields,
+            max_position=max_position,
         )
 
     def _track_rare_features(self, message: SlotAssignment) -> None:
@@ -229,6 +250,10 @@ class SlotTables:
 
 
 def _field_mirror(fields: Sequence[RequestField], size: int, device: torch.device) -> Mirror:
-    slot_fields = {field.name: BufferSpec(size, FIELD_DTYPES[field.type]) for field in fields}
+    slot_fields = {
+        field.name: BufferSpec(size, FIELD_DTYPES[field.type])
+        for field in fields
+        if not isinstance(field.type, FieldType)
+    }
     integer_fields = dict.fromkeys(("seed", "child", PROMPT_FIELD), BufferSpec(size, torch.int64))
     return Mirror(slot_fields | integer_fields, device)

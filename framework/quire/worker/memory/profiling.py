@@ -174,6 +174,7 @@ def _slot_tables(loaded: LoadedModel) -> SlotTables:
         composition.sampler_fields,
         loaded.device,
         has_device_blocks=composition.kernels.value == "triton",
+        vocab_size=composition.description.vocab_size,
     )
 
 

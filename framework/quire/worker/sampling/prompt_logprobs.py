@@ -41,6 +41,8 @@ def compute_prompt_logprobs(
     hidden_states: Tensor,  # [T, hidden_size]
     tables: SlotTables,
     compute_logits: Callable[[Tensor], Tensor],
+    *,
+    as_logits: bool = False,
 ) -> list[PromptLogprobs]:
     """Return the log probabilities of the prompt tokens that this step predicts.
 
@@ -49,6 +51,7 @@ def compute_prompt_logprobs(
         hidden_states: Hidden states of the step.
         tables: Slot tables before the step.
         compute_logits: Function from `[N, hidden_size]` to `[N, V]` float32.
+        as_logits: Whether the values are the logits themselves.
     """
     found: list[PromptLogprobs] = []
     first_row = 0
@@ -60,7 +63,9 @@ def compute_prompt_logprobs(
             if num_rows > 0:
                 rows = hidden_states[first_row : first_row + num_rows]
                 targets = tables.token_ids[request.slot, start + 1 : start + 1 + num_rows].long()
-                slices = _in_slices(rows, targets, info.num_prompt_logprobs, compute_logits)
+                slices = _in_slices(
+                    rows, targets, info.num_prompt_logprobs, compute_logits, as_logits=as_logits
+                )
                 found.append(PromptLogprobs(request.slot, slices))
         first_row += request.num_tokens
     return found
@@ -71,10 +76,12 @@ def _in_slices(
     targets: Tensor,  # [N] int64
     num_top: int,
     compute_logits: Callable[[Tensor], Tensor],
+    *,
+    as_logits: bool,
 ) -> list[RowLogprobs]:
     found = []
     for start in range(0, len(rows), MAX_ROWS):
         logits = compute_logits(rows[start : start + MAX_ROWS])  # [up to MAX_ROWS, V]
         tokens = targets[start : start + MAX_ROWS]
-        found.append(row_logprobs(logits, tokens, [num_top] * len(tokens)))
+        found.append(row_logprobs(logits, tokens, [num_top] * len(tokens), as_logits=as_logits))
     return found

@@ -2,14 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.messages import TokenLogprobs
-from quire.worker.device.copies import HostCopier, HostCopy
+from quire.worker.device.copies import HostCopier, HostCopy, upload
 
 MIN_LOGPROB = -9999.0  # JSON has no -inf
+MAX_LISTED = 64  # columns that are converted to lists as a whole
+
+_Row = list[Any] | NDArray[Any]
 
 
 @dataclass(slots=True)
@@ -17,10 +23,11 @@ class RowLogprobs:
     """Log probabilities on the device, for the N of some rows that request them.
 
     Attributes:
-        token_ids: Chosen token and the most likely tokens, `[N, 1 + max_top]`.
+        token_ids: Chosen token, the most likely tokens and the named tokens, `[N, 1 + max_top +
+            max_named]`; a row with fewer of them has others in their columns.
         values: Log probabilities of these, in the same shape.
         ranks: Rank of the chosen token, `[N]`.
-        num_top: Number of most likely tokens for each of the rows; None for a row without log
+        columns: Columns of each of the rows beside the first; None for a row without log
             probabilities.
         copy: Copy to the host, once started.
     """
@@ -28,7 +35,7 @@ class RowLogprobs:
     token_ids: Tensor
     values: Tensor
     ranks: Tensor
-    num_top: Sequence[int | None]
+    columns: Sequence[slice | None]
     copy: HostCopy | None = None
 
     def start_copy(self, copier: HostCopier) -> None:
@@ -38,10 +45,14 @@ class RowLogprobs:
     def read(self) -> list[TokenLogprobs | None]:
         """Wait for the copy, and return the log probabilities; None for rows without any."""
         tensors = (self.token_ids, self.values, self.ranks)
-        arrived = tensors if self.copy is None else self.copy.wait()
-        rows = zip(*(tensor.tolist() for tensor in arrived), strict=True)
+        ids, values, ranks = tensors if self.copy is None else self.copy.wait()
+        # Lists are the fastest to cut, but those of wide rows would be made for nothing.
+        is_wide = ids.shape[1] > MAX_LISTED
+        matrices = [each.cpu().numpy() if is_wide else each.tolist() for each in (ids, values)]
+        rows = zip(*matrices, ranks.tolist(), strict=True)
         return [
-            None if count is None else _token_logprobs(count, *next(rows)) for count in self.num_top
+            None if columns is None else _token_logprobs(columns, *next(rows))
+            for columns in self.columns
         ]
 
 
@@ -49,28 +60,60 @@ def row_logprobs(
     logits: Tensor,  # [N, V] float32
     token_ids: Tensor,  # [N], the chosen token of each row
     num_top: Sequence[int | None],
+    named: Sequence[Sequence[int]] = (),
+    *,
+    as_logits: bool = False,
 ) -> RowLogprobs:
     """Return the log probability of each row's token, and those of the most likely tokens.
 
     Args:
-        logits: Unprocessed logits of the model, for the rows with log probabilities.
+        logits: Logits of the rows with log probabilities.
         token_ids: Token at the position that each of these rows predicts.
         num_top: Number of most likely tokens for each row; None for a row without log
             probabilities, which has no row in `logits`.
+        named: Tokens that each row reports instead of the most likely ones, if it names any; empty
+            if no row does.
+        as_logits: Whether the values are the logits themselves.
     """
     token_ids = token_ids.long()
-    max_top = max(count for count in num_top if count is not None)
-    logprobs = logits.log_softmax(-1)
+    max_top = min(max(count for count in num_top if count is not None), logits.shape[1])
+    logprobs = logits if as_logits else logits.log_softmax(-1)
     chosen = logprobs.gather(1, token_ids.unsqueeze(1))  # [N, 1]
     ranks = (logprobs > chosen).sum(1) + 1
     top = logprobs.topk(max_top)
+    all_ids, all_values = [token_ids.unsqueeze(1), top.indices], [chosen, top.values]
+    if any(named):
+        wanted = [ids for ids, count in zip(named, num_top, strict=True) if count is not None]
+        table = np.zeros((len(wanted), max(map(len, wanted))), np.int64)
+        for row, ids in enumerate(wanted):
+            table[row, : len(ids)] = ids
+        all_ids.append(upload(table, logits.device))
+        all_values.append(logprobs.gather(1, all_ids[-1]))
     return RowLogprobs(
-        token_ids=torch.cat((token_ids.unsqueeze(1), top.indices), 1),
-        values=torch.cat((chosen, top.values), 1).clamp_min(MIN_LOGPROB),
+        token_ids=torch.cat(all_ids, 1),
+        values=torch.cat(all_values, 1).clamp_min(MIN_LOGPROB),
         ranks=ranks,
-        num_top=num_top,
+        columns=_columns(num_top, named, max_top),
     )
 
 
-def _token_logprobs(count: int, ids: list[int], values: list[float], rank: int) -> TokenLogprobs:
-    return TokenLogprobs(ids[: count + 1], values[: count + 1], rank)
+def _columns(
+    num_top: Sequence[int | None], named: Sequence[Sequence[int]], max_top: int
+) -> list[slice | None]:
+    """Return the columns of each row: its most likely tokens, or those that it names."""
+    columns = [None if count is None else slice(1, 1 + min(count, max_top)) for count in num_top]
+    for row, ids in enumerate(named):
+        if ids and columns[row] is not None:
+            columns[row] = slice(1 + max_top, 1 + max_top + len(ids))
+    return columns
+
+
+def _token_logprobs(columns: slice, ids: _Row, values: _Row, rank: int) -> TokenLogprobs:
+    return TokenLogprobs(_chosen_and(columns, ids), _chosen_and(columns, values), rank)
+
+
+def _chosen_and(columns: slice, row: _Row) -> list[Any]:
+    """Return the first element, that of the chosen token, and those of some columns."""
+    if isinstance(row, list):
+        return row[:1] + row[columns]
+    return [*row[:1].tolist(), *row[columns].tolist()]

@@ -1,9 +1,9 @@
 """Sampling pipeline: logit masks, logits processors and the sampler over the rows of a step.
 
 A logits processor runs only if a row of the batch needs it. Masks of grammars and of `min_tokens`
-come first; log probabilities are computed from the model's own logits. A sampler may fuse the
-processors before it, and a batch that needs nothing else can be sampled by a CUDA graph. Nothing
-here waits for the device.
+come first; log probabilities are computed from the model's own logits, or from those after all
+steps. A sampler may fuse the processors before it, and a batch that needs nothing else can be
+sampled by a CUDA graph. Nothing here waits for the device.
 
 With tensor parallelism each device has the logits of its shard of the vocabulary. If all steps that
 a batch needs work on a shard, each device samples from its own, and the devices exchange only the
@@ -33,6 +33,7 @@ from quire.worker.device.copies import upload
 from quire.worker.sampling.logit_masks import LogitMasks
 from quire.worker.sampling.row_logprobs import row_logprobs
 from quire.worker.sampling.sampled_tokens import SampledTokens
+from quire.worker.sampling.token_counts import TokenCounts
 
 SampleFunction = Callable[[Tensor, SampledRows], Tensor]
 SampleShard = Callable[[Tensor, SampledRows], tuple[Tensor, Tensor]]
@@ -48,6 +49,7 @@ class _SamplingNeeds:
         fields: Sampler fields of each request.
         num_logprobs: Number of log probabilities for each request; None for no log probabilities.
         logprob_rows: Rows that need log probabilities.
+        named: Tokens that each request names to have their log probabilities.
         has_min_tokens: Whether some request has `min_tokens`.
     """
 
@@ -55,6 +57,7 @@ class _SamplingNeeds:
     fields: Sequence[Mapping[str, Any]]
     num_logprobs: Sequence[int | None]
     logprob_rows: Sequence[int]
+    named: Sequence[Sequence[int]]
     has_min_tokens: bool
 
     @classmethod
@@ -66,8 +69,27 @@ class _SamplingNeeds:
             fields=[info.fields for info in infos],
             num_logprobs=num_logprobs,
             logprob_rows=[row for row, count in enumerate(num_logprobs) if count is not None],
+            named=[info.logprob_token_ids for info in infos],
             has_min_tokens=any(info.min_tokens for info in infos),
         )
+
+
+@dataclass(slots=True)
+class _LogprobRows:
+    """The rows of a batch that need log probabilities, and their logits once taken.
+
+    Attributes:
+        index: Indexes of the rows, `[R]` int64.
+        logits: Their logits over the whole vocabulary, `[R, V]` float32.
+    """
+
+    index: Tensor
+    logits: Tensor | None = None
+
+    def take(self, logits: Tensor, shard: VocabularyShard | None) -> None:
+        """Copy their logits, gathered from all shards."""
+        rows = logits.index_select(0, self.index)
+        self.logits = rows if shard is None else shard.gather(rows)
 
 
 class SamplingPipeline:
@@ -84,9 +106,13 @@ class SamplingPipeline:
         vocabulary: This device's shard of the vocabulary; None: the whole vocabulary.
         vocab_parallel: Indexes of the steps that work on a shard of the vocabulary; the sampler
             has the last index.
+        counting: Indexes of the steps that read the counts of sampled tokens.
+        logprobs_mode: Values that are reported as log probabilities, one of
+            `config.LOGPROBS_MODES`.
 
     Attributes:
         vocabulary: This device's shard of the vocabulary.
+        reports_logits: Whether log probabilities are logits, by the setting.
     """
 
     def __init__(
@@ -100,6 +126,8 @@ class SamplingPipeline:
         kernels: str = "torch",
         vocabulary: VocabularyShard | None = None,
         vocab_parallel: Sequence[int] = (),
+        counting: Sequence[int] = (),
+        logprobs_mode: str = "raw_logprobs",
     ) -> None:
         self.vocabulary = vocabulary or VocabularyShard(sampler.vocab_size, SingleDevice())
         self.steps = [step for _, step in steps]
@@ -107,6 +135,8 @@ class SamplingPipeline:
         self.tables = tables
         self._names = names
         self._masks = LogitMasks(tables, kernels)
+        self._counts = TokenCounts(tables, sampler.vocab_size)
+        self._counting = sum(1 << index for index in counting)
         self._sampler_bit = 1 << len(steps)
         self._all_steps = self._sampler_bit - 1
         keeping_order = sum(1 << i for i, (stage, _) in enumerate(steps) if stage in KEEP_ORDER)
@@ -117,6 +147,8 @@ class SamplingPipeline:
         whole_row_steps &= ~sum(1 << index for index in vocab_parallel)
         self._whole_row_steps = 0 if self.vocabulary.is_whole else whole_row_steps
         self._before_fused = (1 << min(fused, default=0)) - 1
+        self.reports_logits = logprobs_mode.endswith("_logits")
+        self._reports_processed = logprobs_mode.startswith("processed_")
         self._last_infos: list[SlotInfo | None] = []
         self._last_needs = _SamplingNeeds.of(())
 
@@ -125,11 +157,11 @@ class SamplingPipeline:
         """Name of the sampler and its plugin, for error messages."""
         return self._names[-1]
 
-    def active_steps(self, fields: Mapping[str, Any]) -> int:
+    def active_steps(self, fields: Mapping[str, Any], *, has_logprobs: bool = False) -> int:
         """Return the bits of the steps that a request with these fields needs.
 
         Temperature and filters do not change the most likely token, so a greedy request needs none
-        of them.
+        of them, unless its log probabilities are those after all steps.
 
         Raises:
             RequestFailedError: A step fails; the message names its plugin.
@@ -138,7 +170,8 @@ class SamplingPipeline:
         try:
             is_greedy = self.sampler.is_neutral(fields)
             active = 0 if is_greedy else self._sampler_bit
-            asked = self._steps_for_greedy if is_greedy else self._all_steps
+            is_top_enough = is_greedy and not (has_logprobs and self._reports_processed)
+            asked = self._steps_for_greedy if is_top_enough else self._all_steps
             for index, step in enumerate(self.steps):
                 if asked >> index & 1 and not step.is_neutral(fields):
                     active |= 1 << index
@@ -190,21 +223,37 @@ class SamplingPipeline:
         needs = self._needs_of(slots)
         shard = self._shard_for(needs.active)
         logits = (self.vocabulary.gather(logits) if shard is None else logits).float()
-        raw, row_index = None, None
+        reported, after_steps = None, None
         if needs.logprob_rows:
-            row_index = upload(np.array(needs.logprob_rows), logits.device)
-            raw = logits.index_select(0, row_index)  # before any change
-            raw = raw if shard is None else shard.gather(raw)
+            reported = _LogprobRows(upload(np.array(needs.logprob_rows), logits.device))
+            if self._reports_processed:
+                after_steps = reported
+            else:
+                reported.take(logits, shard)  # before any change
         self._mask(logits, slots, masks, needs, shard)
-        positions = upload(self.tables.num_known[np.asarray(slots)], slot_index.device)
-        is_greedy = not needs.active & self._sampler_bit
-        rows = self.tables.sampled_rows(slot_index, positions, needs.fields, all_greedy=is_greedy)
+        num_known = self.tables.num_known[np.asarray(slots)]
+        rows = self.tables.sampled_rows(
+            slot_index,
+            upload(num_known, slot_index.device),
+            needs.fields,
+            all_greedy=not needs.active & self._sampler_bit,
+            max_position=int(num_known.max(initial=0)),
+        )
+        if needs.active & self._counting:
+            counts, num_counted = self._counts.update(slots)
+            rows = replace(rows, output_counts=counts, num_counted=num_counted)
         if shard is None:
-            sampled = self._sample_whole(logits, rows, needs.active)
+            sampled = self._sample_whole(logits, rows, needs.active, after_steps)
         else:
-            sampled = self._sample_shard(logits, self._in_shard(rows), needs.active)
-        if raw is not None and row_index is not None:
-            sampled.logprobs = row_logprobs(raw, sampled.token_ids[row_index], needs.num_logprobs)
+            sampled = self._sample_shard(logits, self._in_shard(rows), needs.active, after_steps)
+        if reported is not None and reported.logits is not None:
+            sampled.logprobs = row_logprobs(
+                reported.logits,
+                sampled.token_ids[reported.index],
+                needs.num_logprobs,
+                needs.named,
+                as_logits=self.reports_logits,
+            )
         return sampled
 
     @torch.inference_mode()
@@ -219,10 +268,10 @@ class SamplingPipeline:
         padding_slot = self.tables.padding_slot
         slots = [padding_slot] * len(logits)
         index = upload(np.array(slots), logits.device)
-        fields = {field.name: field.default for field in self.tables.fields}
+        fields = {field.name: field.worker_default for field in self.tables.fields}
         self.active_steps(fields)
         positions, each = torch.ones_like(index), [fields] * len(slots)  # a prompt of one token
-        rows = self.tables.sampled_rows(index, positions, each)
+        rows = self.tables.sampled_rows(index, positions, each, max_position=1)
         sampled = [] if self.vocabulary.is_whole else self._warm_up_shard(logits.float(), rows)
         logits = self.vocabulary.gather(logits).float()
         best = logits.amax(-1)  # not gathered by id: an invalid id would fail the device
@@ -282,18 +331,33 @@ class SamplingPipeline:
         is_random = bool(active & self._sampler_bit) and bool(self._fused)
         return is_random and not active & self._not_fused & ~self._before_fused
 
-    def _sample_whole(self, logits: Tensor, rows: SampledRows, active: int) -> SampledTokens:
-        if self._can_fuse(active):
+    def _sample_whole(
+        self,
+        logits: Tensor,
+        rows: SampledRows,
+        active: int,
+        reported: _LogprobRows | None,
+    ) -> SampledTokens:
+        """Sample from whole rows; `reported` takes its logits after all steps."""
+        if reported is None and self._can_fuse(active):
             logits = self._apply(logits, rows, active & self._before_fused)
             return self._sample_fused(logits, rows)
-        return self._sample_unfused(logits, rows, active)
+        return self._sample_unfused(logits, rows, active, reported)
 
-    def _sample_shard(self, logits: Tensor, rows: SampledRows, active: int) -> SampledTokens:
+    def _sample_shard(
+        self,
+        logits: Tensor,
+        rows: SampledRows,
+        active: int,
+        reported: _LogprobRows | None = None,
+    ) -> SampledTokens:
         """Sample from this device's shard, and take the best token of all shards."""
-        if self._can_fuse(active):
+        if reported is None and self._can_fuse(active):
             logits = self._apply(logits, rows, active & self._before_fused)
             return self._best_of_shards(self.sampler.sample_shard_fused, logits, rows)
         logits = self._apply(logits, rows, active)
+        if reported is not None:
+            reported.take(logits, self.vocabulary)
         if self._whole_row_steps & self._sampler_bit:  # all rows are greedy
             return self._best_of_shards(most_likely, logits, rows)
         return self._best_of_shards(self.sampler.sample_shard, logits, rows)
@@ -320,9 +384,16 @@ class SamplingPipeline:
         token_ids = self._run_sampler(self.sampler.sample_fused, logits, rows)
         return self._with_logits(logits, token_ids)
 
-    def _sample_unfused(self, logits: Tensor, rows: SampledRows, active: int) -> SampledTokens:
+    def _sample_unfused(
+        self, logits: Tensor, rows: SampledRows, active: int, reported: _LogprobRows | None
+    ) -> SampledTokens:
         best = None if rows.all_greedy else logits.amax(-1)  # [N]; NaN if any logit is NaN
         logits = self._apply(logits, rows, active)
+        if best is not None and active & self._all_steps:
+            left = logits.amax(-1)  # [N]; -inf if the steps have left no token
+            best = torch.where(left.isfinite(), best, left)
+        if reported is not None:
+            reported.take(logits, None)
         token_ids = self._run_sampler(self.sampler.sample, logits, rows)
         if best is None:  # greedy: the chosen logit is the largest, no second pass over the logits
             return self._with_logits(logits, token_ids)

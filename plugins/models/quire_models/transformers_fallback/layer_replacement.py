@@ -61,7 +61,7 @@ class LayerReplacement:
         self._model, self._head = model, head
         self._calls = {call.path: call for call in calls}
         self._experts = tuple(experts)
-        self._plan = ShardPlan(model, {call.sinks_path for call in self._calls.values()})
+        self._plan = ShardPlan(model, self._calls.values())
         self._step, self._context = step, context
 
     def replace_all(self) -> None:

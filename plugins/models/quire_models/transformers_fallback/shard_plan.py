@@ -15,6 +15,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from quire_models.transformers_fallback.attention_calls import AttentionCall
+
 COLWISE = ("colwise", "colwise_gather_output", "colwise_rep")
 ROWWISE = ("rowwise", "rowwise_split_input", "rowwise_rep")
 
@@ -44,14 +46,16 @@ class ShardPlan:
     """The plan of one model.
 
     A module keeps its linear layers whole if it has a parameter of its own that transformers would
-    shard, such as a bias for each head, or a norm with a row of weights for each head.
+    shard, such as a bias for each head, or a norm with a row of weights for each head. So does an
+    attention module of which the plan shards the outputs of no layer that computes queries.
 
     Args:
         model: Model with all its linear layers.
-        sinks: Paths of parameters with sinks, which quire's attention shards.
+        calls: Calls of attention; quire's attention shards their sinks.
     """
 
-    def __init__(self, model: PreTrainedModel, sinks: Collection[str | None] = ()) -> None:
+    def __init__(self, model: PreTrainedModel, calls: Collection[AttentionCall] = ()) -> None:
+        sinks = {call.sinks_path for call in calls}
         plan = dict(model.config.base_model_tp_plan or {})
         prefix = re.escape(model.base_model_prefix)
         self._patterns = [
@@ -66,6 +70,7 @@ class ShardPlan:
         }
         self._whole = {path.rpartition(".")[0] for path in own} - self._linears.keys()
         self._whole |= set(self._modules_with_rows_of_heads(model))
+        self._whole |= {call.path for call in calls if self._has_whole_queries(call)}
 
     def style(self, path: str) -> ShardStyle:
         """Return how the linear layer at a path is sharded."""
@@ -80,6 +85,16 @@ class ShardPlan:
             if dim:
                 sizes[f"{dim} of {general_path(path)}"] = features(linear)[dim == "outputs"]
         return sizes
+
+    def _has_whole_queries(self, call: AttentionCall) -> bool:
+        """Return whether all layers with the queries' number of outputs are replicated."""
+        styles = [
+            self._planned(path) or REPLICATED
+            for path, linear in self._linears.items()
+            if path.rpartition(".")[0] == call.path
+            and features(linear)[1] == call.num_heads * call.key_dim
+        ]
+        return bool(styles) and all(style == REPLICATED for style in styles)
 
     def _modules_with_rows_of_heads(self, model: PreTrainedModel) -> Iterator[str]:
         """Yield the modules in which a norm has a weight `[heads, D]` for a layer's outputs."""

@@ -86,7 +86,7 @@ def survey(model: PreTrainedModel) -> Survey:
         num_params=sum(tensor.numel() for tensor in tensors.values()),
         has_tied_head=head.is_tied,
         calls=tuple(calls),
-        sharded_sizes=ShardPlan(model, {call.sinks_path for call in calls}).sharded_sizes(),
+        sharded_sizes=ShardPlan(model, calls).sharded_sizes(),
         num_experts=max((form.num_experts for form in experts), default=0),
         expert_sizes={f"width of {general_path(form.path)}": form.width for form in experts},
     )

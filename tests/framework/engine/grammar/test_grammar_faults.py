@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 
+import msgspec
 import pytest
 from grammar_hosts import WORDS, fork_server_of, mask, ready, wait_for_outcome
 from installed import write_distribution
@@ -82,7 +83,7 @@ def test_a_grammar_that_is_too_long_a_message_is_refused_with_the_size(make_host
     host = make_host()
     ready(host, "good", WORDS)
     pid = fork_server_of(host).pid
-    host.submit("long", Params(regex="a" * grammar_module.MAX_PARAMS_BYTES))
+    host.submit("long", Params(json={"const": "a" * grammar_module.MAX_PARAMS_BYTES}))
     error = wait_for_outcome(host, "long")
     assert isinstance(error, GrammarError)
     assert f"of {grammar_module.MAX_PARAMS_BYTES} at most" in str(error)
@@ -94,7 +95,9 @@ def test_an_order_that_cannot_be_read_ends_its_own_grammar_only(make_host, caplo
     host = make_host()
     ready(host, "good", WORDS)
     pid = fork_server_of(host).pid
-    host.submit("bad", Params(regex=7))
+    unreadable = Params(regex="7")
+    msgspec.structs.force_setattr(unreadable, "regex", 7)
+    host.submit("bad", unreadable)
     assert isinstance(wait_for_outcome(host, "bad"), GrammarError)
     assert "failing requests bad" in caplog.text
     assert mask(host, "good")
@@ -130,7 +133,7 @@ def test_what_a_backend_did_not_foresee_is_for_the_log(
 @pytest.mark.parametrize(
     ("regex", "limits", "reason"),
     [
-        ("slow", {"timeout_s": 0.2}, "within 0.2 s and"),
+        ("slow", {"timeout_s": 0.2}, "within 0.2 s of CPU time and"),
         ("large", {"memory_bytes": 2**27}, "exceeds the memory limit"),
     ],
 )

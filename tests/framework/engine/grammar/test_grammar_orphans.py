@@ -38,7 +38,7 @@ from quire.engine.grammar.grammar_host import GrammarHost
 from quire.interfaces.structured_output import Vocabulary
 from quire.sampling_params import StructuredOutputsParams
 
-host = GrammarHost(lambda: Vocabulary({b"a": [0]}, (1,), 2), backend="stuck")
+host = GrammarHost(lambda: Vocabulary({b"a": [0]}, (1,), 2), backends=["stuck"])
 host.submit("r", StructuredOutputsParams(regex="a"))
 time.sleep(60)
 """

@@ -241,7 +241,7 @@ def test_a_fork_server_that_hangs_is_replaced_and_ends(make_host, monkeypatch):
     host = make_host()
     ready(host, "a", "x")
     hung = fork_server_of(host).pid
-    assert os.getsid(hung) != os.getsid(0), "a terminal's Ctrl-C is not for it"
+    assert os.getpgid(hung) != os.getpgid(0), "a terminal's Ctrl-C is not for it"
     os.kill(hung, signal.SIGSTOP)
     host.submit("large", Params(regex="a" * 10**6))  # half of it finds room on its way
     assert "no grammar process can be started" in str(wait_for_outcome(host, "large"))

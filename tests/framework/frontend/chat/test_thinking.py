@@ -2,12 +2,15 @@
 
 import pytest
 
-from quire.errors import GrammarError, RequestFailedError
+from quire.errors import GrammarError, InvalidRequestError, RequestFailedError
 from quire.frontend.chat.completion_parser import ParserChoice
 from quire.frontend.chat.thinking import NUM_LAST_TOKENS, Thinking
 from quire.frontend.intake.intake import Intake
 from quire.frontend.text.tokenizer import Tokenizer
+from quire.interfaces.field_types import TokenSet
 from quire.interfaces.reasoning import ReasoningParser
+from quire.interfaces.sampling import RequestField
+from quire.messages import ThinkingBudget
 from quire.plugins.registry import Source
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
 
@@ -66,6 +69,45 @@ def test_the_end_of_a_prompt_of_ids_is_looked_at(tokenizer, num_before):
 def test_an_end_that_is_no_single_token_is_refused(tokenizer, marker, said):
     with pytest.raises(GrammarError, match=said):
         thinking(tokenizer, marker).end_token_id(f"fox{OPENS}", [1])
+
+
+def test_a_budget_counts_to_the_token_that_ends_the_reasoning(tokenizer):
+    end = tokenizer.backend.token_to_id("<tool_call>")
+    start = tokenizer.backend.token_to_id(OPENS)
+
+    def budget(prompt, start_marker=OPENS, **constraint):
+        found = Thinking(ParserChoice(Opened, ACME), "<tool_call>", tokenizer, start_marker)
+        intake = Intake(
+            tokenizer,
+            max_model_len=64,
+            vocab_size=tokenizer.vocab_size,
+            fields=[RequestField("allowed_token_ids", TokenSet(), [])],
+            thinking=found,
+        )
+        params = SamplingParams(thinking_token_budget=7, **constraint)
+        return intake.admit(prompt, params).requests[0].thinking_budget
+
+    assert budget(f"fox{OPENS}") == ThinkingBudget(7, end, None, True)
+    assert budget("fox") == ThinkingBudget(7, end, start, False)
+    assert budget("fox", None) == ThinkingBudget(7, end, None, False)
+    assert budget("fox", "two words") == ThinkingBudget(7, end, None, False)
+    constraint = StructuredOutputsParams(regex="x")
+    assert budget("fox", structured_outputs=constraint) == ThinkingBudget(7, end, None, False)
+    assert budget(f"fox{OPENS}", allowed_token_ids=[1, end]).max_tokens == 7
+    with pytest.raises(InvalidRequestError, match="add it to allowed_token_ids"):
+        budget(f"fox{OPENS}", allowed_token_ids=[1])
+
+
+@pytest.mark.parametrize("marker", [None, "two words"])
+def test_a_budget_without_a_token_that_ends_the_reasoning_is_refused(tokenizer, marker):
+    for found in (thinking(tokenizer, marker), None):
+        intake = Intake(
+            tokenizer, max_model_len=64, vocab_size=tokenizer.vocab_size, thinking=found
+        )
+        with pytest.raises(InvalidRequestError, match="thinking_token_budget needs") as caught:
+            intake.admit("fox", SamplingParams(thinking_token_budget=7))
+        assert caught.value.param == "thinking_token_budget"
+        intake.admit("fox", SamplingParams(thinking_token_budget=-1))
 
 
 @pytest.mark.parametrize("error", [KeyError("secret"), ValueError("secret"), OSError("secret")])

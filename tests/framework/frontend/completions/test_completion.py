@@ -6,8 +6,9 @@ import pytest
 
 from quire.errors import GrammarError, InvalidRequestError, OverloadedError, RequestFailedError
 from quire.frontend.completions.completion import PromptState
-from quire.frontend.completions.logprob_row import LOWEST_LOGPROB
+from quire.frontend.completions.logprob_row import LOWEST_LOGPROB, LogprobRow
 from quire.messages import AdapterRef, EngineOutput, ErrorReport, TokenLogprobs
+from quire.outputs import Logprob
 from quire.plugins.registry import Source
 from quire.sampling_params import SamplingParams
 
@@ -18,7 +19,7 @@ def start(intake, tokenizer, *, prompt="the", hooks=(), adapter=None, **params):
 
 
 def apply(completions, said):
-    completion = completions.apply(said)
+    (completion,) = completions.apply(said)
     return completion.delta(), completion.must_abort
 
 
@@ -90,6 +91,19 @@ def test_an_incomplete_stop_string_and_character_come_with_the_end(intake, token
     assert delta.text == "\ufffd"
 
 
+@pytest.mark.parametrize("include", [False, True])
+def test_a_completion_ends_at_the_match_of_a_stop_regex(intake, tokenizer, include):
+    ids = tokenizer.encode("dog 12. fox")
+    options = {"stop_regex": [r"\d+\."], "include_stop_str_in_output": include}
+    completions = start(intake, tokenizer, **options)
+    must_abort = False
+    while not must_abort:
+        _, must_abort = apply(completions, output(completions, [ids.pop(0)]))
+    (found,) = completions.result().outputs
+    assert found.text == ("dog 12." if include else "dog ")
+    assert (found.finish_reason, found.stop_reason) == ("stop", r"\d+\.")
+
+
 def test_logprobs_name_the_chosen_token_first(intake, tokenizer):
     completions = start(intake, tokenizer, logprobs=2)
     the, fox, dog = (tokenizer.encode(text)[0] for text in ("t", "f", "d"))
@@ -108,6 +122,48 @@ def test_logprobs_name_the_chosen_token_first(intake, tokenizer):
     delta, _ = apply(completions, output(completions, [dog], logprobs=[row]))
     assert delta.logprobs[0][dog].logprob == LOWEST_LOGPROB
     assert len(completions.result().outputs[0].logprobs) == 3
+
+
+def test_named_tokens_have_no_rank(intake, tokenizer):
+    the, fox = (tokenizer.encode(text)[0] for text in ("t", "f"))
+    completions = start(intake, tokenizer, logprob_token_ids=[fox, the])
+    row = TokenLogprobs([the, fox, the], [-2.0, -9.5, -2.0], rank=4)
+    delta, _ = apply(completions, output(completions, [the], logprobs=[row]))
+    assert [(i, each.rank) for i, each in delta.logprobs[0].items()] == [(the, 4), (fox, None)]
+
+
+@pytest.mark.parametrize("is_flat", [False, True])
+def test_flat_logprobs_are_compact_mappings(intake, tokenizer, is_flat):
+    completions = start(intake, tokenizer, logprobs=1, prompt_logprobs=1, flat_logprobs=is_flat)
+    row = TokenLogprobs([5, 6], [-2.0, -0.1], rank=2)
+    apply(completions, output(completions, [5], logprobs=[row], prompt_logprobs=[row]))
+    result = completions.result()
+    for found in (result.outputs[0].logprobs[0], result.prompt_logprobs[1]):
+        assert isinstance(found, LogprobRow if is_flat else dict)
+        assert found == {
+            5: Logprob(-2.0, 2, tokenizer.token_text(5)),
+            6: Logprob(-0.1, 1, tokenizer.token_text(6)),
+        }
+
+
+@pytest.mark.parametrize("logprobs", [None, 0])
+def test_the_best_completions_are_returned_the_best_first(intake, tokenizer, logprobs):
+    completions = start(intake, tokenizer, n=2, best_of=4, logprobs=logprobs)
+    sums = {0: [-1.0, -2.0], 1: [-0.5, -0.5], 2: [-4.0], 3: [-1.0, 0.0]}
+    for child, values in sums.items():
+        request_id = completions.admission.requests[child].request_id
+        rows = [TokenLogprobs([child + 5], [value], 1) for value in values]
+        completions.apply(
+            EngineOutput(
+                request_id=request_id, token_ids=[child + 5] * len(values), logprobs=rows,
+                finish_reason="length",
+            )
+        )  # fmt: skip
+    best = completions.result().outputs
+    assert [output.index for output in best] == [0, 1]
+    assert [output.token_ids for output in best] == [[6, 6], [8, 8]], "the first of equal ones"
+    assert [output.cumulative_logprob for output in best] == [-1.0, -1.0]
+    assert [output.logprobs is None for output in best] == [logprobs is None] * 2
 
 
 def test_logprobs_that_were_not_requested_are_none(intake, tokenizer):

@@ -25,7 +25,7 @@ class Case:
         output = EngineOutput(
             request_id=request.request_id, token_ids=[token_id], finish_reason=end
         )
-        self.stream.push(self.completions.apply(output).delta())
+        self.stream.push(self.completions.apply(output)[0].delta())
 
     async def read(self):
         return [delta.token_ids async for delta in self.stream]

@@ -14,11 +14,17 @@ from quire.errors import (
 from quire.frontend.intake.intake import Intake
 from quire.frontend.intake.prompt import EncodedPrompt
 from quire.frontend.text.tokenizer import Tokenizer
+from quire.interfaces.field_types import TokenSet, TokenTexts
 from quire.interfaces.sampling import RequestField
 from quire.interfaces.tool_parsing import CallGrammar
 from quire.messages import AdapterRef
 from quire.plugins.registry import Source
-from quire.sampling_params import MAX_SEED, SamplingParams, StructuredOutputsParams
+from quire.sampling_params import (
+    MAX_SEED,
+    BeamSearchParams,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 
 ACME = Source("acme", "acme-quire", "1.0")
 FIELDS = (
@@ -52,6 +58,91 @@ def test_n_requests_differ_in_their_child_alone(intake):
 def test_the_first_completion_reports_on_the_prompt_for_all(intake):
     requests = intake.admit("fox", SamplingParams(n=3, prompt_logprobs=2)).requests
     assert [request.params.prompt_logprobs for request in requests] == [2, None, None]
+
+
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_no_more_log_probabilities_than_the_engine_reports(tokenizer, name):
+    def resolved(count, max_logprobs):
+        intake = make(tokenizer, max_logprobs=max_logprobs)
+        (request,) = intake.admit("fox", SamplingParams(**{name: count})).requests
+        return getattr(request.params, name)
+
+    num_tokens = tokenizer.vocab_size
+    assert [resolved(count, 20) for count in (0, 20)] == [0, 20]
+    assert [resolved(count, -1) for count in (-1, 21, 2**31 - 1)] == [num_tokens, 21, num_tokens]
+    for count, limit in ((21, 20), (-1, 20), (-1, num_tokens - 1), (1, 0)):
+        with pytest.raises(InvalidRequestError, match="larger --max-logprobs") as caught:
+            resolved(count, limit)
+        assert caught.value.param == name
+
+
+def test_a_prompt_has_only_so_many_log_probabilities(tokenizer, monkeypatch):
+    monkeypatch.setattr("quire.frontend.intake.intake.MAX_PROMPT_CANDIDATES", 12)
+    intake = make(tokenizer)
+    intake.admit([1, 2, 3], SamplingParams(prompt_logprobs=3))
+    with pytest.raises(InvalidRequestError, match="may have 12 in all") as caught:
+        intake.admit([1, 2, 3], SamplingParams(prompt_logprobs=4))
+    assert caught.value.param == "prompt_logprobs"
+
+
+@pytest.mark.parametrize("token_id", [-1, 2**31, 2**63, 1.0, True, "a"])
+def test_a_named_token_that_is_none_is_refused(intake, token_id):
+    with pytest.raises(InvalidRequestError, match="logprob_token_ids holds") as caught:
+        intake.admit("fox", SamplingParams(logprob_token_ids=[0, token_id]))
+    assert caught.value.param == "logprob_token_ids"
+
+
+def test_a_completion_that_may_neither_end_nor_go_on_is_refused(tokenizer):
+    (eos, *_) = tokenizer.eos_token_ids
+    fields = [RequestField("allowed_token_ids", TokenSet(), [])]
+    intake = make(tokenizer, fields=fields)
+    for allowed, options in (([eos], {}), ([5, eos], {"stop_token_ids": [5]})):
+        params = SamplingParams(allowed_token_ids=allowed, min_tokens=2, **options)
+        with pytest.raises(InvalidRequestError, match="allow another one") as caught:
+            intake.admit("fox", params)
+        assert caught.value.param == "allowed_token_ids"
+    intake.admit("fox", SamplingParams(allowed_token_ids=[5, eos], min_tokens=2))
+    intake.admit("fox", SamplingParams(allowed_token_ids=[eos]))
+    intake.admit("fox", SamplingParams(allowed_token_ids=[eos], min_tokens=2, ignore_eos=True))
+
+
+def test_a_stop_regex_that_cannot_be_used_is_refused(intake):
+    intake.admit("fox", SamplingParams(stop_regex=[r"\n\d+\.", "a|b"]))
+    with pytest.raises(InvalidRequestError, match="backreference") as caught:
+        intake.admit("fox", SamplingParams(stop_regex=["a", r"(a)\1"]))
+    assert caught.value.param == "stop_regex"
+
+
+def test_the_last_token_of_the_vocabulary_can_be_named(tokenizer, intake):
+    last = tokenizer.vocab_size - 1
+    intake.admit("fox", SamplingParams(logprob_token_ids=[last]))
+    with pytest.raises(InvalidRequestError, match="logprob_token_ids holds"):
+        intake.admit("fox", SamplingParams(logprob_token_ids=[last + 1]))
+
+
+@pytest.mark.parametrize(("logprobs", "hides"), [(None, True), (0, False), (3, False)])
+def test_the_best_are_found_by_log_probabilities(intake, logprobs, hides):
+    params = SamplingParams(n=2, best_of=5, logprobs=logprobs)
+    admission = intake.admit("fox", params)
+    assert [request.child for request in admission.requests] == [0, 1, 2, 3, 4]
+    assert {request.params.logprobs for request in admission.requests} == {logprobs or 0}
+    assert admission.hides_logprobs is hides
+    assert not intake.admit("fox", SamplingParams(n=2)).hides_logprobs
+
+
+@pytest.mark.parametrize("mode", ["processed_logprobs", "raw_logits", "processed_logits"])
+def test_what_compares_log_probabilities_is_refused_where_there_are_none(tokenizer, mode):
+    intake = make(tokenizer, logprobs_mode=mode)
+    with pytest.raises(InvalidRequestError, match="--logprobs-mode raw_logprobs") as caught:
+        intake.admit("fox", BeamSearchParams(beam_width=2))
+    assert caught.value.param == "use_beam_search"
+    params = SamplingParams(best_of=2)
+    if mode == "processed_logprobs":
+        assert len(intake.admit("fox", params).requests) == 2
+        return
+    with pytest.raises(InvalidRequestError, match=f"reports {mode}") as caught:
+        intake.admit("fox", params)
+    assert caught.value.param == "best_of"
 
 
 @pytest.mark.parametrize("priority", [1, -1])
@@ -387,3 +478,94 @@ def test_a_hook_that_fails_in_any_way_is_named(tokenizer, error):
     with pytest.raises(RequestFailedError, match="plugin acme") as caught:
         make(tokenizer, hooks=[(ACME, fail)]).admit("fox", SamplingParams())
     assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize("given", ["text", "ids"])
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"truncate_prompt_tokens": 2}, slice(-2, None)),
+        ({"truncate_prompt_tokens": 2, "truncation_side": "left"}, slice(-2, None)),
+        ({"truncate_prompt_tokens": 2, "truncation_side": "right"}, slice(0, 2)),
+        ({"truncate_prompt_tokens": 2**31 - 1}, slice(None)),
+    ],
+)
+def test_a_prompt_is_truncated_on_the_side_that_is_named(tokenizer, intake, given, options, kept):
+    ids = tokenizer.encode("the quick brown fox")
+    prompt = {"prompt": "the quick brown fox"} if given == "text" else {"prompt_token_ids": ids}
+    encoded = intake.encode(prompt | options)
+    assert encoded.token_ids == ids[kept]
+    is_whole = encoded.token_ids == ids
+    assert encoded.text == (prompt.get("prompt") if is_whole else None)
+
+
+def test_a_prompt_longer_than_the_model_is_accepted_truncated(tokenizer, intake):
+    ids = tokenizer.encode("fox " * 3000)
+    prompt = {"prompt_token_ids": ids}
+    with pytest.raises(PromptTooLongError):
+        intake.encode(prompt)
+    (request,) = intake.admit(prompt | {"truncate_prompt_tokens": -1}, SamplingParams()).requests
+    assert request.token_ids == ids[-len(request.token_ids) :]
+    assert request.max_tokens == 1
+
+
+@pytest.mark.parametrize(
+    "limit", [0, -2, 2**31, 2**63, True, False, 1.0, -0.0, float("nan"), float("inf"), "1", [1]]
+)
+def test_an_odd_number_of_tokens_to_keep_is_refused(intake, limit):
+    with pytest.raises(InvalidRequestError, match="whole number from 1") as caught:
+        intake.encode({"prompt": "fox", "truncate_prompt_tokens": limit})
+    assert caught.value.param == "truncate_prompt_tokens"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"truncate_prompt_tokens": 1, "truncation_side": side} for side in ("", "middle", 1, ["left"])]
+    + [{"truncation_side": "left"}],
+)
+def test_an_odd_truncation_side_is_refused(intake, options):
+    with pytest.raises(InvalidRequestError, match="truncation_side") as caught:
+        intake.encode({"prompt": "fox"} | options)
+    assert caught.value.param == "truncation_side"
+
+
+def test_texts_of_tokens_reach_the_engine_as_tokens_and_token_ids_are_checked(tokenizer):
+    fields = (
+        RequestField("breakers", TokenTexts(2), ["the fox"]),
+        RequestField("banned", TokenSet(), []),
+    )
+    intake = make(tokenizer, fields=fields)
+    ids = tokenizer.encode("the fox", add_special_tokens=False)
+    assert intake.admit("fox", SamplingParams()).requests[0].params.extra_args == {
+        "breakers": [ids],
+        "banned": [],
+    }
+    with pytest.raises(InvalidRequestError, match=r"banned\[0\] must be an int from 0") as caught:
+        intake.admit("fox", SamplingParams(extra_args={"banned": [tokenizer.vocab_size]}))
+    assert caught.value.param == "banned"
+
+
+def test_an_unknown_field_says_which_step_would_serve_it(tokenizer):
+    offered = {"dry_multiplier": "the sampler step 'dry' of x reads it: start with --samplers dry"}
+    intake = make(tokenizer, fields=FIELDS, offered_fields=offered)
+    for name, hint in (
+        ("dry_multiplier", "start with --samplers dry"),
+        ("dry_multiplyer", "did you mean 'dry_multiplier'"),
+        ("presence_penalty", r"SamplingParams\(presence_penalty=\.\.\.\)"),
+    ):
+        with pytest.raises(InvalidRequestError, match=hint) as caught:
+            intake.admit("fox", SamplingParams(extra_args={name: 0.5}))
+        assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("presence_penalty", 0.5), ("frequency_penalty", -1), ("repetition_penalty", 1.1),
+        ("logit_bias", {1: 2.0}), ("allowed_token_ids", [1]), ("bad_words", ["fox"]),
+    ],
+)  # fmt: skip
+def test_a_parameter_that_no_sampler_in_use_reads_is_refused(tokenizer, name, value):
+    with pytest.raises(InvalidRequestError, match=f"{name} is read by none") as caught:
+        make(tokenizer).admit("fox", SamplingParams(**{name: value}))
+    assert caught.value.param == name

@@ -224,7 +224,7 @@ def test_a_schema_reaches_the_engine(client, served):
         (["a"] * 257, {}, "prompt"),
         (["a"] * 200, {"n": 100}, "prompt"),
         ("a", {"suffix": "z"}, "suffix"),
-        ("a", {"best_of": 3}, "best_of"),
+        ("a", {"n": 3, "best_of": 2}, "best_of"),
         ("a", {"echo": True, "logprobs": 1, "n": 2}, "echo"),
         ("a", {"extra_body": {"cache_salt": "\u200b"}}, "cache_salt"),
         ("a", {"extra_body": {"timeout_s": -1}}, "timeout_s"),

@@ -201,3 +201,32 @@ def test_an_echo_of_several_completions_has_no_log_probabilities(ask, stream):
     assert (wire.status, wire.error["param"]) == (400, "echo")
     assert ask(echo=True, logprobs=1, n=1, stream=stream).status == 200
     assert ask(echo=True, n=2, stream=stream).status == 200
+
+
+@pytest.mark.parametrize(("side", "kept"), [("left", [302, 303]), ("right", [300, 301])])
+def test_a_prompt_is_truncated_before_the_engine_gets_it(ask, core, side, kept):
+    prompt = [300, 301, 302, 303]
+    wire = ask(prompt, truncate_prompt_tokens=2, truncation_side=side)
+    assert wire.json()["usage"]["prompt_tokens"] == 2
+    assert [list(request.token_ids) for request in core.requests] == [kept]
+
+
+def test_a_prompt_longer_than_the_model_is_truncated_on_request(ask, core):
+    prompt = list(range(300, 300 + MAX_MODEL_LEN))
+    assert ask(prompt).status == 400
+    assert ask(prompt, truncate_prompt_tokens=-1).status == 200
+    assert [list(request.token_ids) for request in core.requests] == [prompt[1:]]
+
+
+def test_an_echo_shows_the_prompt_as_it_was_truncated(ask):
+    whole = ask("Once upon a time", max_tokens=1).json()["choices"][0]["text"]
+    echoed = ask("Once upon a time", max_tokens=1, echo=True, truncate_prompt_tokens=1).json()
+    assert not echoed["choices"][0]["text"].startswith("Once upon")
+    assert echoed["choices"][0]["text"].endswith(whole)
+
+
+@pytest.mark.parametrize("limit", [0, -2, 2**31, 2**63, True, 1.5, "1"])
+def test_an_odd_number_of_tokens_to_keep_is_a_400(ask, core, limit):
+    wire = ask(truncate_prompt_tokens=limit)
+    assert (wire.status, wire.error["param"]) == (400, "truncate_prompt_tokens")
+    assert core.requests == []

@@ -40,6 +40,7 @@ class Watched:
     """A frontend that keeps its streams for the test."""
 
     def __init__(self, frontend):
+        self.intake = frontend.intake
         self.frontend = frontend
         self.streams = []
 

@@ -11,7 +11,7 @@ from quire.server.wire.fields import (
     check_known,
     sort_fields,
 )
-from quire.server.wire.protocol import StreamOptions
+from quire.server.wire.protocol import SamplingBody
 
 
 def sort(of_samplers=(), **undeclared):
@@ -33,14 +33,14 @@ def test_what_changes_nothing_is_ignored_silently(name, value):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("best_of", 2),
-        ("best_of", True),
-        ("presence_penalty", False),
-        ("presence_penalty", 0.1),
-        ("use_beam_search", 0),
-        ("use_beam_search", True),
-        ("logit_bias", {"1": 2}),
+        ("continue_final_message", 0),
+        ("continue_final_message", True),
+        ("add_generation_prompt", 1),
+        ("add_generation_prompt", False),
+        ("functions", [1]),
         ("guided_json", {}),
+        ("guided_decoding_backend", "outlines"),
+        ("guided_whitespace_pattern", " ?"),
         ("echo", True),
     ],
 )
@@ -51,9 +51,9 @@ def test_what_would_change_the_completion_is_refused_by_name(name, value):
 
 
 def test_a_samplers_own_field_goes_to_it_even_if_it_has_a_known_name():
-    declared = {"warmth", "presence_penalty", "user"}
-    found = sort(declared, warmth=1, presence_penalty=0.5, user="x")
-    assert found.for_samplers == {"warmth": 1, "presence_penalty": 0.5, "user": "x"}
+    declared = {"warmth", "length_penalty", "user"}
+    found = sort(declared, warmth=1, length_penalty=0.5, user="x")
+    assert found.for_samplers == {"warmth": 1, "length_penalty": 0.5, "user": "x"}
     assert found.ignored == ()
 
 
@@ -64,6 +64,31 @@ def test_fields_of_clients_about_themselves_are_not_listed_and_the_rest_is():
     assert Extras().headers() == {}
 
 
+def test_a_field_of_a_sampler_that_is_not_in_use_says_how_to_use_it():
+    offered = {"dry_multiplier": "start with --samplers default,dry"}
+    with pytest.raises(InvalidRequestError, match="start with --samplers default,dry") as caught:
+        sort_fields({"dry_multiplier": 0.8}, (), offered)
+    assert caught.value.param == "dry_multiplier"
+    assert sort_fields({"dry_multiplier": None}, (), offered) == Extras()
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("temprature", "temperature"), ("stream_option", "stream_options"), ("warmthh", "warmth")],
+)
+def test_a_misspelt_field_is_refused_with_the_right_name(name, meant):
+    declared = SamplingBody.__struct_fields__
+    with pytest.raises(InvalidRequestError, match=f"did you mean '{meant}'") as caught:
+        sort_fields({name: 1}, {"warmth"} if meant == "warmth" else (), {}, declared)
+    assert caught.value.param == name
+
+
+def test_names_of_other_engines_are_no_misspellings():
+    declared = SamplingBody.__struct_fields__
+    names = ("top_a", "max_output_tokens", "typical_p", "temperature_last", "n_predict", "stopping")
+    assert sort_fields(dict.fromkeys(names, 1), (), {}, declared).ignored == names
+
+
 def test_a_header_is_short_and_holds_no_characters_of_a_clients_choice():
     names = ("a" * 65, "é\r\n,:", "x.y-Z_9", *(f"n{i}" for i in range(20)))
     shown = Extras({}, names).headers()[IGNORED_HEADER].split(",")
@@ -72,7 +97,7 @@ def test_a_header_is_short_and_holds_no_characters_of_a_clients_choice():
 
 
 def test_an_object_has_no_field_that_its_type_lacks():
-    check_known({"include_usage": True}, StreamOptions, "stream_options")
+    check_known({"include_usage": True}, ("include_usage",), "stream_options")
     with pytest.raises(InvalidRequestError, match=r"no field 'odd'.*include_usage") as caught:
-        check_known({"include_usage": True, "odd": 1}, StreamOptions, "stream_options")
+        check_known({"include_usage": True, "odd": 1}, ("include_usage",), "stream_options")
     assert caught.value.param == "stream_options"

@@ -3,9 +3,8 @@
 import pytest
 
 from quire.errors import InvalidRequestError
-from quire.sampling_params import SamplingParams, StructuredOutputsParams
+from quire.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams, StructuredOutputsParams
 from quire.server.wire.params import (
-    MAX_STOP_TOKEN_IDS,
     includes_usage,
     prompt_with_options,
     sampling_params,
@@ -22,13 +21,14 @@ def params(**fields):
 
 
 def test_what_is_absent_has_its_default():
-    assert params() == SamplingParams(max_tokens=None)
+    assert params() == SamplingParams(max_tokens=None, flat_logprobs=True)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("n", 3),
+        ("best_of", 3),
         ("temperature", 0.0),
         ("top_p", 0.5),
         ("top_k", 0),
@@ -38,19 +38,31 @@ def test_what_is_absent_has_its_default():
         ("seed", -5),
         ("min_tokens", 4),
         ("stop", ["a", "b"]),
+        ("stop_regex", ["a+", "b"]),
         ("stop_token_ids", [7, 8]),
         ("include_stop_str_in_output", True),
         ("ignore_eos", True),
         ("skip_special_tokens", False),
+        ("logprob_token_ids", [3, 9]),
+        ("thinking_token_budget", 7),
+        ("repetition_detection", {"max_pattern_size": 4, "min_count": 3}),
     ],
 )
 def test_each_field_arrives_by_itself(name, value):
-    assert params(**{name: value}) == SamplingParams(max_tokens=None, **{name: value})
+    expected = SamplingParams(max_tokens=None, flat_logprobs=True, **{name: value})
+    assert params(**{name: value}) == expected
+
+
+def test_the_best_completions_cannot_be_streamed():
+    with pytest.raises(InvalidRequestError, match="cannot be streamed") as caught:
+        params(n=2, best_of=3, stream=True)
+    assert caught.value.param == "best_of"
+    assert params(n=3, best_of=3, stream=True).best_of is None
 
 
 def test_what_the_routes_work_out_arrives_too():
     given = {"max_tokens": 5, "logprobs": 0, "prompt_logprobs": 3, "extra_args": {"warmth": 1}}
-    assert sampling_params(SamplingBody(), **given) == SamplingParams(**given)
+    assert sampling_params(SamplingBody(), **given) == SamplingParams(**given, flat_logprobs=True)
 
 
 def test_one_constraint_arrives_whichever_field_sets_it():
@@ -95,3 +107,10 @@ def test_usage_comes_if_a_stream_asks_for_it(asked, wanted):
         with pytest.raises(InvalidRequestError, match="stream: true") as caught:
             includes_usage(SamplingBody(stream=stream, stream_options=options))
         assert caught.value.param == "stream_options"
+
+
+@pytest.mark.parametrize("prompt", ["fox", [1, 2]])
+def test_truncation_is_an_option_of_the_prompt(prompt):
+    given = {"truncate_prompt_tokens": 1, "truncation_side": "right"}
+    options = prompt_with_options(prompt, SamplingBody(**given), True)
+    assert given.items() <= options.items()

@@ -124,7 +124,7 @@ class Run:
                 num_computed_tokens=0,
                 block_ids=[[] for _ in self.plan.groups],
                 num_prompt_tokens=len(prompt),
-                fields={f.name: f.default for f in self.worker.composition.sampler_fields},
+                fields={f.name: f.worker_default for f in self.worker.composition.sampler_fields},
                 seed=0,
                 child=0,
             )

@@ -241,7 +241,8 @@ def test_the_buffers_of_a_steps_inputs_are_estimated(tmp_path):
     tables = _slot_tables(model)
     inputs = _device_inputs(model, tables)
     target = [getattr(inputs._target, field.name) for field in fields(inputs._target)]
-    tensors = [*target, inputs._request_fields._device, tables.device_tables.cells]
+    columns = [each for each in tables.slot_fields.values() if each.dim() > 1]
+    tensors = [*target, *columns, inputs._request_fields._device, tables.device_tables.cells]
     taken = sum(each.nbytes for each in tensors)
     assert estimated.table_bytes == pytest.approx(taken, rel=0.05)
 

@@ -29,6 +29,36 @@ def test_the_most_likely_token_has_the_first_rank_also_among_equals():
     assert [row.rank for row in rows] == [1, 1, 3]
 
 
+def test_a_row_that_names_tokens_gets_those():
+    named = [(), (), (3, 0, 3)]
+    token_ids = torch.tensor([1, 2])
+    top, none, own = row_logprobs(LOGITS, token_ids, [2, None, 0], named).read()
+    assert none is None
+    assert top.token_ids == [1, 1, 2]
+    assert (own.token_ids, own.rank) == ([2, 3, 0, 3], 3)
+    assert own.logprobs == pytest.approx(LOGITS[1].log_softmax(-1)[[2, 3, 0, 3]].tolist())
+
+
+def test_rows_of_a_wide_matrix_get_their_own_columns():
+    logits = torch.randn(3, 200, generator=torch.Generator().manual_seed(0))
+    token_ids = torch.tensor([199, 0, 7])
+    rows = row_logprobs(logits, token_ids, [200, 2, 0], [(), (), (5, 199)]).read()
+    expected = logits.log_softmax(-1)
+    for row, count, own in zip(rows, (200, 2, 2), range(3), strict=True):
+        assert len(row.token_ids) == len(row.logprobs) == 1 + count
+        assert row.logprobs == pytest.approx(expected[own][row.token_ids].tolist())
+        assert all(type(each) is int for each in (*row.token_ids, row.rank))
+        assert all(type(each) is float for each in row.logprobs)
+    assert sorted(rows[0].token_ids[1:]) == list(range(200))
+    assert rows[2].token_ids == [7, 5, 199]
+
+
+def test_the_values_may_be_the_logits():
+    (row,) = row_logprobs(LOGITS[:1], torch.tensor([2]), [4], as_logits=True).read()
+    assert row.token_ids == [2, 1, 2, 0, 3]
+    assert row.logprobs == [2.0, 3.0, 2.0, 0.0, -1.0]
+
+
 def test_a_token_that_the_model_forbids_has_the_smallest_logprob():
     logits = torch.tensor([[0.0, -torch.inf, 0.0]])
     (row,) = row_logprobs(logits, torch.tensor([1]), [3]).read()

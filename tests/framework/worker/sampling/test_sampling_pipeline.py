@@ -18,6 +18,7 @@ from quire_samplers.top_k_top_p import TopKTopP
 
 CPU = torch.device("cpu")
 VOCAB_SIZE = 70
+RAW, PROCESSED = "raw_logprobs", "processed_logprobs"
 BUMP = RequestField("bump", int, 0)
 MIXED = (
     {"temperature": 0.0},
@@ -63,19 +64,41 @@ class Fails(LogitsProcessor):
         raise ZeroDivisionError
 
 
-STAGES = {Temperature: "temperature", MinP: "filter", TopKTopP: "filter", Bump: "bias"}
+class LeavesNone(LogitsProcessor):
+    """Forbids every token of the requests with a `bump`."""
+
+    def is_neutral(self, fields):
+        return fields.get("bump", 0) == 0
+
+    def apply(self, logits, rows):
+        forbidden = rows.slot_fields["bump"][rows.slots] > 0
+        return logits.masked_fill_(forbidden.unsqueeze(1), -torch.inf)
 
 
-def pipeline_of(requests, steps=(Temperature, MinP, TopKTopP), sampler=Noting, *, fuses=True):
+STAGES = {
+    Temperature: "temperature",
+    MinP: "filter",
+    TopKTopP: "filter",
+    Bump: "bias",
+    LeavesNone: "bias",
+}
+
+
+def pipeline_of(
+    requests, steps=(Temperature, MinP, TopKTopP), sampler=Noting, *, fuses=True, mode=RAW
+):
     """A pipeline, and slots for the requests."""
     tables = tables_with(requests, (BUMP,))
     own = [(STAGES.get(step, "filter"), step(VOCAB_SIZE, CPU)) for step in steps]
     fused = [steps.index(step) for step in (Temperature, MinP, TopKTopP)] if fuses else ()
     owners = [f"sampler {step.__name__}" for step in (*steps, sampler)]
-    pipeline = SamplingPipeline(own, sampler(VOCAB_SIZE, CPU), tables, owners, fused=fused)
+    pipeline = SamplingPipeline(
+        own, sampler(VOCAB_SIZE, CPU), tables, owners, fused=fused, logprobs_mode=mode
+    )
     for slot, request in enumerate(requests):
         tables.info_of(slot).active_steps = pipeline.active_steps(
-            {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **request}
+            {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **request},
+            has_logprobs="num_logprobs" in request,
         )
     return pipeline
 
@@ -239,9 +262,9 @@ def test_log_probabilities_are_computed_for_the_rows_that_need_them_only(monkeyp
     logits = random_logits(5)
     seen = []
 
-    def noted(raw, token_ids, wanted):
+    def noted(raw, *given, **options):
         seen.append(len(raw))
-        return row_logprobs(raw, token_ids, wanted)
+        return row_logprobs(raw, *given, **options)
 
     monkeypatch.setattr("quire.worker.sampling.sampling_pipeline.row_logprobs", noted)
     slots = list(range(5))
@@ -253,6 +276,41 @@ def test_log_probabilities_are_computed_for_the_rows_that_need_them_only(monkeyp
         token_ids = [sampled.token_ids[row], *expected.topk(count).indices.tolist()]
         assert sampled.logprobs[row].token_ids == token_ids
         assert sampled.logprobs[row].logprobs == pytest.approx(expected[token_ids].tolist())
+
+
+@pytest.mark.parametrize("fuses", [True, False])
+@pytest.mark.parametrize("as_logits", [False, True])
+def test_processed_log_probabilities_are_those_after_masks_and_steps(fuses, as_logits):
+    requests = [{"temperature": 0.5, "num_logprobs": 70}, {"top_k": 3}, {"num_logprobs": 1}]
+    mode = "processed_logits" if as_logits else PROCESSED
+    pipeline = pipeline_of(requests, fuses=fuses, mode=mode)
+    logits = random_logits(3)
+    slots, masks = [0, 1, 2], [bitmask(0, [9, 12], VOCAB_SIZE)]
+    sampled = pipeline.run(logits.clone(), slots, torch.tensor(slots), masks).read()
+    plain = pipeline_of(requests, fuses=fuses)
+    assert sampled.token_ids == run(plain, logits, masks), "the setting changes no token"
+    masked = torch.full((VOCAB_SIZE,), -torch.inf)
+    masked[[9, 12]] = logits[0][[9, 12]] / 0.5
+    expected = masked if as_logits else masked.log_softmax(-1)
+    first, none, third = sampled.logprobs
+    assert none is None
+    assert first.token_ids[0] == sampled.token_ids[0]
+    shown = dict(zip(first.token_ids, first.logprobs, strict=True))
+    assert shown == pytest.approx(dict(enumerate(expected.clamp_min(-9999.0).tolist())))
+    third_expected = logits[2] if as_logits else logits[2].log_softmax(-1)
+    assert third.logprobs[0] == pytest.approx(third_expected[sampled.token_ids[2]].item())
+
+
+@pytest.mark.parametrize("other", [{"temperature": 0.0}, {"top_p": 0.9}])
+def test_processed_log_probabilities_of_a_greedy_row_do_not_depend_on_its_batch(other):
+    greedy = {"temperature": 0.0, "top_k": 2, "num_logprobs": 3}
+    logits = random_logits(2)
+    pipeline = pipeline_of([greedy, other], mode=PROCESSED)
+    (row, _) = pipeline.run(logits.clone(), [0, 1], torch.tensor([0, 1]), ()).read().logprobs
+    top = logits[0].topk(2)
+    assert row.token_ids[:3] == [top.indices[0], *top.indices]
+    assert row.logprobs[1:3] == pytest.approx(top.values.log_softmax(-1).tolist())
+    assert row.logprobs[3] == -9999.0
 
 
 @pytest.mark.parametrize("fuses", [True, False])
@@ -268,6 +326,17 @@ def test_warming_up_samples_by_every_method_and_appends_nothing(fuses):
     after = [tables.token_ids, *tables.slot_fields.values()]
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
     assert (tables.num_known == num_known).all()
+
+
+@pytest.mark.parametrize("sampler", [Noting, Categorical])
+@pytest.mark.parametrize("steps", [(LeavesNone, Temperature), (Temperature, LeavesNone)])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_row_whose_steps_leave_no_token_fails_alone(sampler, steps, temperature):
+    requests = [{}, {"bump": 1, "temperature": temperature}, {"temperature": 0.7}]
+    pipeline = pipeline_of(requests, (*steps, MinP, TopKTopP), sampler, fuses=False)
+    slots = [0, 1, 2]
+    sampled = pipeline.run(random_logits(3), slots, torch.tensor(slots), ()).read()
+    assert sampled.is_valid == [True, False, True]
 
 
 def test_a_step_that_fails_is_named():

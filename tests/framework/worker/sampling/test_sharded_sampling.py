@@ -84,6 +84,17 @@ def test_logits_are_gathered_only_for_rows_with_log_probabilities(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", ["processed_logprobs", "processed_logits"])
+def test_processed_log_probabilities_are_gathered_after_all_steps(kind, mode):
+    requests = [{"num_logprobs": 3, "temperature": 0.5}, {"temperature": 0.0, "num_logprobs": 1}]
+    masks = [bitmask(0, [7, 30, 66], VOCAB_SIZE)]
+    batch = Batch(requests, random_logits(2), masks, mode)
+    assert_as_one_rank(batch, 3, kind)
+    (rank,) = sample_on_ranks(batch, 1, kind)
+    assert set(rank.tokens.logprobs[0].token_ids) == {7, 30, 66}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tied", [(0, 70), (17, 18), (35, 36), (53, 54, 70)])
 def test_of_equal_logits_the_lowest_id_is_taken(kind, tied):
     logits = random_logits(2)

@@ -291,20 +291,24 @@ def test_a_step_of_padding_alone_is_no_work_and_writes_to_the_null_block_only():
     check(scene.step(plan))
 
 
+# On 8.0, with fewer registers to spare, some rarely chosen kernels spill.
+MAY_SPILL_BYTES = {80: 64, 90: 0}
+
+
 @pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
 def test_some_kernels_of_each_kind_fit(capability):
     kernels = compiled_in_child("attention_launches:some", capability)
     assert {kernel.name for kernel in kernels} >= {"_attend", "_merge_parts", "_plan"}
-    assert_fit(kernels)
+    assert_fit(kernels, may_spill_bytes=MAY_SPILL_BYTES[capability])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("part", attention_launches.PARTS)
 def test_every_kernel_that_can_be_chosen_fits(capability, part):
-    """On 8.0, with fewer registers to spare, some rarely chosen kernels spill up to 64 bytes."""
     kernels = compiled_in_child(f"attention_launches:{part}", capability)
-    assert_fit(kernels, is_float32="float32" in part, may_spill_bytes=64 * (capability == 80))
+    is_float32, may_spill_bytes = "float32" in part, MAY_SPILL_BYTES[capability]
+    assert_fit(kernels, is_float32=is_float32, may_spill_bytes=may_spill_bytes)
 
 
 def test_decode_copies_the_next_tile_meanwhile_in_three_programs():

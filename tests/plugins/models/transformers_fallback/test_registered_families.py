@@ -22,8 +22,11 @@ REFUSED = {
     ("BloomForCausalLM", None): "takes no positions",
     ("FalconForCausalLM", None): "0 modules call",
     ("GPTJForCausalLM", None): "0 modules call",
+    ("Gemma4ForCausalLM", "shared, double wide"): "a mask of its own",
+    ("Gemma4ForCausalLM", "shared, experts"): "from shapes alone",
     ("HunYuanDenseV1ForCausalLM", "alpha"): "of the kind dynamic",
     ("Llama4ForCausalLM", "chunks"): "numbers the tokens",
+    ("MiniCPM3ForCausalLM", "longrope"): "of the kind longrope",
     ("MptForCausalLM", None): "configs inside",
     ("Phi3ForCausalLM", "longrope"): "of the kind longrope",
 }

@@ -3,6 +3,7 @@
 import torch
 from transformers_families import tiny_config
 
+from quire_models.transformers_fallback.attention_calls import AttentionCall, MaskKind
 from quire_models.transformers_fallback.shard_plan import REPLICATED, ShardPlan, ShardStyle
 
 
@@ -51,5 +52,27 @@ def test_sinks_leave_the_linear_layers_of_their_module_sharded():
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(tiny_config("granite_swa"))
     path = "model.layers.0.self_attn"
+    num_outputs = model.get_submodule(f"{path}.q_proj").out_features
     assert ShardPlan(model).style(f"{path}.q_proj") is REPLICATED
-    assert ShardPlan(model, {f"{path}.sinks"}).style(f"{path}.q_proj").dim == "outputs"
+    calls = [_call(path, 1, num_outputs, "sinks")]
+    assert ShardPlan(model, calls).style(f"{path}.q_proj").dim == "outputs"
+
+
+def test_attention_whose_queries_have_no_style_keeps_its_linear_layers_whole():
+    from transformers import AutoModelForCausalLM
+
+    for q_lora_rank, style in ((None, REPLICATED), (8, ShardStyle("inputs"))):
+        with torch.device("meta"):
+            config = tiny_config("glm4_moe_lite", q_lora_rank=q_lora_rank)
+            model = AutoModelForCausalLM.from_config(config)
+        path = "model.layers.0.self_attn"
+        attention = model.get_submodule(path)
+        calls = [_call(path, config.num_attention_heads, attention.qk_head_dim)]
+        assert ShardPlan(model, calls).style(f"{path}.o_proj") == style
+
+
+def _call(path, num_heads, key_dim, sinks=None):
+    return AttentionCall(
+        path=path, num_heads=num_heads, num_kv_heads=num_heads, key_dim=key_dim, value_dim=key_dim,
+        scale=1.0, soft_cap=None, mask=MaskKind("causal"), sinks=sinks,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Beam search: selections over requests that share their blocks."""

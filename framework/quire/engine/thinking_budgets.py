@@ -1,0 +1,102 @@
+"""Budgets of thinking tokens: a request that has used up its budget samples the end of thinking.
+
+Its last allowed token is followed by the end marker, the only token that a mask leaves. A mask
+needs all tokens before it, so a step in flight is waited for, but only where the budget may end.
+"""
+
+from collections.abc import Sequence
+
+from quire.messages import EngineOutput, RowBitmask, ThinkingBudget
+
+MAX_LEADING_TOKENS = 4  # of a completion, before the token that opens its thinking
+
+
+class ThinkingState:
+    """How far a request has thought.
+
+    Args:
+        budget: Its budget.
+    """
+
+    def __init__(self, budget: ThinkingBudget) -> None:
+        self.end_token_id = budget.end_token_id
+        self.is_over = False
+        self._max_tokens = budget.max_tokens
+        self._start_token_id = budget.start_token_id
+        self._is_open = budget.is_open
+        self._num_tokens = 0  # of the thinking, or of the completion before it
+
+    def accept(self, token_ids: Sequence[int]) -> None:
+        """Read sampled tokens."""
+        for token_id in token_ids:
+            if self.is_over:
+                return
+            if not self._is_open:
+                self._look_for_start(token_id)
+            elif token_id == self.end_token_id:
+                self.is_over = True
+            else:
+                self._num_tokens += 1
+
+    def may_be_used_up(self, num_unknown: int) -> bool:
+        """Whether the budget may be used up after this many unknown tokens."""
+        if not self._is_open:
+            return num_unknown > self._max_tokens  # the first of them may open the thinking
+        return self._num_tokens + num_unknown >= self._max_tokens
+
+    def _look_for_start(self, token_id: int) -> None:
+        self._num_tokens += 1
+        if token_id == self._start_token_id:
+            self._is_open, self._num_tokens = True, 0
+        elif self._num_tokens >= MAX_LEADING_TOKENS:
+            self.is_over = True  # the completion does not think
+
+
+class ThinkingBudgets:
+    """The requests that have a budget and have not stopped thinking.
+
+    Args:
+        vocab_size: V.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._states: dict[str, ThinkingState] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._states)
+
+    def add(self, request_id: str, budget: ThinkingBudget) -> None:
+        """Add a request."""
+        self._states[request_id] = ThinkingState(budget)
+
+    def release(self, request_id: str) -> None:
+        """Remove a request; nothing happens if it has no budget."""
+        self._states.pop(request_id, None)
+
+    def accept(self, outputs: Sequence[EngineOutput]) -> None:
+        """Read the tokens of a step."""
+        for output in outputs:
+            state = self._states.get(output.request_id)
+            if state is None:
+                continue
+            state.accept(output.token_ids)
+            if state.is_over or output.finish_reason is not None:
+                del self._states[output.request_id]
+
+    def may_be_used_up(self, request_id: str, num_unknown: int) -> bool:
+        """Whether a request's budget may be used up after this many unknown tokens."""
+        state = self._states.get(request_id)
+        return state is not None and state.may_be_used_up(num_unknown)
+
+    def mask(self, request_id: str, slot: int) -> RowBitmask | None:
+        """Return the mask that ends a request's thinking; None if it may go on.
+
+        All tokens before the masked one are known.
+        """
+        if not self.may_be_used_up(request_id, 0):
+            return None
+        words = bytearray(4 * -(-self._vocab_size // 32))
+        token_id = self._states[request_id].end_token_id
+        words[token_id // 8] = 1 << token_id % 8
+        return RowBitmask(slot, 0, bytes(words))

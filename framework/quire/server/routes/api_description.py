@@ -1,0 +1,115 @@
+"""GET /openapi.json: the OpenAPI 3.1 description of the HTTP API, the samplers' fields included."""
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire import __version__
+from quire.interfaces.sampling import RequestField
+from quire.server.http.json_response import json_response
+from quire.server.http.security import OPEN_PATHS
+from quire.server.routes.operation import Operation
+from quire.server.wire.http_errors import ErrorBody
+
+OPENAPI_VERSION = "3.1.1"
+_REFERENCE = "#/components/schemas/{name}"
+_KEY = "api_key"
+
+Json = dict[str, Any]
+
+
+class ApiDescription:
+    """Endpoint of /openapi.json.
+
+    Args:
+        operations: Operations that it describes.
+        sampler_fields: Request fields of the engine's samplers.
+    """
+
+    def __init__(
+        self, operations: Collection[Operation], sampler_fields: Iterable[RequestField]
+    ) -> None:
+        self._operations = operations
+        self._sampler_fields = {field.name: field for field in sampler_fields}
+
+    async def openapi(self, request: Request) -> Response:
+        """Return the OpenAPI description of this server."""
+        del request
+        return json_response(self.document)
+
+    @cached_property
+    def document(self) -> Json:
+        """The OpenAPI document."""
+        types = [each for o in self._operations for each in (o.body, o.response, o.event) if each]
+        _, schemas = msgspec.json.schema_components([*types, ErrorBody], ref_template=_REFERENCE)
+        for operation in self._operations:
+            if operation.has_sampler_fields and operation.body is not None:
+                schema = schemas[operation.body.__name__]
+                schema["properties"] = _with_fields(schema["properties"], self._sampler_fields)
+        paths: dict[str, Json] = {}
+        for operation in self._operations:
+            path = re.sub(r":\w+}", "}", operation.path)
+            paths.setdefault(path, {})[operation.method.lower()] = self._described(operation)
+        return {
+            "openapi": OPENAPI_VERSION,
+            "info": {"title": "quire", "version": __version__},
+            "paths": paths,
+            "components": {
+                "schemas": schemas,
+                "securitySchemes": {_KEY: {"type": "http", "scheme": "bearer"}},
+            },
+        }
+
+    def _described(self, operation: Operation) -> Json:
+        found = re.findall(r"{(\w+)", operation.path)
+        name = getattr(operation.endpoint, "__name__", operation.path)
+        words = re.findall(r"\w+", re.sub(r"{.*?}", "", operation.path))
+        described: Json = {
+            "operationId": "_".join([name, *words]),
+            "summary": operation.summary,
+            "responses": {
+                "200": {"description": "Success", "content": _content_of(operation)},
+                "default": {"description": "Error", "content": _json_content(ErrorBody)},
+            },
+        }
+        if found:
+            described["parameters"] = [
+                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+                for name in found
+            ]
+        if operation.body is not None:
+            content = _json_content(operation.body)
+            described["requestBody"] = {"required": True, "content": content}
+        if operation.path not in OPEN_PATHS:
+            described["security"] = [{_KEY: []}, {}]  # a server without a key asks for none
+        return described
+
+
+def _with_fields(properties: Json, fields: Mapping[str, RequestField]) -> Json:
+    """Return a body's properties, and those that samplers declare, with their bounds."""
+    of_samplers = {
+        name: {"anyOf": [field.json_schema(), {"type": "null"}], "default": None}
+        for name, field in fields.items()
+    }
+    return properties | of_samplers
+
+
+def _content_of(operation: Operation) -> Json:
+    content = _json_content(operation.response)
+    if operation.event is not None:
+        content["text/event-stream"] = {"schema": {"$ref": _reference(operation.event)}}
+    return content
+
+
+def _json_content(kind: type[msgspec.Struct] | None) -> Json:
+    schema = {"type": "object"} if kind is None else {"$ref": _reference(kind)}
+    return {"application/json": {"schema": schema}}
+
+
+def _reference(kind: type[msgspec.Struct]) -> str:
+    return _REFERENCE.format(name=kind.__name__)

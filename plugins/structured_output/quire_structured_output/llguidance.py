@@ -1,0 +1,319 @@
+"""Structured-output backend on llguidance: JSON schemas and context-free grammars, by a parser.
+
+A grammar is parsed while the completion is generated, so that compiling it is quick whatever the
+vocabulary, and a grammar may be recursive. llguidance is lenient in places: what it would read
+otherwise than its author, or ignore, is rewritten or refused before it sees a grammar. Every
+constraint becomes a grammar in its own dialect of Lark, JSON schemas in normal form.
+"""
+
+import json
+import re
+from ctypes import addressof, c_char
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+
+from quire.errors import GrammarError
+from quire.interfaces.structured_output import (
+    CompiledGrammar,
+    Matcher,
+    StructuredOutputBackend,
+    Vocabulary,
+)
+from quire.interfaces.tool_parsing import CallGrammar, SchemaPiece
+from quire.sampling_params import StructuredOutputsParams
+from quire_structured_output.choices import check_choice
+from quire_structured_output.lark_syntax import check_lark, is_gbnf
+from quire_structured_output.regex_syntax import check_regex, check_text, without_anchors
+from quire_structured_output.schema_normal_form import normal_form
+from quire_structured_output.unique_items import TextState, UniqueTokens
+
+BLANK = "[ ]?"  # where JSON allows blanks
+OPENING = frozenset(  # keywords by which an object may have other names
+    {"additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"}
+    | {"allOf", "anyOf", "oneOf", "if", "$ref", "$dynamicRef", "dependentSchemas", "dependencies"}
+)
+ESCAPES = r'"\bfnrt'  # so each character has one spelling
+
+
+class LLGuidanceBackend(StructuredOutputBackend):
+    """JSON schema, any JSON object, regex, choice, context-free grammars and tool calls."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        super().__init__(vocabulary)
+        if not vocabulary.eos_token_ids:
+            raise GrammarError(
+                "structured output needs an EOS token to end a completion, and the model has none"
+            )
+        self._tokenizer = LLTokenizer(
+            TokenizerWrapper(_Tokens(vocabulary)), eos_token=list(vocabulary.eos_token_ids)
+        )
+
+    @classmethod
+    def check(cls, params: StructuredOutputsParams) -> None:
+        """Check the grammar without compiling it.
+
+        Raises:
+            GrammarError: A part of it is not supported; the message names it.
+        """
+        _grammar_of(params)
+
+    def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
+        """Compile the grammar; most of the work is done while it is matched.
+
+        Raises:
+            GrammarError: The grammar cannot be compiled; the message has the reason.
+        """
+        grammar = _grammar_of(params)
+        matcher = LLMatcher(self._tokenizer, grammar.text, log_level=0)
+        if matcher.is_error():
+            raise GrammarError(
+                f"the grammar cannot be compiled: {_first_line(matcher.get_error())}"
+            )
+        if warnings := matcher.get_grammar_warnings():
+            raise GrammarError(f"the grammar is ambiguous: {_first_line('; '.join(warnings))}")
+        tokens = self._unique_tokens if grammar.unique_names else None
+        return LLGuidanceGrammar(matcher, self.vocabulary, grammar.unique_names, tokens)
+
+    @cached_property
+    def _unique_tokens(self) -> UniqueTokens:
+        return UniqueTokens(self.vocabulary.tokens)
+
+
+class LLGuidanceGrammar(CompiledGrammar):
+    """A compiled grammar, copied for each matcher.
+
+    Args:
+        start: Matcher at the start; never advanced.
+        vocabulary: The model's tokens.
+        unique_names: Names of properties whose arrays have unique strings.
+        unique_tokens: The tokens by their beginnings; None if no array has unique strings.
+    """
+
+    def __init__(
+        self,
+        start: LLMatcher,
+        vocabulary: Vocabulary,
+        unique_names: frozenset[bytes] = frozenset(),
+        unique_tokens: UniqueTokens | None = None,
+    ) -> None:
+        self._start = start
+        self.vocabulary = vocabulary
+        self.unique_names = unique_names
+        self.unique_tokens = unique_tokens
+        self.octets: dict[int, bytes] = {}
+        if unique_tokens is not None:
+            self.octets = {i: token for token, ids in vocabulary.tokens.items() for i in ids}
+        self.same = [ids for ids in vocabulary.tokens.values() if len(ids) > 1]
+
+    def matcher(self) -> Matcher:
+        """Return a matcher at the start."""
+        return LLGuidanceMatcher(self, self._start.deep_copy())
+
+
+class LLGuidanceMatcher(Matcher):
+    """State of one completion. EOS tokens are counted here, and not passed on."""
+
+    def __init__(self, grammar: LLGuidanceGrammar, matcher: LLMatcher) -> None:
+        self._grammar = grammar
+        self._matcher = matcher
+        self._num_ends = 0
+        self._texts = [TextState(grammar.unique_names)]  # after each token, if strings are unique
+
+    def accept(self, token_id: int) -> bool:
+        """Accept one sampled token; return False if the grammar does not allow it."""
+        vocabulary = self._grammar.vocabulary
+        if token_id in vocabulary.eos_token_ids:
+            may_end = self._num_ends > 0 or self._matcher.is_accepting()
+            self._num_ends += may_end
+            return may_end
+        if self._num_ends or not 0 <= token_id < vocabulary.size:
+            return False
+        if self._grammar.unique_tokens is not None:
+            text = self._texts[-1].copy()
+            if not text.feed(self._grammar.octets.get(token_id, b"")):
+                return False
+        if self._matcher.try_consume_tokens([token_id]) != 1:
+            return False
+        if self._grammar.unique_tokens is not None:
+            self._texts.append(text)
+        return True
+
+    def fill_bitmask(self, words: memoryview) -> None:
+        """Write the bitmask of the tokens that may follow.
+
+        Raises:
+            GrammarError: The grammar has become too complex for the limits of the parser.
+        """
+        octets = words.cast("B")
+        if self._num_ends or self._matcher.is_stopped():
+            octets[:] = bytes(words.nbytes)
+        else:
+            array = (c_char * words.nbytes).from_buffer(words)
+            self._matcher.unsafe_compute_mask_ptr(addressof(array), words.nbytes)
+        if self._matcher.is_error():
+            raise GrammarError(
+                f"the grammar cannot be followed: {_first_line(self._matcher.get_error())}"
+            )
+        if self._grammar.unique_tokens is not None and not self._num_ends:
+            for token_id in self._texts[-1].forbidden(self._grammar.unique_tokens):
+                _set_bit(octets, token_id, False)
+        may_end = self._num_ends > 0 or self._matcher.is_accepting()
+        for token_id in self._grammar.vocabulary.eos_token_ids:
+            _set_bit(octets, token_id, may_end)
+        for ids in self._grammar.same:
+            is_allowed = any(octets[i // 8] >> i % 8 & 1 for i in ids)
+            for token_id in ids:
+                _set_bit(octets, token_id, is_allowed)
+
+    def rollback(self, num_tokens: int) -> None:
+        """Undo the last accepted tokens."""
+        ends = min(self._num_ends, num_tokens)
+        self._num_ends -= ends
+        if num_tokens > ends:
+            self._matcher.rollback(num_tokens - ends)
+            if self._grammar.unique_tokens is not None:
+                del self._texts[len(self._texts) - (num_tokens - ends) :]
+
+    def is_finished(self) -> bool:
+        """Return whether only an EOS token may follow."""
+        return self._num_ends > 0 or bool(self._matcher.is_stopped())
+
+
+class _Tokens:
+    """The vocabulary, as llguidance reads it; every id without bytes is a special token."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.eos_token_id = vocabulary.eos_token_ids[0]
+        self.bos_token_id = None
+        self.tokens = [b""] * vocabulary.size
+        for token, ids in vocabulary.tokens.items():
+            for token_id in ids:
+                self.tokens[token_id] = token
+        for token_id in vocabulary.eos_token_ids:
+            self.tokens[token_id] = f"<|eos {token_id}|>".encode()
+        self.special_token_ids = list(vocabulary.eos_token_ids)
+        self._ids = {token: ids[0] for token, ids in vocabulary.tokens.items()}
+
+    def __call__(self, text: bytes) -> list[int]:
+        """Tokenize a text in single bytes; needed to build the tokenizer, not for masks."""
+        octets = text if isinstance(text, bytes) else text.encode()
+        return [self._ids[bytes([octet])] for octet in octets if bytes([octet]) in self._ids]
+
+
+@dataclass(frozen=True, slots=True)
+class _Grammar:
+    """A grammar in llguidance's form, and the names of arrays of unique strings."""
+
+    text: str
+    unique_names: frozenset[bytes] = frozenset()
+
+
+def _grammar_of(params: StructuredOutputsParams) -> _Grammar:
+    """Return the grammar of a constraint; quick and safe for any constraint.
+
+    Raises:
+        GrammarError: A part of it is not supported; the message names it.
+    """
+    if params.json is not None:
+        found = normal_form(params.json)
+        return _Grammar(_lark(f"start: {_json(found.schema)}"), found.unique_names)
+    return _Grammar(_other_grammar(params))
+
+
+def _other_grammar(params: StructuredOutputsParams) -> str:
+    if params.json_object:
+        return _lark(f"start: {_json({'type': 'object'})}")
+    if params.regex is not None:
+        check_regex(params.regex, "the regex")
+        return _lark(f"start: /{_in_slashes(without_anchors(params.regex))}/")
+    if params.choice is not None:
+        check_choice(params.choice)
+        return _lark(f"start: {' | '.join(map(_literal, params.choice))}")
+    if params.calls is not None:
+        return _lark(_calls(params.calls))
+    return _lark(_context_free(params.grammar or ""))
+
+
+def _json(schema: dict[str, Any]) -> str:
+    options = {"whitespace_pattern": BLANK, "json_allowed_escapes": ESCAPES}
+    return f"%json {json.dumps(schema | {'x-guidance': options})}"
+
+
+def _lark(text: str) -> str:
+    """Return a grammar that allows every tokenization of its texts, and not only the usual one."""
+    return str(LLMatcher.grammar_from_lark(f'%llguidance {{"no_forcing": true}}\n{text}'))
+
+
+def _in_slashes(expression: str) -> str:
+    """Return a regex as it is written between slashes."""
+    parts = re.findall(r"\\[\s\S]|[\s\S]", expression)
+    escaped = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\\\n": r"\n", "\\\r": r"\r"}
+    return "".join(escaped.get(part, part) for part in parts)
+
+
+def _context_free(text: str) -> str:
+    """Return a grammar of a client in Lark's dialect; GBNF is translated."""
+    check_text(text, "the grammar")
+    if is_gbnf(text):
+        try:
+            text = gbnf_to_lark(text).replace("%llguidance {}", "", 1)
+        except (GbnfToLarkError, AssertionError, IndexError, ValueError) as error:
+            raise GrammarError(
+                f"the GBNF grammar is not valid: {_first_line(str(error))}"
+            ) from None
+    check_lark(text)
+    return text
+
+
+def _calls(calls: CallGrammar) -> str:
+    """Return the grammar of one or more tool calls.
+
+    Raises:
+        GrammarError: A tool's schema is not supported; the message names the tool and the keyword.
+    """
+    if not calls.shapes:
+        raise GrammarError("the request has no tool that could be called")
+    rules = []
+    for index, shape in enumerate(calls.shapes):
+        try:
+            pieces = " ".join(_piece(piece) for piece in shape.pieces)
+        except GrammarError as error:
+            raise GrammarError(f"the parameters of the tool {shape.tool!r:.80}: {error}") from error
+        rules.append(f"call{index}: {pieces}")
+    names = " | ".join(f"call{index}" for index in range(len(rules)))
+    start = "call" if calls.separator is None else f"call ({_literal(calls.separator)} call)*"
+    return "\n".join([f"start: {start}", f"call: {names}", *rules])
+
+
+def _piece(piece: str | SchemaPiece) -> str:
+    if isinstance(piece, str):
+        return _literal(piece)
+    found = normal_form(_closed(piece.schema))
+    if found.unique_names:
+        raise GrammarError("no backend supports 'uniqueItems' of strings in a tool's arguments")
+    return _json(found.schema)
+
+
+def _closed(schema: dict[str, Any] | bool) -> dict[str, Any] | bool:
+    """Return the schema of a tool's arguments without names that the tool does not declare."""
+    if isinstance(schema, bool) or "properties" not in schema or OPENING & schema.keys():
+        return schema
+    return {**schema, "additionalProperties": False}
+
+
+def _literal(text: str) -> str:
+    check_text(text, "a literal text")
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _set_bit(octets: memoryview, token_id: int, is_set: bool) -> None:
+    bit = 1 << token_id % 8
+    octets[token_id // 8] = octets[token_id // 8] & ~bit | (bit if is_set else 0)
+
+
+def _first_line(message: str) -> str:
+    return next(iter(message.strip().splitlines()), "no reason is given")[:500]

@@ -1,0 +1,133 @@
+"""A budget of thinking ends by the end marker, exactly after so many tokens."""
+
+import msgspec
+import pytest
+from engine_parts import CountingExecutor, ScriptedGrammars, make_message, make_scheduler
+
+from quire.engine.core import EngineCore
+from quire.engine.thinking_budgets import MAX_LEADING_TOKENS, ThinkingBudgets
+from quire.messages import EngineOutput, ThinkingBudget
+
+START, END, V = 90, 95, 100
+
+
+class Launches(CountingExecutor):
+    """Counts the steps that are sampled without a look at masks."""
+
+    num_launched = 0
+
+    def launch(self, plan):
+        self.num_launched += 1
+        super().launch(plan)
+
+
+def budgets_of(max_tokens, *, is_open=True, start=START):
+    budgets = ThinkingBudgets(V)
+    budgets.add("a", ThinkingBudget(max_tokens, END, start, is_open))
+    return budgets
+
+
+def accept(budgets, *token_ids, finish_reason=None):
+    output = EngineOutput(request_id="a", token_ids=list(token_ids), finish_reason=finish_reason)
+    budgets.accept([output])
+
+
+def forced(budgets):
+    """The only token that the mask leaves; None if there is no mask."""
+    mask = budgets.mask("a", 3)
+    if mask is None:
+        return None
+    bits = int.from_bytes(mask.words, "little")
+    assert (mask.slot, len(mask.words), bits.bit_count()) == (3, 16, 1)
+    return bits.bit_length() - 1
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1, 5])
+def test_thinking_that_the_prompt_opened_ends_after_so_many_tokens(max_tokens):
+    budgets = budgets_of(max_tokens)
+    for _ in range(max_tokens):
+        assert forced(budgets) is None
+        accept(budgets, 7)
+    assert forced(budgets) == END
+    accept(budgets, END)
+    assert not budgets
+    assert forced(budgets) is None
+
+
+def test_thinking_that_ends_by_itself_is_left_alone():
+    budgets = budgets_of(2)
+    accept(budgets, 7, END, 7, 7, 7)
+    assert not budgets
+
+
+@pytest.mark.parametrize("num_before", range(MAX_LEADING_TOKENS + 2))
+def test_thinking_that_the_completion_opens_counts_from_there(num_before):
+    budgets = budgets_of(1, is_open=False)
+    accept(budgets, *[7] * num_before, START)
+    if num_before >= MAX_LEADING_TOKENS:
+        assert not budgets, "it is text that names the marker"
+        return
+    assert forced(budgets) is None
+    accept(budgets, 8)
+    assert forced(budgets) == END
+
+
+def test_a_completion_that_cannot_open_its_thinking_has_no_limit():
+    budgets = budgets_of(0, is_open=False, start=None)
+    accept(budgets, START)
+    assert forced(budgets) is None
+
+
+def test_what_is_unknown_counts_as_thinking():
+    budgets = budgets_of(2)
+    assert [budgets.may_be_used_up("a", unknown) for unknown in range(4)] == [False] * 2 + [
+        True
+    ] * 2
+    shut = budgets_of(1, is_open=False)
+    assert [shut.may_be_used_up("a", unknown) for unknown in range(4)] == [False] * 2 + [True] * 2
+    assert not budgets.may_be_used_up("other", 9)
+
+
+def test_a_request_that_ends_is_forgotten():
+    budgets = budgets_of(2)
+    accept(budgets, 7, finish_reason="length")
+    assert not budgets
+    budgets = budgets_of(2)
+    budgets.release("a")
+    budgets.release("a")
+    assert not budgets
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_the_engine_masks_the_token_after_the_last_thought(async_scheduling):
+    executor, grammars = Launches(), ScriptedGrammars()
+    core = EngineCore(
+        make_scheduler(), executor, executor, grammars,
+        async_scheduling=async_scheduling, vocab_size=V,
+    )  # fmt: skip
+    message = make_message("a", prompt=[20], max_tokens=8)
+    core.add(msgspec.structs.replace(message, thinking_budget=ThinkingBudget(3, 24, None, True)))
+    core.add(make_message("b", prompt=[40], max_tokens=8))
+    masked = []
+    while core.has_work():
+        executor.masks = []
+        core.step()
+        masked += [(mask.slot, int.from_bytes(mask.words, "little")) for mask in executor.masks]
+    assert masked == [(0, 1 << 24)], "21, 22 and 23 are thoughts"
+    num_steps = len(executor.num_tokens_per_step)
+    assert executor.num_launched >= num_steps - 1 - async_scheduling, "others wait for no mask"
+    assert not core._budgets
+
+
+@pytest.mark.parametrize("how", ["abort", "expire"])
+def test_a_request_that_is_removed_releases_its_budget(how):
+    executor = CountingExecutor()
+    core = EngineCore(make_scheduler(), executor, executor, ScriptedGrammars(), vocab_size=V)
+    message = make_message("a", prompt=[20], max_tokens=8)
+    message = msgspec.structs.replace(message, thinking_budget=ThinkingBudget(9, 24, None, True))
+    if how == "expire":
+        message = msgspec.structs.replace(message, arrival_s=-1e6, timeout_s=1.0)
+    core.add(message)
+    core.step()
+    core.abort(["a"] if how == "abort" else [])
+    assert not core._budgets

@@ -1,0 +1,88 @@
+"""The API description is valid OpenAPI, and says of every route what the server does."""
+
+import json
+
+import pytest
+from asgi_parts import get, post
+from jsonschema import Draft202012Validator
+from openapi_spec_validator import validate
+
+from quire.config import ServerSettings
+from quire.server.app import create_app
+
+
+@pytest.fixture
+def app(frontend):
+    return create_app(frontend, ServerSettings(), list)
+
+
+@pytest.fixture
+def document(app):
+    return get(app, "/openapi.json").json()
+
+
+def _validator(document, name):
+    """Return a validator of one of the document's schemas."""
+    return Draft202012Validator({**document, "$ref": f"#/components/schemas/{name}"})
+
+
+def test_it_is_valid_openapi(document):
+    validate(document)
+
+
+def test_it_has_every_route_but_itself(app, document):
+    described = {
+        (path, method.upper()) for path, of_path in document["paths"].items() for method in of_path
+    }
+    served = {
+        (route.path.replace(":path", ""), method)
+        for route in app.routes
+        for method in route.methods - {"HEAD"}
+    }
+    assert served == described | {("/openapi.json", "GET")}
+
+
+def test_operations_have_a_summary_and_a_name_of_their_own(document):
+    operations = [o for of_path in document["paths"].values() for o in of_path.values()]
+    assert all(operation["summary"].endswith(".") for operation in operations)
+    assert len({operation["operationId"] for operation in operations}) == len(operations)
+
+
+def test_only_the_health_checks_need_no_key(document):
+    without_key = [
+        path
+        for path, of_path in document["paths"].items()
+        if not all("security" in operation for operation in of_path.values())
+    ]
+    assert without_key == ["/livez", "/readyz"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_response_is_as_described(app, document, path):
+    chat = {"messages": [{"role": "user", "content": "x"}]}
+    body = chat if "chat" in path else {"prompt": "x"}
+    operation = document["paths"][path]["post"]
+    sent = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    _validator(document, sent.rpartition("/")[2]).validate(body)
+    returned = operation["responses"]["200"]["content"]
+    schema = returned["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    _validator(document, schema).validate(post(app, path, **body).json())
+    event = returned["text/event-stream"]["schema"]["$ref"].rpartition("/")[2]
+    stream = post(app, path, **body, stream=True).body.decode()
+    events = [line[6:] for line in stream.splitlines() if line.startswith("data: {")]
+    assert events
+    for each in events:
+        _validator(document, event).validate(json.loads(each))
+
+
+def test_an_error_is_as_described(app, document):
+    _validator(document, "ErrorBody").validate(post(app, "/v1/completions").json())
+
+
+@pytest.mark.parametrize("name", ["CompletionBody", "ChatBody"])
+def test_bodies_have_the_fields_of_samplers_with_their_bounds(document, name):
+    warmth = document["components"]["schemas"][name]["properties"]["warmth"]
+    validator = Draft202012Validator(warmth)
+    assert [validator.is_valid(value) for value in (0.5, None, 2.5, "0.5")] == [
+        True, True, False, False,
+    ]  # fmt: skip

@@ -1,0 +1,126 @@
+"""The llguidance backend by the kit; context-free grammars, and what is refused in them."""
+
+import json
+import random
+import re
+
+import pytest
+
+from quire.errors import GrammarError
+from quire.interfaces.tool_parsing import CallGrammar, CallShape, SchemaPiece
+from quire.sampling_params import StructuredOutputsParams
+from quire.testing.structured_output import (
+    StructuredOutputContract,
+    contract_vocabulary,
+    read_mask,
+    sample_completion,
+)
+from quire_structured_output.llguidance import LLGuidanceBackend
+
+BACKEND = LLGuidanceBackend(contract_vocabulary())
+END = BACKEND.vocabulary.eos_token_ids[0]
+NESTED = """
+start: pair
+pair: "(" pair ")" | WORD
+WORD: /[ab]{1,3}/
+"""
+GBNF = """
+root ::= "(" root ")" | word
+word ::= [ab] [ab]?
+"""
+
+
+class TestLLGuidance(StructuredOutputContract):
+    backend = LLGuidanceBackend
+    constraints = frozenset({"json", "json_object", "regex", "choice", "calls"})
+
+
+def accepts(params, text):
+    matcher = BACKEND.compile(params).matcher()
+    return all(matcher.accept(token) for token in [*text.encode(), END])
+
+
+@pytest.mark.parametrize("grammar", [NESTED, GBNF])
+def test_a_context_free_grammar_is_followed(grammar):
+    params = StructuredOutputsParams(grammar=grammar)
+    for text in ("a", "((ab))", "(((b)))"):
+        assert accepts(params, text), text
+    for text in ("", "(a", "((a)", "c", "(a))"):
+        assert not accepts(params, text), text
+    compiled = BACKEND.compile(params)
+    for seed in range(20):
+        text = sample_completion(compiled.matcher(), random.Random(seed), BACKEND.vocabulary)
+        inner = text.strip("()")
+        assert re.fullmatch("[ab]{1,3}", inner)
+        assert text.count("(") == text.count(")")
+
+
+@pytest.mark.parametrize(
+    ("grammar", "message"),
+    [
+        ("", "empty"),
+        ("begin: /a/", "no rule 'start'"),
+        ("%llguidance {}\nstart: /a/", "the directive %llguidance"),
+        ("%import common.WORD\nstart: WORD", "the directive %import"),
+        ("start: <|end|>", "special token"),
+        ("start: <[5]>", "special token"),
+        ('start[temperature=2]: "a"', "a rule with"),
+        ('start: "' + "a" * 70_000 + '"', "70009 characters"),
+        ("start: " + "(" * 300 + '"a"' + ")" * 300, "nested more than"),
+        ("start: other", "cannot be compiled"),
+        ("root ::= ((", "not valid|cannot be compiled"),
+        ("start: \ud800", "lone surrogate"),
+    ],
+)
+def test_what_is_not_about_text_is_refused_by_name(grammar, message):
+    with pytest.raises(GrammarError, match=message):
+        BACKEND.compile(StructuredOutputsParams(grammar=grammar))
+
+
+def test_what_looks_like_a_directive_in_a_text_is_allowed():
+    params = StructuredOutputsParams(grammar='start: "<b> %import" /<[a-z]>/')
+    assert accepts(params, "<b> %import<x>")
+
+
+def test_left_recursion_is_no_problem():
+    params = StructuredOutputsParams(grammar='start: start "," "a" | "a"')
+    assert accepts(params, "a,a,a")
+    assert not accepts(params, "a,")
+
+
+def test_every_spelling_of_a_forced_text_is_allowed():
+    matcher = BACKEND.compile(StructuredOutputsParams(choice=("true",))).matcher()
+    allowed = read_mask(matcher, BACKEND.vocabulary.size)
+    assert {ord("t"), *BACKEND.vocabulary.tokens[b"true"]} <= allowed
+
+
+def test_a_regex_may_have_a_slash_and_a_line_end():
+    for regex, text in (("a/b\nc", "a/b\nc"), (r"\/\n", "/\n"), (r"\\/", "\\/")):
+        assert accepts(StructuredOutputsParams(regex=regex), text), regex
+
+
+def test_a_tool_with_a_refused_schema_is_named():
+    shape = CallShape("look", ("look(", SchemaPiece({"contains": {}}), ")"))
+    with pytest.raises(GrammarError, match=r"the tool 'look'.*'contains'"):
+        BACKEND.check(StructuredOutputsParams(calls=CallGrammar((shape,))))
+
+
+def test_a_forced_call_has_no_argument_that_the_tool_does_not_declare():
+    opened = {"properties": {"a": {"type": "integer"}}}
+    for schema, is_open in ((opened, False), (opened | {"additionalProperties": True}, True)):
+        shape = CallShape("look", ("look(", SchemaPiece(schema | {"type": "object"}), ")"))
+        params = StructuredOutputsParams(calls=CallGrammar((shape,)))
+        assert accepts(params, 'look({"a": 1})')
+        assert accepts(params, 'look({"a": 1, "b": 2})') is is_open
+
+
+def test_a_schema_may_be_recursive():
+    tree = {
+        "type": "object",
+        "properties": {"children": {"type": "array", "items": {"$ref": "#"}}},
+        "required": ["children"],
+        "additionalProperties": False,
+    }
+    params = StructuredOutputsParams(json=tree)
+    assert accepts(params, json.dumps({"children": [{"children": []}]}))
+    assert not accepts(params, json.dumps({"children": [{}]}))
