@@ -27,4 +27,8 @@ def write_media_model(folder: Path, case: MediaCase, seed: int = 0) -> Transform
     model = AutoModelForImageTextToText.from_config(
         config, dtype=torch.float32, attn_implementation="eager"
     )
-    return replace(write_model(folder, model, seed=seed), logit_factor=case.logit_factor)
+    written = write_model(folder, model, seed=seed)
+    # Llama 4's head is its text model's; in transformers 5.24 the whole model cannot answer
+    inner = getattr(model, "language_model", None)
+    reference = inner if hasattr(inner, "lm_head") else model
+    return replace(written, theirs=reference, logit_factor=case.logit_factor)
