@@ -35,7 +35,7 @@ GRID_EXECUTOR = "processes"  # of several workers
 DEFAULT_SCHEDULING_POLICY = "fcfs"
 DEFAULT_LOGITS_PROCESSORS = (
     "dry", "repetition_penalty", "sampled_token_penalties",
-    "logit_bias", "allowed_token_ids", "bad_words",
+    "logit_bias", "allowed_token_ids", "bad_words", "watermark",
     "dynamic_temperature", "quadratic_smoothing", "temperature",
     "epsilon_cutoff", "eta_cutoff", "min_p", "top_a", "top_k_top_p", "top_n_sigma", "typical_p",
     "xtc",

@@ -37,6 +37,28 @@ BAD_WORDS = RequestField(
     "bad_words", TokenTexts(MAX_BAD_WORDS, rule="word"), [], help="Texts that are not generated."
 )
 
+MAX_CONTEXT_WIDTH = 8
+WATERMARK_KEY = RequestField(
+    "watermark_key", int, 15_485_863, 0, 2**63 - 1,
+    "Secret that the green lists depend on; only who has it can detect the watermark.",
+)  # fmt: skip
+WATERMARK_GREENLIST_RATIO = RequestField(
+    "watermark_greenlist_ratio", float, 0.25, 0.01, 0.99, "Fraction of tokens that are green."
+)
+WATERMARK_CONTEXT_WIDTH = RequestField(
+    "watermark_context_width", int, 1, 1, MAX_CONTEXT_WIDTH,
+    "Number of previous tokens that decide which tokens are green.",
+)  # fmt: skip
+WATERMARK_FIELDS = (
+    RequestField("watermark", bool, default=False, help="True to watermark the completion."),
+    RequestField(
+        "watermark_bias", float, 2.0, 0.0, 100.0, "Added to the logits of green tokens; 0 is off."
+    ),
+    WATERMARK_GREENLIST_RATIO,
+    WATERMARK_CONTEXT_WIDTH,
+    WATERMARK_KEY,
+)
+
 TYPICAL_P = RequestField(
     "typical_p", float, 1.0, 0.0, 1.0, "The most typical tokens that add up to p; 1 is off."
 )
@@ -128,6 +150,7 @@ SAMPLED_PENALTIES = SamplerCapabilities(
 BIAS = SamplerCapabilities(stage="bias", fields=(LOGIT_BIAS,), is_vocab_parallel=True)
 ALLOWED = SamplerCapabilities(stage="bias", fields=(ALLOWED_TOKEN_IDS,))
 BAD = SamplerCapabilities(stage="bias", fields=(BAD_WORDS,))
+WATERMARK = SamplerCapabilities(stage="bias", fields=WATERMARK_FIELDS, is_vocab_parallel=True)
 
 FUSED = ("temperature", "min_p", "top_k_top_p")
 
@@ -141,6 +164,7 @@ def register_samplers(registry: Registrar[type[SamplerStep]]) -> None:
         ("logit_bias", "token_control:LogitBias", BIAS),
         ("allowed_token_ids", "token_control:AllowedTokenIds", ALLOWED),
         ("bad_words", "token_control:BadWords", BAD),
+        ("watermark", "watermark:Watermark", WATERMARK),
         ("dry", "dry:DRY", DRY),
     ):
         registry.add(name, f"quire_samplers.{reference}", capabilities=capabilities)

@@ -22,7 +22,7 @@ def _signed(word: int) -> int:
     return word - 2**64 if word >= 2**63 else word
 
 
-_GOLDEN = _signed(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd: SplitMix64's increment
+GOLDEN = _signed(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd: SplitMix64's increment
 _CHILD = _signed(0xD1B54A32D192ED03)  # odd, mixed bits: children do not collide with seeds
 _PURPOSE = _signed(0xABC98388FB8FAC03)
 _FIRST = _signed(0xBF58476D1CE4E5B9)
@@ -38,16 +38,17 @@ def uniform(rows: SampledRows, purpose: int) -> Tensor:
     seed = rows.slot_fields["seed"][rows.slots]
     child = rows.slot_fields["child"][rows.slots]
     key = mix(seed + child * _CHILD + _signed(purpose * _PURPOSE % 2**64))
-    bits = mix(key + rows.positions * _GOLDEN)
-    return _shift_right(bits, 64 - _NUM_BITS).double() * 2.0**-_NUM_BITS
+    bits = mix(key + rows.positions * GOLDEN)
+    return shift_right(bits, 64 - _NUM_BITS).double() * 2.0**-_NUM_BITS
 
 
 def mix(word: Tensor) -> Tensor:  # [N] int64, both
     """Return a bijective hash of 64 bits; each bit of the input flips half of the output."""
-    word = (word ^ _shift_right(word, 30)) * _FIRST
-    word = (word ^ _shift_right(word, 27)) * _SECOND
-    return word ^ _shift_right(word, 31)
+    word = (word ^ shift_right(word, 30)) * _FIRST
+    word = (word ^ shift_right(word, 27)) * _SECOND
+    return word ^ shift_right(word, 31)
 
 
-def _shift_right(word: Tensor, num_bits: int) -> Tensor:
+def shift_right(word: Tensor, num_bits: int) -> Tensor:  # [N] int64, both
+    """Return the bits moved to the right, with zeros in front."""
     return word.bitwise_right_shift(num_bits) & ((1 << (64 - num_bits)) - 1)

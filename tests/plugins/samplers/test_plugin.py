@@ -47,7 +47,7 @@ def test_they_run_in_a_known_order(quire_registries):
     names = [entry.name for entry in built_in(quire_registries)]
     samplers = ["categorical", "cpu_gumbel", "gumbel"]
     penalties = ["dry", "repetition_penalty", "sampled_token_penalties"]
-    control = ["allowed_token_ids", "bad_words", "logit_bias"]
+    control = ["allowed_token_ids", "bad_words", "logit_bias", "watermark"]
     temperatures = ["dynamic_temperature", "quadratic_smoothing", "temperature"]
     filters = ["epsilon_cutoff", "eta_cutoff", "min_p", "top_a", "top_k_top_p"]
     further = ["top_n_sigma", "typical_p", "xtc"]
@@ -144,8 +144,8 @@ def test_fields_take_what_vllm_takes_and_no_more(quire_registries, name, taken, 
 def test_steps_without_sums_over_the_vocabulary_work_on_shards(quire_registries):
     parallel = {e.name for e in built_in(quire_registries) if e.capabilities.is_vocab_parallel}
     assert parallel == {
-        "repetition_penalty", "sampled_token_penalties", "logit_bias", "temperature", "gumbel",
-        "cpu_gumbel",
+        "repetition_penalty", "sampled_token_penalties", "logit_bias", "watermark",
+        "temperature", "gumbel", "cpu_gumbel",
     }  # fmt: skip
 
 

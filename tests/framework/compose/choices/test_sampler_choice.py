@@ -9,7 +9,7 @@ from quire.compose.composition import Choice
 from quire.errors import RefusedError
 
 PENALTIES = ("dry", "repetition_penalty", "sampled_token_penalties")
-CONTROL = ("allowed_token_ids", "bad_words", "logit_bias")
+CONTROL = ("allowed_token_ids", "bad_words", "logit_bias", "watermark")
 TEMPERATURES = ("dynamic_temperature", "quadratic_smoothing", "temperature")
 FILTERS = (
     "epsilon_cutoff", "eta_cutoff", "min_p", "top_a", "top_k_top_p", "top_n_sigma", "typical_p",

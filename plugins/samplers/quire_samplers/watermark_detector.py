@@ -1,0 +1,108 @@
+"""Detection of watermarks in token ids, by the number of green tokens.
+
+The test of Kirchenbauer et al., "A Watermark for Large Language Models", ICML 2023, section 3. It
+needs the key and the settings that the text was generated with, but neither model nor logits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.errors import InvalidRequestError
+from quire_samplers.green_list import context_seeds, is_green
+from quire_samplers.plugin import (
+    MAX_CONTEXT_WIDTH,
+    WATERMARK_CONTEXT_WIDTH,
+    WATERMARK_GREENLIST_RATIO,
+    WATERMARK_KEY,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WatermarkScore:
+    """The result of a detection.
+
+    Attributes:
+        num_scored: Number of different pairs of context and token.
+        num_green: Number of those whose token is green.
+        z_score: Standard deviations by which the green tokens exceed their expected number.
+        p_value: Probability of at least as many green tokens in a text without the watermark.
+    """
+
+    num_scored: int
+    num_green: int
+    z_score: float
+    p_value: float
+
+
+def detect_watermark(
+    token_ids: Sequence[int],
+    *,
+    prompt_token_ids: Sequence[int] = (),
+    key: int = WATERMARK_KEY.default,
+    greenlist_ratio: float = WATERMARK_GREENLIST_RATIO.default,
+    context_width: int = WATERMARK_CONTEXT_WIDTH.default,
+) -> WatermarkScore:
+    """Return how strongly token ids show the watermark of a key.
+
+    A pair of context and token that is repeated counts once: its colour is always the same, so
+    repetitions say nothing about the watermark.
+
+    Args:
+        token_ids: Token ids of the text.
+        prompt_token_ids: Token ids before the text, which are the context of its first tokens. If
+            they are not known, the first `context_width` tokens of the text are context alone.
+        key: Value of `watermark_key`.
+        greenlist_ratio: Value of `watermark_greenlist_ratio`.
+        context_width: Value of `watermark_context_width`.
+
+    Raises:
+        InvalidRequestError: A value is out of range, or there are too few tokens.
+    """
+    ratio = WATERMARK_GREENLIST_RATIO.check(greenlist_ratio)
+    width = WATERMARK_CONTEXT_WIDTH.check(context_width)
+    known = [*prompt_token_ids, *token_ids]
+    if len(token_ids) == 0 or len(known) <= width:
+        raise InvalidRequestError(
+            f"a watermark with a context of {width} tokens is detected from {width + 1} tokens on, "
+            f"got {len(known)}; pass prompt_token_ids if they are known",
+            param="token_ids",
+        )
+    first = max(len(prompt_token_ids), width)
+    windows = torch.tensor(known).unfold(0, width + 1, 1)[first - width :]
+    green = _green_of(windows.unique(dim=0), WATERMARK_KEY.check(key), ratio)
+    num_scored, num_green = len(green), int(green.sum())
+    deviation = math.sqrt(num_scored * ratio * (1 - ratio))
+    return WatermarkScore(
+        num_scored,
+        num_green,
+        z_score=(num_green - num_scored * ratio) / deviation,
+        p_value=binomial_tail(num_green, num_scored, ratio),
+    )
+
+
+def binomial_tail(at_least: int, num: int, probability: float) -> float:
+    """Return the probability of `at_least` or more successes in `num` independent trials."""
+    yes, no = math.log(probability), math.log1p(-probability)
+    terms = (
+        math.lgamma(num + 1) - math.lgamma(k + 1) - math.lgamma(num - k + 1)
+        + k * yes + (num - k) * no
+        for k in range(at_least, num + 1)
+    )  # fmt: skip
+    return min(1.0, math.fsum(map(math.exp, terms)))
+
+
+def _green_of(windows: Tensor, key: int, ratio: float) -> Tensor:  # [N, width + 1] -> [N] bool
+    """Return whether the last token of each window is green after the others."""
+    width = windows.shape[1] - 1
+    contexts = torch.zeros(len(windows), MAX_CONTEXT_WIDTH, dtype=torch.int64)
+    contexts[:, MAX_CONTEXT_WIDTH - width :] = windows[:, :-1]
+    keys, widths = torch.full((len(windows),), key), torch.full((len(windows),), width)
+    seeds = context_seeds(keys, contexts, widths)
+    ratios = torch.full((len(windows), 1), ratio)
+    return is_green(seeds.unsqueeze(1), windows[:, -1:], ratios).squeeze(1)
