@@ -32,6 +32,8 @@ MAX_LOGPROB_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
 MAX_BAD_WORDS = 128
 MAX_ALLOWED_TOKEN_IDS = 2**20  # the vocabulary is a smaller limit
+MAX_LOGITS_PROCESSORS = 32
+MAX_LOGITS_PROCESSOR_CHARACTERS = 128  # of one name
 MAX_SEED = 2**63 - 1
 
 LIMITS: dict[str, tuple[float, float]] = {  # of the values that samplers read
@@ -210,6 +212,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             or -1: no limit.
         repetition_detection: Pattern whose repetition ends the completion with the finish reason
             "repetition"; a dict is accepted too.
+        logits_processors: Names of logits processors of plugins that run only for requests that
+            name them; the order is that of the pipeline.
         extra_args: Fields that sampler plugins declare, by name.
 
     Raises:
@@ -244,6 +248,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     structured_outputs: StructuredOutputsParams | None = None
     thinking_token_budget: int | None = None
     repetition_detection: RepetitionDetectionParams | None = None
+    logits_processors: tuple[str, ...] = ()
     extra_args: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
@@ -253,6 +258,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for name, max_items in _MAX_ITEMS.items():
             self._freeze_list(name, max_items)
         self._check_stops()
+        self._check_logits_processors()
         self._check_logit_bias()
         _check_integer("n", self.n, 1, MAX_N)
         self._check_best_of()
@@ -328,6 +334,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                         f"{name} holds half of a surrogate pair, which no text has: {_shown(text)}",
                         param=name,
                     )
+
+    def _check_logits_processors(self) -> None:
+        """Check that they are names: a client sends no code."""
+        for name in self.logits_processors:
+            is_name = isinstance(name, str) and len(name) <= MAX_LOGITS_PROCESSOR_CHARACTERS
+            if not is_name:
+                raise InvalidRequestError(
+                    "logits_processors takes names of logits processors that plugins offer, of up "
+                    f"to {MAX_LOGITS_PROCESSOR_CHARACTERS} characters, got {_shown(name)}; code "
+                    "is loaded at start-up, from a plugin whose step declares is_opt_in",
+                    param="logits_processors",
+                )
+        names = tuple(dict.fromkeys(self.logits_processors))
+        msgspec.structs.force_setattr(self, "logits_processors", names)
 
     def _check_logprobs(self) -> None:
         for name in ("logprobs", "prompt_logprobs"):
@@ -488,11 +508,12 @@ _MAX_ITEMS = {
     "allowed_token_ids": MAX_ALLOWED_TOKEN_IDS,
     "bad_words": MAX_BAD_WORDS,
     "logprob_token_ids": MAX_LOGPROB_TOKEN_IDS,
+    "logits_processors": MAX_LOGITS_PROCESSORS,
 }
 _SAMPLER_FIELDS = (
     "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "min_tokens", "include_stop_str_in_output", "ignore_eos",
-    "skip_special_tokens",
+    "skip_special_tokens", "logits_processors",
 )  # fmt: skip
 
 

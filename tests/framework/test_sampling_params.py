@@ -76,6 +76,7 @@ def test_what_samplers_read_are_numbers_of_one_type():
         "n": 1, "temperature": 0.0, "top_p": 1.0, "top_k": 3, "min_p": 0.0, "min_tokens": 0,
         "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0,
         "include_stop_str_in_output": False, "ignore_eos": False, "skip_special_tokens": True,
+        "logits_processors": (),
         "warmth": 2,
     }  # fmt: skip
 

@@ -138,6 +138,9 @@ class SamplerCapabilities:
             gathering its logits.
         reads_counts: Whether the step reads `SampledRows.counts_of`. The counts are kept only for
             batches in which such a step is active.
+        is_opt_in: Whether a logits processor runs only for requests that name it in
+            `logits_processors`. Its `apply` gets the rows of these requests alone, and it may be
+            active whatever its fields are.
     """
 
     stage: Stage
@@ -147,6 +150,7 @@ class SamplerCapabilities:
     probe: str | None = None
     is_vocab_parallel: bool = False
     reads_counts: bool = False
+    is_opt_in: bool = False
 
     def __post_init__(self) -> None:
         if self.probe is not None:
@@ -154,6 +158,11 @@ class SamplerCapabilities:
         if self.stage not in STAGES:
             raise PluginError(
                 f"a sampler's stage must be one of {', '.join(STAGES)}, got {self.stage!r}"
+            )
+        if self.is_opt_in and self.stage == "sample":
+            raise PluginError(
+                "a sampler of stage 'sample' runs for every request: leave is_opt_in out, or "
+                "choose another stage"
             )
         if self.needs_kernels not in KERNELS:
             raise PluginError(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from quire.compose.choices.lora_choice import load_sources
-from quire.compose.choices.sampler_choice import offered_fields
+from quire.compose.choices.sampler_choice import offered_fields, offered_logits_processors
 from quire.compose.composition import Composition
 from quire.config import ParallelSettings, Settings
 from quire.frontend.async_frontend import STALL_LIMIT_S, AsyncFrontend
@@ -14,6 +14,7 @@ from quire.frontend.chat.chat_template import ChatTemplate
 from quire.frontend.chat.completion_parser import CompletionParsers
 from quire.frontend.dispatch.engine_client import EngineCoreClient
 from quire.frontend.intake.intake import Intake
+from quire.frontend.intake.logits_processor_names import LogitsProcessorNames
 from quire.frontend.intake.request_hooks import RequestHook
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.interfaces.lora import LoRASource
@@ -136,6 +137,10 @@ def start_engine(settings: Settings, *, is_serving: bool = False) -> Engine:
             vocab_size=composition.description.vocab_size,
             fields=composition.sampler_fields,
             offered_fields=offered_fields(plugins.registries, composition.samplers),
+            logits_processors=LogitsProcessorNames(
+                {choice.name: choice.entry.capabilities for choice in composition.samplers},
+                offered_logits_processors(plugins.registries, composition.samplers),
+            ),
             hooks=plugins.hooks("request_received"),
             check_grammar=check_grammar,
             thinking=make_thinking(composition, parsers, composed.tokenizer),

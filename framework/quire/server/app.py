@@ -68,7 +68,9 @@ def create_unguarded_app(
         middleware: Middleware in front of the routes.
     """
     operations = _operations(frontend, HealthRoutes(frontend, lifecycle, plugins_report))
-    description = ApiDescription(operations, frontend.intake.fields)
+    description = ApiDescription(
+        operations, frontend.intake.fields, frontend.intake.logits_processors.opt_in
+    )
     operations.append(Operation("/openapi.json", description.openapi))
     app = Starlette(
         routes=[operation.route() for operation in operations],

@@ -25,6 +25,7 @@ from quire.worker.lora.adapter_manager import AdapterManager
 from quire.worker.memory.device_memory import CudaMeter, enough_memory
 from quire.worker.model_runner import ModelRunner
 from quire.worker.parts import WorkerParts
+from quire.worker.sampling.opt_in_step import OptInStep
 from quire.worker.sampling.sampling_pipeline import SamplingPipeline
 from quire.worker.stage import Stage
 
@@ -49,7 +50,8 @@ def build_pipeline(
         if isinstance(step, Sampler) and stage == "sample":
             samplers.append(step)
         elif isinstance(step, LogitsProcessor) and stage != "sample":
-            steps.append((stage, step))
+            is_opt_in = choice.entry.capabilities.is_opt_in
+            steps.append((stage, OptInStep(choice.name, step) if is_opt_in else step))
         else:
             raise PluginLoadError(
                 f"sampler {choice.name!r} declares stage {stage!r} and is a "

@@ -97,6 +97,25 @@ def offered_fields(registries: Registries, samplers: Iterable[Choice]) -> dict[s
     }
 
 
+def offered_logits_processors(registries: Registries, samplers: Iterable[Choice]) -> dict[str, str]:
+    """Return the logits processors that are not in use, each with how to use it."""
+    in_use = {choice.name for choice in samplers}
+    return {
+        entry.name: f"{entry.source} offers it: {_start_with(entry)}"
+        for entry in registries.samplers.offers()
+        if entry.name not in in_use and entry.capabilities.stage != "sample"
+    }
+
+
+def _start_with(entry: Entry) -> str:
+    """Return how a logits processor gets into use."""
+    start = f"start with --samplers default,{entry.name}"
+    fields = ", ".join(field.name for field in entry.capabilities.fields)
+    if entry.capabilities.is_opt_in or not fields:
+        return start
+    return f"{start}, and set its fields ({fields}) instead of its name"
+
+
 def fused_steps(samplers: Sequence[Choice]) -> tuple[int, ...]:
     """Return the indexes of the steps that the sampler of a pipeline can fuse.
 

@@ -23,6 +23,7 @@ from quire.errors import (
 )
 from quire.frontend.chat.thinking import Thinking
 from quire.frontend.intake.constraint_values import check_values
+from quire.frontend.intake.logits_processor_names import LogitsProcessorNames
 from quire.frontend.intake.prompt import EncodedPrompt, check_token_ids, prompt_parts
 from quire.frontend.intake.request_hooks import RequestHook, WatchedHook
 from quire.frontend.plugin_failure import plugin_failure
@@ -78,6 +79,7 @@ class Intake:
         vocab_size: V of the model, the upper bound of token ids.
         fields: Request fields that the samplers in use read.
         offered_fields: Request fields of installed samplers that are not in use -> how to use one.
+        logits_processors: Names that requests may have in `logits_processors`; None: no names.
         hooks: `request_received` hooks, each with its plugin.
         check_grammar: Function that validates a structured-output constraint; raises
             `GrammarError`.
@@ -91,6 +93,7 @@ class Intake:
         fields: Request fields that the engine's samplers read.
         extra_fields: Fields that plugins add to the request, by name; over HTTP, additional fields
             of the body.
+        logits_processors: Names that requests may have in `logits_processors`.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class Intake:
         vocab_size: int,
         fields: Sequence[RequestField] = (),
         offered_fields: Mapping[str, str] = MappingProxyType({}),
+        logits_processors: LogitsProcessorNames | None = None,
         hooks: Sequence[RequestHook] = (),
         check_grammar: Callable[[StructuredOutputsParams], None] | None = None,
         thinking: Thinking | None = None,
@@ -114,6 +118,7 @@ class Intake:
         self.fields = tuple(fields)
         known = SamplingParams.__struct_fields__
         self.offered_fields = offered_fields
+        self.logits_processors = logits_processors or LogitsProcessorNames()
         declared = {field.name for field in fields}
         self._unread = [
             (name, default) for name, default in SAMPLER_PARAMS.items() if name not in declared
@@ -383,6 +388,7 @@ class Intake:
     def _resolve_fields(self, params: SamplingParams) -> SamplingParams:
         """Return the parameters with every field that samplers add; all are checked."""
         self._check_extra_args(params.extra_args)
+        self.logits_processors.check(params)
         for name, default in self._unread:
             if getattr(params, name) != default:
                 hint = self.offered_fields.get(name, "start with --samplers default")

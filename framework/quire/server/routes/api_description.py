@@ -1,7 +1,7 @@
 """GET /openapi.json: the OpenAPI 3.1 description of the HTTP API, the samplers' fields included."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from quire import __version__
 from quire.interfaces.sampling import RequestField
+from quire.sampling_params import MAX_LOGITS_PROCESSORS
 from quire.server.http.json_response import json_response
 from quire.server.http.security import OPEN_PATHS
 from quire.server.routes.operation import Operation
@@ -29,13 +30,18 @@ class ApiDescription:
     Args:
         operations: Operations that it describes.
         sampler_fields: Request fields of the engine's samplers.
+        logits_processors: Names that requests may have in `logits_processors`.
     """
 
     def __init__(
-        self, operations: Collection[Operation], sampler_fields: Iterable[RequestField]
+        self,
+        operations: Collection[Operation],
+        sampler_fields: Iterable[RequestField],
+        logits_processors: Sequence[str] = (),
     ) -> None:
         self._operations = operations
-        self._sampler_fields = {field.name: field for field in sampler_fields}
+        self._of_samplers = {field.name: field.json_schema() for field in sampler_fields}
+        self._of_samplers["logits_processors"] = _schema_of_names(logits_processors)
 
     async def openapi(self, request: Request) -> Response:
         """Return the OpenAPI description of this server."""
@@ -50,7 +56,7 @@ class ApiDescription:
         for operation in self._operations:
             if operation.has_sampler_fields and operation.body is not None:
                 schema = schemas[operation.body.__name__]
-                schema["properties"] = _with_fields(schema["properties"], self._sampler_fields)
+                schema["properties"] = _with_fields(schema["properties"], self._of_samplers)
         paths: dict[str, Json] = {}
         for operation in self._operations:
             path = re.sub(r":\w+}", "}", operation.path)
@@ -90,13 +96,24 @@ class ApiDescription:
         return described
 
 
-def _with_fields(properties: Json, fields: Mapping[str, RequestField]) -> Json:
-    """Return a body's properties, and those that samplers declare, with their bounds."""
+def _with_fields(properties: Json, schemas: Mapping[str, Json]) -> Json:
+    """Return a body's properties, and those that depend on the samplers, with their bounds."""
     of_samplers = {
-        name: {"anyOf": [field.json_schema(), {"type": "null"}], "default": None}
-        for name, field in fields.items()
+        name: {"anyOf": [schema, {"type": "null"}], "default": None}
+        for name, schema in schemas.items()
     }
     return properties | of_samplers
+
+
+def _schema_of_names(names: Sequence[str]) -> Json:
+    """Return the schema of `logits_processors`; without any names only an empty list is valid."""
+    items: Json = {"type": "string", "enum": list(names)} if names else {"type": "string"}
+    return {
+        "type": "array",
+        "items": items,
+        "maxItems": MAX_LOGITS_PROCESSORS if names else 0,
+        "description": "Logits processors that run only for requests that name them.",
+    }
 
 
 def _content_of(operation: Operation) -> Json:

@@ -49,6 +49,7 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     response_format: dict[str, Any] | None = None
     thinking_token_budget: int | None = None
     repetition_detection: dict[str, Any] | None = None  # RepetitionDetectionParams
+    logits_processors: list[Any] | None = None  # names; what else it has is refused by name
     prompt_logprobs: int | None = None
     logprob_token_ids: list[int] | None = None
     use_beam_search: bool | None = None  # with n beams

@@ -356,3 +356,43 @@ def test_rows_have_the_given_values():
     assert rows.slot_fields["child"][rows.slots].tolist() == [0, 3]
     assert rows.positions.tolist() == [9, 4]
     assert rows.host_fields == [{"shift": 2.0}, {"shift": 0.0}]
+
+
+class Always(LogitsProcessor):
+    """Adds 1 to the first token; which requests it is for, `logits_processors` tells."""
+
+    def is_neutral(self, fields):
+        return False
+
+    def apply(self, logits, rows):
+        logits[:, 0] += 1
+        return logits
+
+
+def always_contract(capabilities, neutral_fields=None):
+    class Contract(LogitsProcessorContract):
+        step_class = Always
+        active = ({},)
+        neutral = MappingProxyType(neutral_fields or {})
+
+    Contract.capabilities = capabilities
+    return Contract()
+
+
+def test_a_step_that_requests_name_may_be_active_by_default():
+    contract = always_contract(SamplerCapabilities(stage="bias", is_opt_in=True))
+    contract.test_neutral_fields_are_called_neutral()
+    contract.test_active_rows_are_changed()
+    with pytest.raises(pytest.skip.Exception):
+        contract.test_neutral_rows_are_left_as_they_are()
+
+
+def test_a_step_that_always_runs_may_not():
+    with pytest.raises(AssertionError, match="is_neutral must be true of the defaults"):
+        always_contract(SHIFT).test_neutral_fields_are_called_neutral()
+
+
+def test_neutral_fields_of_a_step_that_requests_name_are_tested():
+    named = replace(SHIFT, is_opt_in=True)
+    with pytest.raises(AssertionError, match="is_neutral must be true of"):
+        always_contract(named, {"shift": 0.0}).test_neutral_fields_are_called_neutral()
