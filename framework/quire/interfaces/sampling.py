@@ -126,8 +126,11 @@ class SamplerCapabilities:
         fields: Request fields that the step reads.
         needs_kernels: Value that `--kernels` must resolve to for the step to be available:
             "triton", or "native" for C++ on a CPU; None: any.
-        fuses: Names of quire's logits processors that a `Sampler` can run itself in
-            `sample_fused`, all in one pass, in pipeline order.
+        fuses: Names of the logits processors that a `Sampler` can run itself in `sample_fused`,
+            all in one pass, in pipeline order. They declare `is_fusible`, and are quire's or come
+            from the sampler's own distribution.
+        is_fusible: Whether a `Sampler` that names the logits processor in `fuses` may run it
+            instead of `apply`. It then depends on its fields, the tokens and the logits alone.
         probe: Import string of a function without arguments that prepares what the step runs, such
             as compiled kernels, and returns the reason why this machine cannot run it, or None. It
             runs before the choice is final, in a thread, and must not import torch.
@@ -151,6 +154,7 @@ class SamplerCapabilities:
     is_vocab_parallel: bool = False
     reads_counts: bool = False
     is_opt_in: bool = False
+    is_fusible: bool = False
 
     def __post_init__(self) -> None:
         if self.probe is not None:
@@ -163,6 +167,12 @@ class SamplerCapabilities:
             raise PluginError(
                 "a sampler of stage 'sample' runs for every request: leave is_opt_in out, or "
                 "choose another stage"
+            )
+        if self.is_fusible and (self.stage == "sample" or self.is_opt_in or self.reads_counts):
+            raise PluginError(
+                "a sampler step that declares is_fusible must be a logits processor that runs by "
+                "its fields alone: choose another stage than 'sample', and leave out is_opt_in "
+                "and reads_counts"
             )
         if self.needs_kernels not in KERNELS:
             raise PluginError(

@@ -172,24 +172,24 @@ def register_samplers(registry: Registrar[type[SamplerStep]]) -> None:
         registry.add(
             name,
             f"quire_samplers.{reference}",
-            capabilities=SamplerCapabilities(stage=stage, fields=fields),
+            capabilities=SamplerCapabilities(stage=stage, fields=fields, is_fusible=True),
         )
     registry.add(
         "temperature",
         "quire_samplers.temperature:Temperature",
         capabilities=SamplerCapabilities(
-            stage="temperature", fields=(TEMPERATURE,), is_vocab_parallel=True
+            stage="temperature", fields=(TEMPERATURE,), is_vocab_parallel=True, is_fusible=True
         ),
     )
     registry.add(
         "min_p",
         "quire_samplers.min_p:MinP",
-        capabilities=SamplerCapabilities(stage="filter", fields=(MIN_P,)),
+        capabilities=SamplerCapabilities(stage="filter", fields=(MIN_P,), is_fusible=True),
     )
     registry.add(
         "top_k_top_p",
         "quire_samplers.top_k_top_p:TopKTopP",
-        capabilities=SamplerCapabilities(stage="filter", fields=(TOP_K, TOP_P)),
+        capabilities=SamplerCapabilities(stage="filter", fields=(TOP_K, TOP_P), is_fusible=True),
     )
     registry.add(
         "categorical",

@@ -68,3 +68,17 @@ def test_a_stage_that_no_pipeline_has_is_refused():
 
 def test_penalties_and_biases_come_before_the_temperature_and_filters_behind_it():
     assert STAGES == ("penalty", "bias", "temperature", "filter", "sample")
+
+
+@pytest.mark.parametrize(
+    ("declared", "words"),
+    [
+        ({"stage": "sample", "is_opt_in": True}, "leave is_opt_in out"),
+        ({"stage": "sample", "is_fusible": True}, "another stage than 'sample'"),
+        ({"stage": "filter", "is_fusible": True, "is_opt_in": True}, "leave out is_opt_in"),
+        ({"stage": "penalty", "is_fusible": True, "reads_counts": True}, "and reads_counts"),
+    ],
+)
+def test_capabilities_that_exclude_each_other_are_refused(declared, words):
+    with pytest.raises(PluginError, match=words):
+        SamplerCapabilities(**declared)

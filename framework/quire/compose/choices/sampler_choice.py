@@ -119,19 +119,26 @@ def _start_with(entry: Entry) -> str:
 def fused_steps(samplers: Sequence[Choice]) -> tuple[int, ...]:
     """Return the indexes of the steps that the sampler of a pipeline can fuse.
 
-    Empty unless all steps that it declares to fuse are there. Only quire's own steps count, because
-    a step of the same name from another plugin may differ.
+    Empty unless all steps that it declares to fuse are there and may be fused. A step is known by
+    its name and its distribution, the sampler's own or quire: one of the same name from another
+    distribution may differ.
 
     Args:
         samplers: Steps in the order of the pipeline, the sampler last.
     """
-    names = samplers[-1].entry.capabilities.fuses
+    sampler = samplers[-1].entry
+    names = sampler.capabilities.fuses
     found = tuple(
         index
         for index, step in enumerate(samplers[:-1])
-        if step.name in names and step.entry.source.is_ours
+        if step.name in names and _may_fuse(sampler, step.entry)
     )
     return found if tuple(samplers[index].name for index in found) == names else ()
+
+
+def _may_fuse(sampler: Entry, step: Entry) -> bool:
+    is_known = step.source.is_ours or step.source.distribution == sampler.source.distribution
+    return is_known and bool(step.capabilities.is_fusible)
 
 
 def _check_fields(entries: Iterable[Entry]) -> None:

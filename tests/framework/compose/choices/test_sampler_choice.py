@@ -54,6 +54,58 @@ def test_nothing_is_fused_if_a_step_is_left_out(quire_registries):
     assert fused_steps(chosen(quire_registries, "temperature", "top_k_top_p", "gumbel")) == ()
 
 
+def from_acme(choice, distribution="acme-quire", **capabilities):
+    entry = choice.entry
+    own = replace(
+        entry,
+        source=replace(entry.source, distribution=distribution),
+        capabilities=replace(entry.capabilities, **capabilities),
+    )
+    return Choice("sampler", own, "asked for")
+
+
+def with_foreign(registries, *names, fuses=("temperature", "min_p", "top_k_top_p")):
+    """The default pipeline, in which another distribution has these steps and the sampler."""
+    samplers = chosen(registries, "default")
+    return [
+        from_acme(each, fuses=fuses) if each.name == "gumbel"
+        else from_acme(each) if each.name in names
+        else each
+        for each in samplers
+    ]  # fmt: skip
+
+
+def names_of_fused(samplers):
+    return [samplers[index].name for index in fused_steps(samplers)]
+
+
+def test_a_third_partys_sampler_fuses_its_own_steps_and_ours(quire_registries):
+    expected = ["temperature", "min_p", "top_k_top_p"]
+    assert names_of_fused(with_foreign(quire_registries)) == expected
+    assert names_of_fused(with_foreign(quire_registries, "min_p")) == expected
+    assert names_of_fused(with_foreign(quire_registries, *expected)) == expected
+
+
+def test_a_step_of_yet_another_distribution_is_not_fused(quire_registries):
+    samplers = with_foreign(quire_registries)
+    samplers = [
+        from_acme(each, "other-quire") if each.name == "min_p" else each for each in samplers
+    ]
+    assert names_of_fused(samplers) == []
+
+
+def test_a_step_that_does_not_declare_it_is_not_fused(quire_registries):
+    fuses = ("dry", "temperature")
+    assert names_of_fused(with_foreign(quire_registries, fuses=fuses)) == []
+    samplers = with_foreign(quire_registries, fuses=("temperature",))
+    assert names_of_fused(samplers) == ["temperature"]
+    samplers = [
+        from_acme(each, is_fusible=False) if each.name == "temperature" else each
+        for each in samplers
+    ]
+    assert names_of_fused(samplers) == []
+
+
 def test_a_third_partys_step_of_the_same_name_is_not_fused(quire_registries):
     samplers = list(chosen(quire_registries, "default"))
     index = [each.name for each in samplers].index("min_p")
