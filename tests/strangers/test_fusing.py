@@ -40,6 +40,7 @@ PICK = (
     from quire.interfaces.sampling import Sampler
 
     METHODS = []
+    TEMPERATURE = RequestField("temperature", float, 1.0, 0.0, 100.0)
 
 
     class Pick(Sampler):
@@ -63,7 +64,7 @@ PICK = (
             "pick",
             __name__ + ":Pick",
             capabilities=SamplerCapabilities(
-                stage="sample", fields=(FIELD,), fuses=("offset",)
+                stage="sample", fields=(FIELD, TEMPERATURE), fuses=("offset",)
             ),
         )
 """
