@@ -1,7 +1,7 @@
 """The interface of a structured-output backend: grammars that a completion must follow.
 
-Backends run in a separate process that can be killed, because a client's regex may take forever.
-The host sends grammars and sampled tokens to it, reads bitmasks from shared memory, and enforces
+Backends run in separate processes that can be killed, because a client's regex may take forever.
+The host sends grammars and sampled tokens to them, reads bitmasks from shared memory, and enforces
 limits of time and memory. A backend must refuse what it does not support and name it in the error;
 it must not silently ignore a keyword.
 """
@@ -12,6 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from quire.errors import GrammarError
 
 if TYPE_CHECKING:
     from quire.sampling_params import StructuredOutputsParams
@@ -74,6 +76,14 @@ class CompiledGrammar(ABC):
     def matcher(self) -> Matcher:
         """Return a matcher at the grammar's start."""
 
+    def packed(self) -> bytes | None:
+        """Return the grammar as bytes that `load` of its backend reads; None: it cannot be sent.
+
+        A grammar that can be sent, and that compiled with little time and memory, is matched in one
+        process with others. So pack only what loads quickly and whose masks take a bounded time.
+        """
+        return None
+
 
 class StructuredOutputBackend(ABC):
     """Compiles grammars for one vocabulary."""
@@ -97,3 +107,12 @@ class StructuredOutputBackend(ABC):
         Raises:
             GrammarError: It cannot be compiled.
         """
+
+    def load(self, packed: bytes) -> CompiledGrammar:
+        """Return the grammar that `packed` wrote, perhaps in another process.
+
+        Raises:
+            GrammarError: It cannot be loaded here; the grammar is compiled alone then.
+        """
+        del packed
+        raise GrammarError("this backend loads no grammars, because it packs none")

@@ -8,12 +8,13 @@ constraint becomes a grammar in its own dialect of Lark, JSON schemas in normal 
 
 import json
 import re
+from collections.abc import Sequence
 from ctypes import addressof, c_char
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from quire.errors import GrammarError
@@ -37,6 +38,26 @@ OPENING = frozenset(  # keywords by which an object may have other names
     | {"allOf", "anyOf", "oneOf", "if", "$ref", "$dynamicRef", "dependentSchemas", "dependencies"}
 )
 ESCAPES = r'"\bfnrt'  # so each character has one spelling
+PARSER_LIMITS = LLParserLimits(
+    max_items_in_row=2_000,
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_lexer_states=250_000,
+    max_grammar_size=500_000,
+    verbose_errors=False,
+)
+# Other requests wait for the masks of a grammar that shares their process, so it has less; what
+# needs more is matched alone, with the limits above.
+SHARED_PARSER_LIMITS = LLParserLimits(
+    max_items_in_row=2_000,
+    initial_lexer_fuel=100_000,
+    step_lexer_fuel=20_000,
+    step_max_items=20_000,
+    max_lexer_states=50_000,
+    max_grammar_size=100_000,
+    verbose_errors=False,
+)
 
 
 class LLGuidanceBackend(StructuredOutputBackend):
@@ -51,6 +72,7 @@ class LLGuidanceBackend(StructuredOutputBackend):
         self._tokenizer = LLTokenizer(
             TokenizerWrapper(_Tokens(vocabulary)), eos_token=list(vocabulary.eos_token_ids)
         )
+        self._same = [ids for ids in vocabulary.tokens.values() if len(ids) > 1]
 
     @classmethod
     def check(cls, params: StructuredOutputsParams) -> None:
@@ -68,15 +90,31 @@ class LLGuidanceBackend(StructuredOutputBackend):
             GrammarError: The grammar cannot be compiled; the message has the reason.
         """
         grammar = _grammar_of(params)
-        matcher = LLMatcher(self._tokenizer, grammar.text, log_level=0)
+        matcher = self._start(grammar.text, PARSER_LIMITS)
+        if warnings := matcher.get_grammar_warnings():
+            raise GrammarError(f"the grammar is ambiguous: {_first_line('; '.join(warnings))}")
+        tokens = self._unique_tokens if grammar.unique_names else None
+        packed = None if grammar.unique_names else grammar.text.encode()
+        return LLGuidanceGrammar(
+            matcher, self.vocabulary, grammar.unique_names, tokens, self._same, packed
+        )
+
+    def load(self, packed: bytes) -> CompiledGrammar:
+        """Return a grammar that was compiled elsewhere, with the limits of a shared process.
+
+        Raises:
+            GrammarError: It does not fit these limits.
+        """
+        start = self._start(packed.decode(), SHARED_PARSER_LIMITS)
+        return LLGuidanceGrammar(start, self.vocabulary, same=self._same, packed=packed)
+
+    def _start(self, text: str, limits: LLParserLimits) -> LLMatcher:
+        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
         if matcher.is_error():
             raise GrammarError(
                 f"the grammar cannot be compiled: {_first_line(matcher.get_error())}"
             )
-        if warnings := matcher.get_grammar_warnings():
-            raise GrammarError(f"the grammar is ambiguous: {_first_line('; '.join(warnings))}")
-        tokens = self._unique_tokens if grammar.unique_names else None
-        return LLGuidanceGrammar(matcher, self.vocabulary, grammar.unique_names, tokens)
+        return matcher
 
     @cached_property
     def _unique_tokens(self) -> UniqueTokens:
@@ -91,6 +129,9 @@ class LLGuidanceGrammar(CompiledGrammar):
         vocabulary: The model's tokens.
         unique_names: Names of properties whose arrays have unique strings.
         unique_tokens: The tokens by their beginnings; None if no array has unique strings.
+        same: Ids of tokens that have the same bytes.
+        packed: The grammar as `load` reads it. None if an array has unique strings: the time of
+            its masks depends on the completion, so it is matched alone.
     """
 
     def __init__(
@@ -99,19 +140,26 @@ class LLGuidanceGrammar(CompiledGrammar):
         vocabulary: Vocabulary,
         unique_names: frozenset[bytes] = frozenset(),
         unique_tokens: UniqueTokens | None = None,
+        same: Sequence[Sequence[int]] = (),
+        packed: bytes | None = None,
     ) -> None:
         self._start = start
+        self._packed = packed
         self.vocabulary = vocabulary
         self.unique_names = unique_names
         self.unique_tokens = unique_tokens
         self.octets: dict[int, bytes] = {}
         if unique_tokens is not None:
             self.octets = {i: token for token, ids in vocabulary.tokens.items() for i in ids}
-        self.same = [ids for ids in vocabulary.tokens.values() if len(ids) > 1]
+        self.same = same
 
     def matcher(self) -> Matcher:
         """Return a matcher at the start."""
         return LLGuidanceMatcher(self, self._start.deep_copy())
+
+    def packed(self) -> bytes | None:
+        """Return the grammar's text, from which it compiles anew in milliseconds."""
+        return self._packed
 
 
 class LLGuidanceMatcher(Matcher):
@@ -137,6 +185,7 @@ class LLGuidanceMatcher(Matcher):
             if not text.feed(self._grammar.octets.get(token_id, b"")):
                 return False
         if self._matcher.try_consume_tokens([token_id]) != 1:
+            self._check_limits()
             return False
         if self._grammar.unique_tokens is not None:
             self._texts.append(text)
@@ -154,10 +203,7 @@ class LLGuidanceMatcher(Matcher):
         else:
             array = (c_char * words.nbytes).from_buffer(words)
             self._matcher.unsafe_compute_mask_ptr(addressof(array), words.nbytes)
-        if self._matcher.is_error():
-            raise GrammarError(
-                f"the grammar cannot be followed: {_first_line(self._matcher.get_error())}"
-            )
+        self._check_limits()
         if self._grammar.unique_tokens is not None and not self._num_ends:
             for token_id in self._texts[-1].forbidden(self._grammar.unique_tokens):
                 _set_bit(octets, token_id, False)
@@ -168,6 +214,12 @@ class LLGuidanceMatcher(Matcher):
             is_allowed = any(octets[i // 8] >> i % 8 & 1 for i in ids)
             for token_id in ids:
                 _set_bit(octets, token_id, is_allowed)
+
+    def _check_limits(self) -> None:
+        if self._matcher.is_error():
+            raise GrammarError(
+                f"the grammar cannot be followed: {_first_line(self._matcher.get_error())}"
+            )
 
     def rollback(self, num_tokens: int) -> None:
         """Undo the last accepted tokens."""

@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from quire.engine.grammar.grammar_wire import Kill, Setup, Spawn, send
+from quire.engine.grammar.grammar_wire import Kill, Setup, Spawn, SpawnMatcher, send
 from quire.errors import GrammarError
 from quire.process.children.python_child import child_environment, python_arguments
 
@@ -44,8 +44,8 @@ class GrammarForkServer:
         """Process id of the fork server; None: it was not started."""
         return None if self._process is None else self._process.pid
 
-    def spawn(self, command: Spawn) -> socket.socket:
-        """Start a process for a grammar and return the socket to it, without waiting for it.
+    def spawn(self, command: Spawn | SpawnMatcher) -> socket.socket:
+        """Start a process and return the socket to it, without waiting for it.
 
         Raises:
             GrammarError: The message is too long.
@@ -60,12 +60,12 @@ class GrammarForkServer:
             raise
         return parent_end
 
-    def kill(self, grammar: int) -> None:
-        """Kill the process of a grammar, if it is still running."""
+    def kill(self, process: int) -> None:
+        """Kill a process by its number, if it is still running."""
         if not self.is_alive:
             return  # its children died with it
         try:
-            self._send(Kill(grammar), [])
+            self._send(Kill(process), [])
         except OSError:
             self.shutdown()  # it does not read any more: end it, and with it its children
 
@@ -85,13 +85,13 @@ class GrammarForkServer:
         self.shutdown()
         self._setup_file.close()
 
-    def _send(self, command: Spawn | Kill, fds: list[int]) -> None:
+    def _send(self, command: Spawn | SpawnMatcher | Kill, fds: list[int]) -> None:
         try:
             self._send_once(command, fds)
         except BrokenPipeError:  # the fork server just died: start a new one and send again
             self._send_once(command, fds)
 
-    def _send_once(self, command: Spawn | Kill, fds: list[int]) -> None:
+    def _send_once(self, command: Spawn | SpawnMatcher | Kill, fds: list[int]) -> None:
         """Send a whole message, or disconnect: a partial one would corrupt the stream."""
         if self._control is None or not self.is_alive:
             self.shutdown()

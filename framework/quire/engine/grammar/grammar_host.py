@@ -11,9 +11,10 @@ with a longer turn. So slow grammars delay quick ones by little, whoever sent th
 
 Grammars never run in the engine's process. Each compiles in a process of its own, under time and
 memory limits enforced by the kernel, so a hostile one affects no other; see `grammar_process`.
+Those that can be sent and are cheap are matched in one process, with one message a step. When that
+process is lost, each of its grammars gets its own, so that the one at fault fails alone.
 """
 
-import hashlib
 import logging
 import math
 import time
@@ -25,8 +26,13 @@ import msgspec
 from quire.config import PluginSettings
 from quire.engine.grammar.compile_shares import CompileShares
 from quire.engine.grammar.fork_server_client import GrammarForkServer
-from quire.engine.grammar.grammar_link import BackendFailedError, LinkLostError, NotStartedError
-from quire.engine.grammar.grammar_pool import GrammarLimits, GrammarPool
+from quire.engine.grammar.grammar_link import (
+    BackendFailedError,
+    GrammarLink,
+    LinkLostError,
+    NotStartedError,
+)
+from quire.engine.grammar.grammar_pool import GrammarLimits, GrammarPool, digest
 from quire.engine.grammar.grammar_wire import (
     Accept,
     Failure,
@@ -128,7 +134,7 @@ class GrammarHost:
         request = _Request(request_id, self._num_submitted, b"", params, is_active, client)
         try:
             request.key = _message(params)
-            if (error := self._failures.get(_digest(request.key))) is None:
+            if (error := self._failures.get(digest(request.key))) is None:
                 self._queue.append(request)
             else:
                 self._fail(request, error)
@@ -171,7 +177,7 @@ class GrammarHost:
         request = self._requests[request_id]
         if request.follows_grammar:
             request.token_ids.extend(token_ids)
-            self._pool[request.key].add(Accept(request.matcher, list(token_ids)))
+            self._pool[request.key].link.add(Accept(request.matcher, list(token_ids)))
 
     def release(self, request_id: str) -> None:
         """Remove a request; unknown ids are ignored."""
@@ -181,8 +187,8 @@ class GrammarHost:
         if request in self._queue:
             self._queue.remove(request)
             return
-        if request.client and (link := self._pool[request.key]).is_compiling:
-            self._shares.add(request.client, time.monotonic() - link.started_s)
+        if request.client and (grammar := self._pool[request.key]).link.is_compiling:
+            self._shares.add(request.client, time.monotonic() - grammar.started_s)
         self._drop_matcher(request)
 
     def shutdown(self) -> None:
@@ -215,8 +221,8 @@ class GrammarHost:
         self._rows = [(slot, request) for slot, request in requests if request.is_active]
         if self._started is not None:
             self._pool.end_interrupted()
-        for key in self._keys_of_step():
-            self._pool[key].begin_turn(self._fills(key))
+        for link in self._links_of_step():
+            link.begin_turn(self._fills(link))
 
     def collect_masks(self) -> list[RowBitmask]:
         """Return the requested masks.
@@ -224,8 +230,8 @@ class GrammarHost:
         The mask of a failed grammar allows only the end-of-text token; its error is in the next
         `poll`.
         """
-        for key in self._keys_of_step():
-            self._finish_turn(key)
+        for link in self._links_of_step():
+            self._finish_turn(link)
         masks = [
             RowBitmask(slot, 0, self._masks.row(row) if request.error is None else self._masks.end)
             for row, (slot, request) in enumerate(self._rows)
@@ -233,48 +239,81 @@ class GrammarHost:
         self._rows = []
         return masks
 
-    def _keys_of_step(self) -> list[bytes]:
-        return list(dict.fromkeys(r.key for _, r in self._rows if r.error is None))
+    def _links_of_step(self) -> list[GrammarLink]:
+        links = [self._pool[r.key].link for _, r in self._rows if r.error is None]
+        return list({id(link): link for link in links}.values())
 
-    def _fills(self, key: bytes) -> list[Fill]:
+    def _fills(self, link: GrammarLink) -> list[Fill]:
         requests = [request for _, request in self._rows]
-        users = [(i, r) for i, r in enumerate(requests) if r.key == key and r.error is None]
-        return [Fill(request.matcher, row) for row, request in users]
+        rows = [(row, r) for row, r in enumerate(requests) if r.error is None]
+        return [Fill(r.matcher, row) for row, r in rows if self._pool[r.key].link is link]
 
-    def _finish_turn(self, key: bytes) -> None:
-        """Wait for a process; restart it if it died. A second failure fails its requests."""
+    def _finish_turn(self, link: GrammarLink) -> None:
+        """Wait for a process. What it was lost with, or expelled, gets processes of its own."""
         try:
-            self._apply_turn(key, self._pool[key].end_turn())
-            return
+            done = link.end_turn()
         except LinkLostError as error:  # the host has all the state to restart it
-            names = _request_ids(self._users(key))
-            logger.warning("%s; restarting it for requests %s", error, names)
-        try:
-            self._restart(key)
-            self._apply_turn(key, self._pool[key].end_turn())
-        except LinkLostError as error:
-            self._fail_all(self._users(key), error)
-            self._pool.remove(key)
+            self._log_restart(str(error), keys := self._lose(link))
+        else:
+            self._apply_turn(done)
+            keys = [key for n in done.expelled if (key := self._pool.key_of(n)) is not None]
+            if keys:
+                self._log_restart("grammars failed in the process that others share", keys)
+        self._isolate(keys)
 
-    def _restart(self, key: bytes) -> None:
-        """Restart a grammar's process and bring its matchers to their previous state.
+    def _lose(self, link: GrammarLink) -> list[bytes]:
+        keys = self._pool.lose(link)
+        if not link.is_shared:  # the grammar is at fault, and must not end a shared process later
+            for key in keys:
+                self._pool.keep_unshared(key)
+        return keys
 
-        Raises:
-            LinkLostError: The process cannot be started, or does not compile the grammar.
+    def _isolate(self, keys: Sequence[bytes]) -> None:
+        """Start a process for each grammar, and bring its matchers to their previous state.
+
+        They compile at the same time. A failure is the grammar's own now, and fails its requests.
         """
-        users = self._users(key)
-        link = self._pool.replace(key, users[0].params)
-        link.wait_until_compiled()
-        for request in users:
-            link.add(Start(request.matcher))
-            link.add(Accept(request.matcher, request.token_ids))
-        link.begin_turn(self._fills(key))
+        started = []
+        for key in keys:
+            if not (users := self._users(key)):
+                self._pool.remove(key)
+                continue
+            try:
+                started.append((key, self._pool.isolate(key, users[0].params)))
+            except LinkLostError as error:
+                self._give_up(key, error)
+        for key, link in started:
+            try:
+                link.receive_compiled()
+                self._replay(key, link)
+                self._apply_turn(link.end_turn())
+            except LinkLostError as error:
+                self._give_up(key, error)
 
-    def _apply_turn(self, key: bytes, done: TurnDone) -> None:
+    def _replay(self, key: bytes, link: GrammarLink) -> None:
+        """Begin the turn in which a new process comes to where the old one was."""
+        grammar = self._pool[key].number
         for request in self._users(key):
-            if request.matcher in done.failed:
-                self._fail(request, self._error_of(done.failed[request.matcher], [request]))
-                self._drop_matcher(request)
+            link.add(Start(request.matcher, grammar))
+            link.add(Accept(request.matcher, request.token_ids))
+        link.begin_turn(self._fills(link))
+
+    def _give_up(self, key: bytes, error: LinkLostError) -> None:
+        self._pool.keep_unshared(key)
+        self._fail_all(self._users(key), error)
+        self._pool.remove(key)
+
+    def _apply_turn(self, done: TurnDone) -> None:
+        failed = [
+            r for r in self._requests.values() if r.error is None and r.matcher in done.failed
+        ]
+        for request in failed:
+            self._fail(request, self._error_of(done.failed[request.matcher], [request]))
+            self._drop_matcher(request)
+
+    def _log_restart(self, reason: str, keys: Sequence[bytes]) -> None:
+        names = _request_ids([request for key in keys for request in self._users(key)])
+        logger.warning("%s; restarting it for requests %s", reason, names)
 
     # --- compiling ---------------------------------------------------------------------------
 
@@ -284,14 +323,14 @@ class GrammarHost:
         self._preempt()
         for request in list(self._queue):
             try:
-                link = self._pool.acquire(request.key, request.params)
+                grammar = self._pool.acquire(request.key, request.params)
             except LinkLostError as error:
                 self._queue.remove(request)
                 self._fail_all([request], error)
                 continue
-            if link is not None:
+            if grammar is not None:
                 self._queue.remove(request)
-                if not link.is_compiling:
+                if not grammar.link.is_compiling:
                     self._make_ready(request)
 
     def _preempt(self) -> None:
@@ -338,9 +377,10 @@ class GrammarHost:
 
     def _finish_compile(self, key: bytes) -> None:
         """Receive a grammar's compile result, and report it for all requests that wait for it."""
-        error = self._pool[key].compile_error()
         self._count_compile_time(key)
-        if error is not None:
+        try:
+            self._pool.finish_compile(key)
+        except LinkLostError as error:
             users = self._users(key)
             self._fail_all(users, error)
             self._remember(key, users)
@@ -353,12 +393,13 @@ class GrammarHost:
         """Keep the error of a grammar, unless the server is at fault."""
         for request in requests:
             if isinstance(request.error, GrammarError):
-                self._failures[_digest(key)] = request.error
+                self._failures[digest(key)] = request.error
         for oldest in list(self._failures)[: -self._limits.max_failures]:
             del self._failures[oldest]
 
     def _make_ready(self, request: _Request) -> None:
-        self._pool[request.key].add(Start(request.matcher))
+        grammar = self._pool[request.key]
+        grammar.link.add(Start(request.matcher, grammar.number))
         self._outcomes.append((request.request_id, None))
 
     def _fail(self, request: _Request, error: RequestError) -> None:
@@ -380,7 +421,7 @@ class GrammarHost:
 
     def _drop_matcher(self, request: _Request) -> None:
         """Remove a request from the users of its grammar."""
-        self._pool[request.key].drop(request.matcher)
+        self._pool[request.key].link.drop(request.matcher)
         self._pool.release(request.key)
 
     def _error_of(self, failure: Failure, requests: Sequence[_Request]) -> RequestError:
@@ -419,6 +460,7 @@ class GrammarHost:
                 vocabulary=VocabularyMessage.of(vocabulary),
                 num_rows=self._max_rows,
                 memory_limit_bytes=self._limits.memory_bytes,
+                shared_memory_limit_bytes=self._limits.shared_memory_bytes,
             )
             fork_server = GrammarForkServer(setup, masks.fd)
             self._started = (GrammarPool(fork_server, self._backends, self._limits), masks)
@@ -427,10 +469,6 @@ class GrammarHost:
 
 def _request_ids(requests: Sequence[_Request]) -> str:
     return ", ".join(request.request_id for request in requests)
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
 
 
 def _message(params: StructuredOutputsParams) -> bytes:

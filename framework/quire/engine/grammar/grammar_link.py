@@ -1,4 +1,7 @@
-"""Engine-side connection to one grammar process: one message per step in each direction."""
+"""Engine-side connection to one grammar process: one message per step in each direction.
+
+A process matches one grammar, which it has compiled itself, or several, which it has loaded.
+"""
 
 import contextlib
 import socket
@@ -14,10 +17,14 @@ from quire.engine.grammar.grammar_wire import (
     Compiled,
     Drop,
     Fill,
+    Load,
     Operation,
+    Sendable,
     Spawn,
+    SpawnMatcher,
     Turn,
     TurnDone,
+    Unload,
     receive,
     send,
 )
@@ -26,6 +33,7 @@ from quire.sampling_params import StructuredOutputsParams
 
 START_TIMEOUT_S = 30.0  # for the fork server to load plugins, on top of the compile timeout
 TURN_TIMEOUT_S = 10.0  # for masks to be filled, which usually takes microseconds
+SHARED_TURN_TIMEOUT_S = 2.0  # in a process that others share: a backend that hangs stops them too
 
 
 class LinkLostError(QuireError):
@@ -47,19 +55,20 @@ class BackendFailedError(LinkLostError):
 
 
 class GrammarLink:
-    """One grammar, its process, and the operations of its next turn.
+    """One grammar process, and the operations of its next turn.
 
     A turn is one message with operations for the process, and its response.
 
     Attributes:
-        number: Id of the grammar in the fork server.
+        number: Id of the process in the fork server.
         is_compiling: Whether the compile result is still missing.
-        started_s: Time at which it was started, by `time.monotonic`.
-        deadline: Time by which it must arrive, by the same clock.
-        num_users: Number of requests that use the grammar.
-        num_bytes: Number of bytes that the compiled grammar takes.
+        is_shared: Whether the process loads grammars that others have compiled.
+        deadline: Time by which the compile result must arrive, by `time.monotonic`.
         is_in_turn: Whether a turn was begun and not ended. If so when the next step begins, an
             interrupt stopped it, perhaps within a frame, and the process must be replaced.
+
+    Args:
+        timeout_s: CPU time that the process has to compile; None: it compiles nothing.
     """
 
     def __init__(
@@ -67,20 +76,20 @@ class GrammarLink:
         number: int,
         connection: socket.socket,
         fork_server: GrammarForkServer,
-        timeout_s: float,
+        timeout_s: float | None,
     ) -> None:
         self.number = number
-        self.is_compiling = True
-        self.num_users = 0
-        self.num_bytes = 0
+        self.is_compiling = timeout_s is not None
+        self.is_shared = not self.is_compiling
         self.is_in_turn = False
-        self.started_s = time.monotonic()
-        self.deadline = self.started_s + ELAPSED_PER_CPU * timeout_s + START_TIMEOUT_S
+        self._timeout_s = timeout_s or 0.0
+        self.deadline = time.monotonic() + ELAPSED_PER_CPU * self._timeout_s + START_TIMEOUT_S
         self._connection = connection
         self._fork_server = fork_server
-        self._timeout_s = timeout_s
+        self._turn_timeout_s = SHARED_TURN_TIMEOUT_S if self.is_shared else TURN_TIMEOUT_S
         self._operations: list[Operation] = []
         self._is_lost = False
+        connection.settimeout(self._turn_timeout_s)
 
     @classmethod
     def start(
@@ -97,9 +106,23 @@ class GrammarLink:
             LinkLostError: The grammar is too large to be sent.
             NotStartedError: The process cannot be started.
         """
-        command = Spawn(grammar=number, backends=list(backends), params=params, timeout_s=timeout_s)
+        command = Spawn(process=number, backends=list(backends), params=params, timeout_s=timeout_s)
+        return cls._spawn(fork_server, command, timeout_s)
+
+    @classmethod
+    def start_shared(
+        cls, fork_server: GrammarForkServer, number: int, backends: Sequence[str]
+    ) -> Self:
+        """Start a process for grammars that were compiled elsewhere; raises NotStartedError."""
+        command = SpawnMatcher(process=number, backends=list(backends))
+        return cls._spawn(fork_server, command, None)
+
+    @classmethod
+    def _spawn(
+        cls, fork_server: GrammarForkServer, command: Spawn | SpawnMatcher, timeout_s: float | None
+    ) -> Self:
         try:
-            return cls(number, fork_server.spawn(command), fork_server, timeout_s)
+            return cls(command.process, fork_server.spawn(command), fork_server, timeout_s)
         except GrammarError as error:
             raise LinkLostError(str(error)) from error
         except OSError as error:
@@ -114,22 +137,13 @@ class GrammarLink:
         """Return the file descriptor that becomes readable when the process sends a message."""
         return self._connection.fileno()
 
-    def compile_error(self) -> LinkLostError | None:
-        """Receive the compile result: None if the grammar is ready, else the error."""
-        try:
-            self.wait_until_compiled(0.0 if self.is_overdue else TURN_TIMEOUT_S)
-        except LinkLostError as error:
-            return error
-        return None
-
-    def wait_until_compiled(self, timeout_s: float | None = None) -> None:
-        """Block until the grammar is ready.
+    def receive_compiled(self) -> Compiled:
+        """Return the compile result; wait for it until the deadline.
 
         Raises:
             LinkLostError: The grammar could not be compiled, for the reason in the message.
         """
-        wait_s = max(0.0, self.deadline - time.monotonic()) if timeout_s is None else timeout_s
-        self._connection.settimeout(max(wait_s, 0.001))
+        self._connection.settimeout(max(self.deadline - time.monotonic(), 0.001))
         try:
             compiled = receive(self._connection, Compiled)
         except (OSError, EOFError, msgspec.DecodeError) as error:
@@ -138,8 +152,8 @@ class GrammarLink:
             error_type = LinkLostError if failure.is_for_client else BackendFailedError
             raise error_type(failure.message)
         self.is_compiling = False
-        self.num_bytes = compiled.num_bytes
-        self._connection.settimeout(TURN_TIMEOUT_S)
+        self._connection.settimeout(self._turn_timeout_s)
+        return compiled
 
     def add(self, operation: Operation) -> None:
         """Add an operation to the next turn."""
@@ -147,8 +161,21 @@ class GrammarLink:
 
     def drop(self, matcher: int) -> None:
         """Remove a matcher with the next turn, in place of all other operations on it."""
-        self._operations = [o for o in self._operations if o.matcher != matcher]
+        self._operations = [
+            o for o in self._operations if isinstance(o, Load | Unload) or o.matcher != matcher
+        ]
         self._operations.append(Drop(matcher))
+
+    def load(self, grammar: int, sendable: Sendable) -> None:
+        """Load a compiled grammar with the next turn."""
+        self._operations.append(Load(grammar, sendable))
+
+    def unload(self, grammar: int) -> None:
+        """Remove a grammar with the next turn; one that is not sent yet never is."""
+        kept = [o for o in self._operations if not isinstance(o, Load) or o.grammar != grammar]
+        if len(kept) == len(self._operations):
+            kept.append(Unload(grammar))
+        self._operations = kept
 
     def begin_turn(self, fills: list[Fill]) -> None:
         """Send the added operations, then the fills. A lost process is reported by `end_turn`.

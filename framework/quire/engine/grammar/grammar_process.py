@@ -1,11 +1,13 @@
-"""The grammar fork server, and the grammar processes that compile one grammar each and match it.
+"""The grammar fork server, and the processes that compile grammars and match them.
 
 The engine runs this module once, as the fork server. It loads the plugins and the vocabulary,
 compiles nothing, and forks a process for each grammar. The child compiles under limits enforced by
-the kernel (an alarm, an address space) and keeps the grammar's matchers, so a compiled grammar is
-never serialized. Masks are written to a table in shared memory. The children die with the fork
-server, and the fork server with the engine: when its socket closes and, on Linux, by a watchdog,
-because the socket is not read while a backend is being built.
+the kernel (an alarm, an address space), and says what that took. A grammar that its backend can
+send then moves to the matcher process, another child, which compiles nothing and loads such
+grammars. Any other grammar stays, and the child keeps its matchers. Masks are written to a table in
+shared memory. The children die with the fork server, and the fork server with the engine: when its
+socket closes and, on Linux, by a watchdog, because the socket is not read while a backend is being
+built.
 """
 
 import contextlib
@@ -19,6 +21,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
@@ -28,33 +31,26 @@ import msgspec
 from quire.config import PluginSettings
 from quire.engine.grammar.grammar_wire import (
     ELAPSED_PER_CPU,
-    Accept,
     Compiled,
-    Drop,
     Failure,
-    Fill,
     Kill,
-    Operation,
+    Sendable,
     Setup,
     Spawn,
-    Start,
-    Turn,
-    TurnDone,
-    receive,
+    SpawnMatcher,
     receive_with_fds,
     send,
 )
-from quire.errors import GrammarError, QuireError
+from quire.engine.grammar.matcher_server import MatcherServer, failure_of
+from quire.errors import GrammarError
 from quire.interfaces.structured_output import (
     CompiledGrammar,
-    Matcher,
     StructuredOutputBackend,
     Vocabulary,
 )
 from quire.plugins.loading import Registries, load_plugins
 from quire.process.children.stack_dump import enable_stack_dumps
 from quire.process.children.watchdog import Watchdog, die_with, leave_to_parent
-from quire.process.traceback_text import sendable, traceback_text
 
 REAP_INTERVAL_S = 1.0
 COMPILE_NICENESS = 19  # 2 % of a core that the engine needs, all of one that it does not
@@ -78,7 +74,7 @@ class ForkServer:
         self._registries: Registries = load_plugins(PluginSettings(**setup.plugins)).registries
         self._vocabulary: Vocabulary = setup.vocabulary.vocabulary()
         self._backends: dict[str, StructuredOutputBackend] = {}
-        self._pids: dict[int, int] = {}  # grammar -> process not reaped yet
+        self._pids: dict[int, int] = {}  # by number, of processes that are not reaped yet
 
     def serve(self) -> None:
         """Execute the engine's messages until it disconnects."""
@@ -91,18 +87,18 @@ class ForkServer:
             if not ready:
                 continue
             try:
-                command, fds = receive_with_fds(self._control, Spawn | Kill)
+                command, fds = receive_with_fds(self._control, Spawn | SpawnMatcher | Kill)
             except (EOFError, ConnectionError):
                 return
             except msgspec.DecodeError as error:
                 print(f"grammar process: cannot read a message: {error}", file=sys.stderr)
                 continue  # the engine sees that the socket sent with it was closed
             if isinstance(command, Kill):
-                self._kill(command.grammar)
+                self._kill(command.process)
             elif fds:
                 self._spawn(command, socket.socket(fileno=fds[0]))
 
-    def _spawn(self, command: Spawn, connection: socket.socket) -> None:
+    def _spawn(self, command: Spawn | SpawnMatcher, connection: socket.socket) -> None:
         with connection:
             parent = os.getpid()
             try:
@@ -110,13 +106,13 @@ class ForkServer:
                 pid = os.fork()
             except Exception as error:  # noqa: BLE001 - the edge of a plugin: it ends one request
                 with contextlib.suppress(OSError):  # the engine has closed the socket
-                    send(connection, Compiled(parent, _failure_of(error)))
+                    send(connection, Compiled(parent, failure_of(error)))
                 return
             if pid == 0:
                 self._control.close()
                 _die_with_parent(parent)
-                _run_grammar(command, backends, connection, self._setup, self._masks)
-            self._pids[command.grammar] = pid
+                _run(command, backends, connection, self._setup, self._masks)
+            self._pids[command.process] = pid
 
     def _backend(self, name: str) -> StructuredOutputBackend:
         if name not in self._backends:
@@ -124,43 +120,49 @@ class ForkServer:
             gc.freeze()
         return self._backends[name]
 
-    def _kill(self, grammar: int) -> None:
-        pid = self._pids.pop(grammar, None)
+    def _kill(self, process: int) -> None:
+        pid = self._pids.pop(process, None)
         if pid is not None:
             os.kill(pid, signal.SIGKILL)  # not reaped, so the pid cannot have been reused
             os.waitpid(pid, 0)
 
     def _reap(self) -> None:
-        for grammar, pid in list(self._pids.items()):
+        for process, pid in list(self._pids.items()):
             if os.waitpid(pid, os.WNOHANG)[0]:
-                del self._pids[grammar]
+                del self._pids[process]
 
 
-def _run_grammar(
-    command: Spawn,
+def _run(
+    command: Spawn | SpawnMatcher,
     backends: Mapping[str, StructuredOutputBackend],
     connection: socket.socket,
     setup: Setup,
     masks: mmap.mmap,
 ) -> NoReturn:
-    """Run the process of one grammar, and exit without the fork server's cleanup."""
+    """Run a grammar process, and exit without the fork server's cleanup."""
     status = 1
     try:
-        _limit_memory(setup.memory_limit_bytes)
+        is_shared = isinstance(command, SpawnMatcher)
+        _limit_memory(setup.shared_memory_limit_bytes if is_shared else setup.memory_limit_bytes)
         _silence_output()
-        compiled = _compile(command, backends, connection)
-        if compiled is not None:
-            _MatcherServer(compiled, masks, len(masks) // setup.num_rows).serve(connection)
+        server = MatcherServer(backends, masks, len(masks) // setup.num_rows, is_shared)
+        if isinstance(command, Spawn):
+            server.add(command.process, _compile(command, backends, connection))
+        server.serve(connection)
         status = 0
-    except (EOFError, ConnectionError):
+    except (EOFError, ConnectionError, _NotCompiledError):
         status = 0
     finally:
         os._exit(status)
 
 
+class _NotCompiledError(Exception):
+    """A grammar could not be compiled; the engine knows why."""
+
+
 def _compile(
     command: Spawn, backends: Mapping[str, StructuredOutputBackend], connection: socket.socket
-) -> CompiledGrammar | None:
+) -> CompiledGrammar:
     """Compile under alarms, whose default action ends the process wherever it is.
 
     The limit is of CPU time, so that a busy machine does not decide what compiles; a wait is
@@ -168,16 +170,25 @@ def _compile(
 
     It compiles in a thread, as only a thread can be nicer than the process that later fills masks:
     an unprivileged process cannot take its niceness back.
+
+    Raises:
+        _NotCompiledError: No backend could; the engine was told why.
     """
     signal.setitimer(signal.ITIMER_PROF, command.timeout_s)
     signal.setitimer(signal.ITIMER_REAL, ELAPSED_PER_CPU * command.timeout_s)
     _, num_bytes = _memory_bytes()
+    started_s = time.process_time()
     with ThreadPoolExecutor(1, initializer=_be_nice) as thread:
-        compiled, failure = thread.submit(_compiled, command, backends).result()
+        outcome = thread.submit(_compiled, command, backends).result()
+    cpu_s = time.process_time() - started_s
     signal.setitimer(signal.ITIMER_PROF, 0)
     signal.setitimer(signal.ITIMER_REAL, 0)
+    if isinstance(outcome, Failure):
+        send(connection, Compiled(os.getpid(), outcome))
+        raise _NotCompiledError
+    compiled, sendable = outcome
     num_added_bytes = max(0, _memory_bytes()[1] - num_bytes)
-    send(connection, Compiled(os.getpid(), failure, num_added_bytes))
+    send(connection, Compiled(os.getpid(), None, num_added_bytes, cpu_s, sendable))
     return compiled
 
 
@@ -189,19 +200,22 @@ def _be_nice() -> None:
 
 def _compiled(
     command: Spawn, backends: Mapping[str, StructuredOutputBackend]
-) -> tuple[CompiledGrammar | None, Failure | None]:
-    """Compile with the first backend that can."""
+) -> tuple[CompiledGrammar, Sendable | None] | Failure:
+    """Compile with the first backend that can, and pack the grammar if that can send it."""
     refusals = []
     try:
         for name, backend in backends.items():
             try:
                 backend.check(command.params)
-                return backend.compile(command.params), None
+                compiled = backend.compile(command.params)
             except GrammarError as error:
                 refusals.append((name, error))
+                continue
+            packed = compiled.packed()
+            return compiled, None if packed is None else Sendable(name, packed)
         raise joint_refusal(refusals)
     except Exception as caught:  # noqa: BLE001 - the edge of a plugin: it ends one request
-        return None, _failure_of(caught)
+        return failure_of(caught)
 
 
 def joint_refusal(refusals: Sequence[tuple[str, GrammarError]]) -> GrammarError:
@@ -211,60 +225,6 @@ def joint_refusal(refusals: Sequence[tuple[str, GrammarError]]) -> GrammarError:
         return first
     reasons = "; ".join(f"{name}: {error}" for name, error in refusals)
     return GrammarError(f"no backend can honour this constraint. {reasons}", param=first.param)
-
-
-class _MatcherServer:
-    """Serves the matchers of one grammar."""
-
-    def __init__(self, grammar: CompiledGrammar, masks: mmap.mmap, row_bytes: int) -> None:
-        self._grammar = grammar
-        self._masks = memoryview(masks)
-        self._row_bytes = row_bytes
-        self._matchers: dict[int, Matcher] = {}
-
-    def serve(self, connection: socket.socket) -> None:
-        """Execute turns until the engine disconnects."""
-        while True:
-            turn = receive(connection, Turn)
-            done = TurnDone({})
-            for operation in turn.operations:
-                if operation.matcher not in done.failed:
-                    self._guarded(operation, done)
-            send(connection, done)
-
-    def _guarded(self, operation: Operation, done: TurnDone) -> None:
-        try:
-            self._execute(operation, done)
-        except Exception as error:  # noqa: BLE001 - the edge of a plugin: it ends one request
-            done.failed[operation.matcher] = _failure_of(error)
-
-    def _execute(self, operation: Operation, done: TurnDone) -> None:
-        key = operation.matcher
-        match operation:
-            case Start():
-                self._matchers[key] = self._grammar.matcher()
-            case Accept():
-                self._accept(key, operation.token_ids, done)
-            case Fill():
-                start = operation.row * self._row_bytes
-                self._matchers[key].fill_bitmask(self._masks[start : start + self._row_bytes])
-            case Drop():
-                self._matchers.pop(key, None)
-
-    def _accept(self, key: int, token_ids: list[int], done: TurnDone) -> None:
-        for token_id in token_ids:
-            if not self._matchers[key].accept(token_id):
-                done.failed[key] = Failure(f"the grammar does not allow token {token_id} here")
-                return
-
-
-def _failure_of(error: Exception) -> Failure:
-    """Return the failure: our own errors are for the client, others for the log, in full."""
-    if isinstance(error, MemoryError):
-        return Failure("the grammar exceeds the memory limit of one grammar; make it simpler")
-    if isinstance(error, QuireError):
-        return Failure(sendable(str(error)))
-    return Failure(traceback_text(error), is_for_client=False)
 
 
 def _memory_bytes() -> tuple[int, int]:

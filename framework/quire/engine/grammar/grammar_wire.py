@@ -1,8 +1,9 @@
 """Messages between the engine and its grammar processes: msgpack frames over sockets.
 
-engine -> fork server   Setup, in a file; then Spawn (with the socket of the new process) and Kill
-engine -> process       Turn: operations for its requests, in order
-process -> engine       Compiled once, then one TurnDone for each Turn
+engine -> fork server   Setup, in a file; then Spawn and SpawnMatcher (with the socket of the new
+                        process) and Kill
+engine -> process       Turn: operations for its grammars and requests, in order
+process -> engine       Compiled once, unless it compiles nothing; then one TurnDone for each Turn
 
 A frame is the length of the message in four bytes, and the message.
 """
@@ -51,21 +52,29 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     vocabulary: VocabularyMessage
     num_rows: int  # of the shared table of masks
     memory_limit_bytes: int  # that compiling and matching one grammar may add
+    shared_memory_limit_bytes: int  # that all grammars of the matcher process may add
 
 
 class Spawn(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Start a process for one grammar; its socket is sent with this message."""
+    """Start a process that compiles a grammar; its socket is sent with this message."""
 
-    grammar: int
+    process: int  # also the number of the grammar
     backends: list[str]  # tried in turn
     params: StructuredOutputsParams
     timeout_s: float  # of CPU time
 
 
-class Kill(msgspec.Struct, frozen=True, tag=True):
-    """Kill the process of a grammar."""
+class SpawnMatcher(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Start a process that compiles nothing and loads grammars; its socket is sent along."""
 
-    grammar: int
+    process: int
+    backends: list[str]  # that it can load grammars of
+
+
+class Kill(msgspec.Struct, frozen=True, tag=True):
+    """Kill a process."""
+
+    process: int
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
@@ -81,18 +90,49 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     is_for_client: bool = True
 
 
+class Sendable(msgspec.Struct, frozen=True, array_like=True):
+    """A compiled grammar that can be sent: its backend, and what that backend packed."""
+
+    backend: str
+    packed: bytes
+
+
 class Compiled(msgspec.Struct, frozen=True):
-    """Compile result, the first message of a grammar process; no `failure`: it is ready."""
+    """Compile result, the first message of a process that compiles; no `failure`: it is ready.
+
+    Attributes:
+        pid: Process id.
+        failure: Reason why the grammar could not be compiled.
+        num_bytes: Memory of the compiled grammar.
+        cpu_s: CPU time that compiling took.
+        sendable: The grammar as another process can load it; None: it cannot be sent.
+    """
 
     pid: int
     failure: Failure | None = None
-    num_bytes: int = 0  # memory of the compiled grammar
+    num_bytes: int = 0
+    cpu_s: float = 0.0
+    sendable: Sendable | None = None
+
+
+class Load(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Load a grammar that another process has compiled."""
+
+    grammar: int
+    sendable: Sendable
+
+
+class Unload(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Remove a grammar."""
+
+    grammar: int
 
 
 class Start(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Create a matcher at the grammar's start."""
+    """Create a matcher at a grammar's start."""
 
     matcher: int
+    grammar: int
 
 
 class Accept(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -115,7 +155,7 @@ class Drop(msgspec.Struct, frozen=True, tag=True, array_like=True):
     matcher: int
 
 
-Operation = Start | Accept | Fill | Drop
+Operation = Load | Unload | Start | Accept | Fill | Drop
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -125,9 +165,16 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 class TurnDone(msgspec.Struct, frozen=True):
-    """Result of a turn: failed matchers."""
+    """Result of a turn.
+
+    Attributes:
+        failed: Failed matchers, and why.
+        expelled: Grammars that must have a process of their own, because something failed there
+            that others share. Nothing is known about their matchers.
+    """
 
     failed: dict[int, Failure]
+    expelled: list[int] = []
 
 
 def send(connection: socket.socket, message: Any, fds: list[int] | None = None) -> None:

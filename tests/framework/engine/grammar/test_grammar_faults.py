@@ -126,7 +126,7 @@ def test_what_a_backend_did_not_foresee_is_for_the_log(
     assert f"RuntimeError: secret of {secret}" in caplog.text
     assert "failed for requests a" in caplog.text
     if secret != "accept":
-        assert not host._parts[0]._links, "its place is free"
+        assert not host._pool._grammars, "its place is free"
     assert "noise" not in capfd.readouterr().out, "clients must not be able to fill the log"
 
 

@@ -31,7 +31,13 @@ def ends():
     """A link, and the socket that its process would have. The fork server is not started."""
     masks = SharedMasks(1, VOCABULARY)
     vocabulary = VocabularyMessage.of(VOCABULARY)
-    setup = Setup(plugins={}, vocabulary=vocabulary, num_rows=1, memory_limit_bytes=0)
+    setup = Setup(
+        plugins={},
+        vocabulary=vocabulary,
+        num_rows=1,
+        memory_limit_bytes=0,
+        shared_memory_limit_bytes=0,
+    )
     fork_server = GrammarForkServer(setup, masks.fd)
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -51,18 +57,18 @@ def turn(ends):
 
 def test_what_was_added_goes_with_the_next_turn_and_once(ends):
     link, _ = ends
-    link.add(Start(1))
+    link.add(Start(1, 1))
     link.add(Accept(1, [0]))
-    assert turn(ends) == [Start(1), Accept(1, [0]), FILL]
+    assert turn(ends) == [Start(1, 1), Accept(1, [0]), FILL]
     assert turn(ends) == [FILL]
 
 
 def test_of_a_matcher_that_is_dropped_nothing_else_is_sent(ends):
     link, _ = ends
-    for operation in (Start(2), Start(1), Accept(2, [0])):
+    for operation in (Start(2, 1), Start(1, 1), Accept(2, [0])):
         link.add(operation)
     link.drop(2)
-    assert turn(ends) == [Start(1), Drop(2), FILL]
+    assert turn(ends) == [Start(1, 1), Drop(2), FILL]
 
 
 def test_a_turn_is_over_when_the_process_has_said_what_came_of_it(ends):

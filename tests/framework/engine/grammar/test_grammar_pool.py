@@ -32,8 +32,8 @@ def processes_of(host):
     return workers_of(fork_server_of(host).pid)
 
 
-def links_of(host):
-    return list(host._pool._links.values())
+def grammars_of(host):
+    return list(host._pool._grammars.values())
 
 
 # -- together --------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def test_so_many_compile_at_a_time_and_the_others_wait(make_host):
         host.submit(f"slow {index}", params)
     host.submit("gone", Params(choice=("gone",)))
     host.release("gone")
-    assert [link.is_compiling for link in links_of(host)] == [True, True]
+    assert [grammar.link.is_compiling for grammar in grammars_of(host)] == [True, True]
     host.release("slow 0")
     host.release("slow 2")
     ready(host, "good", "x")
@@ -95,7 +95,7 @@ def test_the_grammars_that_were_used_last_stay(make_host):
     host.release("again")
     ready(host, "c", "c")
     host.release("c")
-    assert len(links_of(host)) == 2
+    assert len(grammars_of(host)) == 2
     assert is_ready_at_once(host, "a", "a")
     assert not is_ready_at_once(host, "b", "b"), "it had to go"
 
@@ -105,14 +105,14 @@ def test_a_large_grammar_evicts_idle_ones(make_host):
     ready(host, "a", "x")
     ready(host, "b", "y")
     host.release("a")
-    first, second = links_of(host)
+    first, second = grammars_of(host)
     first.num_bytes = second.num_bytes = 100
     host._pool._limits = GrammarLimits(max_bytes=200)
     host._pool.evict_to_fit()
-    assert links_of(host) == [first, second], "there is memory for both"
+    assert grammars_of(host) == [first, second], "there is memory for both"
     host.submit("c", WORDS)
     assert wait_for_outcome(host, "c") is None
-    assert links_of(host)[0] is second, "idle ones are evicted, and those in use stay"
+    assert grammars_of(host)[0] is second, "idle ones are evicted, and those in use stay"
     assert mask(host, "b") == {ord("y")}
 
 
@@ -122,17 +122,19 @@ def test_idle_grammars_are_evicted_only_where_that_helps(make_host):
         ready(host, name, name)
         host.release(name)
     ready(host, "c", "c")
-    assert [link.num_users for link in links_of(host)] == [0, 1]
+    assert [grammar.num_users for grammar in grammars_of(host)] == [0, 1]
     assert is_ready_at_once(host, "b", "b"), "the one that was used last stayed"
     host.submit("d", Params(choice=("d",)))
     host.release("c")
     assert wait_for_outcome(host, "d") is None
     host.submit("waits", Params(choice=("e",)))
-    assert [link.num_users for link in links_of(host)] == [1, 1]
+    assert [grammar.num_users for grammar in grammars_of(host)] == [1, 1]
     host._pool._limits = GrammarLimits(max_grammars=1)
     host.release("d")
     host.poll()
-    assert [link.num_users for link in links_of(host)] == [1, 0], "there is no room either way"
+    assert [grammar.num_users for grammar in grammars_of(host)] == [1, 0], (
+        "there is no room either way"
+    )
 
 
 def test_a_refused_token_takes_its_request_out_of_its_grammar(make_host):
@@ -223,7 +225,7 @@ def test_a_fork_server_whose_start_was_interrupted_is_replaced(make_host, monkey
 def test_a_grammar_that_is_late_fails_whether_its_process_ends_or_not(make_host):
     host = make_host(timeout_s=60.0)
     host.submit("slow", SLOW[0])
-    [link] = links_of(host)
+    link = grammars_of(host)[0].link
     assert link.deadline > time.monotonic() + START_TIMEOUT_S
     link.deadline = time.monotonic() + 0.1
     start_s = time.monotonic()
@@ -232,7 +234,7 @@ def test_a_grammar_that_is_late_fails_whether_its_process_ends_or_not(make_host)
     [(request_id, error)] = host.poll()
     assert request_id == "slow"
     assert isinstance(error, GrammarError)
-    assert links_of(host) == []
+    assert grammars_of(host) == []
 
 
 def test_a_fork_server_that_hangs_is_replaced_and_ends(make_host, monkeypatch):

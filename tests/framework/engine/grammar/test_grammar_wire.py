@@ -33,7 +33,7 @@ def ends():
 
 
 def test_operations_keep_their_kind_and_order(ends):
-    turn = Turn([Start(1), Accept(1, [5, 6]), Fill(1, 0), Drop(1)])
+    turn = Turn([Start(1, 1), Accept(1, [5, 6]), Fill(1, 0), Drop(1)])
     send(ends[0], turn)
     assert receive(ends[1], Turn) == turn
 
