@@ -47,7 +47,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Class:
+class CharacterClass:
     """A set of characters: ranges, and general categories of Unicode."""
 
     ranges: Ranges
@@ -56,15 +56,17 @@ class _Class:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
-    alternatives: tuple[tuple[_Item, ...], ...]
+class Group:
+    """Alternatives, each a sequence."""
+
+    alternatives: tuple[tuple[Item, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Item:
+class Item:
     """A part of a sequence, `low` to `high` times; None: no maximum."""
 
-    what: _Class | _Group | str  # "^" or "$"
+    what: CharacterClass | Group | str  # "^" or "$"
     low: int = 1
     high: int | None = 1
 
@@ -92,29 +94,36 @@ def whole_match(
         raise GrammarError(
             f"{where} has {len(expression)} characters; at most {MAX_REGEX_LENGTH} are allowed"
         )
-    parsed = _Parser(expression, where).parse()
+    parsed = Parser(expression, where).parse()
     return _Writer(where, around, for_python=for_python).write(parsed)
 
 
-class _Parser:
+class Parser:
+    """Parser of one expression; `where` names it in error messages."""
+
     def __init__(self, text: str, where: str) -> None:
         self._text = text
         self._where = where
         self._at = 0
         self._depth = 0
 
-    def parse(self) -> _Group:
+    def parse(self) -> Group:
+        """Return the expression as a group.
+
+        Raises:
+            GrammarError: It is not valid, or not regular.
+        """
         group = self._alternatives()
         if self._at < len(self._text):
             raise self._invalid(f"nothing opens the ')' at character {self._at}")
         return group
 
-    def _alternatives(self) -> _Group:
+    def _alternatives(self) -> Group:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise self._refused(f"groups nested more than {MAX_DEPTH} deep")
-        found: list[tuple[_Item, ...]] = []
-        items: list[_Item] = []
+        found: list[tuple[Item, ...]] = []
+        items: list[Item] = []
         while self._at < len(self._text) and self._text[self._at] != ")":
             if self._text[self._at] == "|":
                 self._at += 1
@@ -123,33 +132,33 @@ class _Parser:
             else:
                 items.append(self._item())
         self._depth -= 1
-        return _Group((*found, tuple(items)))
+        return Group((*found, tuple(items)))
 
-    def _item(self) -> _Item:
+    def _item(self) -> Item:
         char = self._text[self._at]
         if char in "^$":
             self._at += 1
             if self._peek_quantifier():
                 raise self._refused(f"a repeated {char}")
-            return _Item(char)
+            return Item(char)
         if char in "*+?" or self._peek_quantifier():
             raise self._invalid(f"nothing is before the {char!r} at character {self._at}")
         what = self._atom(char)
-        return _Item(what, *self._quantifier())
+        return Item(what, *self._quantifier())
 
-    def _atom(self, char: str) -> _Class | _Group:
+    def _atom(self, char: str) -> CharacterClass | Group:
         if char == "(":
             return self._group()
         self._at += 1
         if char == "[":
             return self._class()
         if char == ".":
-            return _Class(LINE_ENDS, is_negated=True)
+            return CharacterClass(LINE_ENDS, is_negated=True)
         if char == "\\":
             return self._escape(in_class=False)
         return _one(ord(char))
 
-    def _group(self) -> _Group:
+    def _group(self) -> Group:
         for opening, name in _GROUPS.items():
             if self._text.startswith(opening, self._at):
                 raise self._refused(f"{name} ('{opening}' at character {self._at})")
@@ -199,7 +208,7 @@ class _Parser:
             raise self._refused(f"a repetition of more than {MAX_REPETITION}")
         return int(digits)
 
-    def _class(self) -> _Class:
+    def _class(self) -> CharacterClass:
         is_negated = self._text.startswith("^", self._at)
         self._at += is_negated
         ranges: list[tuple[int, int]] = []
@@ -225,24 +234,24 @@ class _Parser:
             else:
                 ranges.append((low, high))
         self._at += 1
-        return _Class(tuple(ranges), tuple(categories), is_negated)
+        return CharacterClass(tuple(ranges), tuple(categories), is_negated)
 
-    def _class_atom(self) -> _Class:
+    def _class_atom(self) -> CharacterClass:
         if self._at >= len(self._text):
             raise self._invalid("a '[' is not closed")
         char = self._text[self._at]
         self._at += 1
         return self._escape(in_class=True) if char == "\\" else _one(ord(char))
 
-    def _escape(self, *, in_class: bool) -> _Class:
+    def _escape(self, *, in_class: bool) -> CharacterClass:
         if self._at >= len(self._text):
             raise self._invalid("it ends with a backslash")
         char = self._text[self._at]
         self._at += 1
         if char in "dws":
-            return _Class({"d": DIGITS, "w": WORD, "s": SPACE}[char])
+            return CharacterClass({"d": DIGITS, "w": WORD, "s": SPACE}[char])
         if char in "DWS":
-            return _Class(_complement({"D": DIGITS, "W": WORD, "S": SPACE}[char]))
+            return CharacterClass(_complement({"D": DIGITS, "W": WORD, "S": SPACE}[char]))
         if char in CONTROLS:
             return _one(CONTROLS[char])
         if char == "b" and in_class:
@@ -279,13 +288,13 @@ class _Parser:
             raise self._refused(f"the code point {code:X}, which no text has")
         return code
 
-    def _category(self, kind: str) -> _Class:
+    def _category(self, kind: str) -> CharacterClass:
         found = re.compile(r"\{(?:gc=|General_Category=)?(\w+)\}").match(self._text, self._at)
         name = CATEGORIES.get(found[1], found[1]) if found else ""
         if found is None or name not in CATEGORIES.values():
             raise self._refused(f"\\{kind}{self._text[self._at : self._at + 20]}")
         self._at = found.end()
-        return _Class((), (("^" if kind == "P" else "") + name,))
+        return CharacterClass((), (("^" if kind == "P" else "") + name,))
 
     def _refused(self, what: str) -> GrammarError:
         return GrammarError(f"{self._where} uses {what}, which is not supported")
@@ -297,14 +306,14 @@ class _Parser:
 class _Writer:
     def __init__(self, where: str, around: Ranges, *, for_python: bool) -> None:
         self._where = where
-        self._around = _Class(around)
+        self._around = CharacterClass(around)
         self._for_python = for_python
 
-    def write(self, group: _Group, *, opens: bool = True, closes: bool = True) -> str:
+    def write(self, group: Group, *, opens: bool = True, closes: bool = True) -> str:
         """Write alternatives at the beginning (`opens`) or the end (`closes`) of the expression."""
         return "|".join(self._sequence(items, opens, closes) for items in group.alternatives)
 
-    def _sequence(self, items: tuple[_Item, ...], opens: bool, closes: bool) -> str:
+    def _sequence(self, items: tuple[Item, ...], opens: bool, closes: bool) -> str:
         items = _without_repeated_anchors(items)
         before = after = ""
         if opens and items and items[0].what == "^":
@@ -322,19 +331,19 @@ class _Writer:
         ]
         return before + "".join(parts) + after
 
-    def _item(self, item: _Item, opens: bool, closes: bool) -> str:
+    def _item(self, item: Item, opens: bool, closes: bool) -> str:
         if isinstance(item.what, str):
             raise GrammarError(
                 f"{self._where} has the anchor {item.what} in the middle, which is not supported"
             )
-        if isinstance(item.what, _Class):
+        if isinstance(item.what, CharacterClass):
             return self._class(item.what) + _times(item.low, item.high)
         if (opens or closes) and (item.low, item.high) != (1, 1):
             raise GrammarError(f"{self._where} repeats an anchor, which is not supported")
         inner = self.write(item.what, opens=opens, closes=closes)
         return f"(?:{inner}){_times(item.low, item.high)}"
 
-    def _class(self, given: _Class) -> str:
+    def _class(self, given: CharacterClass) -> str:
         if not given.categories:
             ranges = _complement(given.ranges) if given.is_negated else _merged(given.ranges)
             if not ranges:
@@ -365,7 +374,7 @@ class _Writer:
         return self._class(self._around) + "*" if self._around.ranges else ""
 
 
-def _without_repeated_anchors(items: tuple[_Item, ...]) -> tuple[_Item, ...]:
+def _without_repeated_anchors(items: tuple[Item, ...]) -> tuple[Item, ...]:
     """Leave out a `^` after a `^` at the beginning, and a `$` before a `$` at the end."""
     while len(items) > 1 and items[0].what == items[1].what == "^":
         items = items[1:]
@@ -374,10 +383,10 @@ def _without_repeated_anchors(items: tuple[_Item, ...]) -> tuple[_Item, ...]:
     return items
 
 
-def _has_anchor(what: _Class | _Group | str, end: int) -> bool:
+def _has_anchor(what: CharacterClass | Group | str, end: int) -> bool:
     """Return whether an alternative of a group has an anchor at one of its ends: 0 or -1."""
     anchor = "^" if end == 0 else "$"
-    if isinstance(what, _Group):
+    if isinstance(what, Group):
         return any(
             each[end].what == anchor or _has_anchor(each[end].what, end)
             for each in what.alternatives
@@ -386,18 +395,18 @@ def _has_anchor(what: _Class | _Group | str, end: int) -> bool:
     return False
 
 
-def _one(code: int) -> _Class:
-    return _Class(((code, code),))
+def _one(code: int) -> CharacterClass:
+    return CharacterClass(((code, code),))
 
 
-def _single(given: _Class) -> int | None:
+def _single(given: CharacterClass) -> int | None:
     """Return the only character of a class, or None."""
     if given.categories or len(given.ranges) != 1 or given.ranges[0][0] != given.ranges[0][1]:
         return None
     return given.ranges[0][0]
 
 
-def _positive(given: _Class) -> Ranges:
+def _positive(given: CharacterClass) -> Ranges:
     return _complement(given.ranges) if given.is_negated else given.ranges
 
 

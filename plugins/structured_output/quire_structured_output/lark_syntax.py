@@ -1,4 +1,4 @@
-"""Checks of a client's context-free grammar, in Lark's dialect or in GBNF.
+"""Checks of a client's context-free grammar in Lark's dialect.
 
 llguidance's dialect of Lark has directives for other things than grammars: options of its own,
 special tokens by name or id, files to import, and attributes that sample or stop. A client's
@@ -11,24 +11,26 @@ from quire.errors import GrammarError
 
 MAX_GRAMMAR_LENGTH = 64 * 1024
 MAX_DEPTH = 200  # of brackets
-_DIRECTIVES = ("%llguidance", "%import", "%lark", "%regex", "%override", "%extend", "%declare")
-_QUOTED = re.compile(
-    r'"(?:[^"\\\n]|\\.)*"i?|/(?![/*])(?:[^/\\\n]|\\.)+/[imslux]*|//[^\n]*|#[^\n]*', re.DOTALL
+_DIRECTIVES = (
+    "%llguidance", "%import", "%lark", "%regex", "%override", "%extend", "%declare", "%json"
+)  # fmt: skip
+_QUOTED = re.compile(  # also what is not closed, so that each character is looked at once
+    r'"(?:[^"\\\n]|\\.)*("?)i?|/(?![/*])(?:[^/\\\n]|\\.)+(/?)[imslux]*|//[^\n]*|#[^\n]*', re.DOTALL
 )
-_ATTRIBUTES = re.compile(r"^\s*[?!]?[A-Za-z_]\w*\s*\[([^\]]*)\]\s*:", re.MULTILINE)
+_ATTRIBUTES = re.compile(r"^[ \t]*[?!]?[A-Za-z_]\w*[ \t]*\[([^\]\[]*)\][ \t]*:", re.MULTILINE)
+_START = re.compile(r"^[ \t]*[?!]?start[ \t]*(?:\.\d+)?[ \t]*:", re.MULTILINE)
 
 
 def is_gbnf(text: str) -> bool:
-    """Return whether a grammar is in GBNF: its rules are defined by `::=`."""
+    """Return whether a grammar is in GBNF: its rules are defined by `::=`; linear in its length."""
     return "::=" in _QUOTED.sub('""', text)
 
 
-def check_lark(text: str) -> None:
-    """Check a grammar in Lark's dialect; linear in its length.
+def check_length(text: str) -> None:
+    """Check that a grammar of a client is neither empty nor too long.
 
     Raises:
-        GrammarError: It is empty, too long, nested too deeply, or has a directive or a special
-            token.
+        GrammarError: It is.
     """
     if not text.strip():
         raise GrammarError("the grammar is empty; it needs a rule 'start'")
@@ -36,6 +38,18 @@ def check_lark(text: str) -> None:
         raise GrammarError(
             f"the grammar has {len(text)} characters; at most {MAX_GRAMMAR_LENGTH} are allowed"
         )
+
+
+def check_lark(text: str) -> None:
+    """Check a grammar in Lark's dialect; linear in its length.
+
+    Raises:
+        GrammarError: It is nested too deeply, has a text or regex that is not closed, a directive
+            or a special token.
+    """
+    for found in _QUOTED.finditer(text):
+        if found[1] == "" or found[2] == "":
+            raise GrammarError(f"the grammar has a text or regex without an end: {found[0]:.60}")
     bare = _QUOTED.sub('""', text)
     for directive in _DIRECTIVES:
         if directive in bare:
@@ -44,7 +58,7 @@ def check_lark(text: str) -> None:
         raise GrammarError("the grammar has a special token ('<'), which is not supported")
     if found := _ATTRIBUTES.search(bare):
         raise GrammarError(f"the grammar has a rule with [{found[1]:.60}], which is not supported")
-    if not re.search(r"^\s*[?!]?start\s*(?:\.\d+)?\s*:", bare, re.MULTILINE):
+    if not _START.search(bare):
         raise GrammarError("the grammar has no rule 'start', where every text begins")
     depth = 0
     for char in bare:

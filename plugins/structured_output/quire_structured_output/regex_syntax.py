@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from quire.errors import GrammarError
 
 MAX_REGEX_LENGTH = 32 * 1024
+MAX_DEPTH = 200  # of groups
 _GROUPS = {
     "(?=": "a lookahead",
     "(?!": "a lookahead",
@@ -74,6 +75,8 @@ def check_regex(expression: str, where: str) -> None:
             in_class = True
         elif token == "(":
             depth += 1
+            if depth > MAX_DEPTH:
+                raise GrammarError(f"{where} has groups nested more than {MAX_DEPTH} deep")
             _check_group(expression, match.start(), where)
         elif token == ")":
             depth -= 1

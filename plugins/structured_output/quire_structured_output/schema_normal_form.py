@@ -14,6 +14,7 @@ to constrain nothing. A keyword without an equivalent is refused by name.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -29,6 +30,7 @@ from referencing.jsonschema import DRAFT202012, UnknownDialect, specification_wi
 from quire.errors import GrammarError
 from quire_structured_output.disjoint import json_type_of, keeps_type
 from quire_structured_output.ecma_regex import whole_match
+from quire_structured_output.ecma_search import is_found
 from quire_structured_output.regex_syntax import check_text
 from quire_structured_output.schema_complement import complement, evaluated, other_types, separated
 from quire_structured_output.unique_items import unique_names
@@ -38,6 +40,7 @@ MAX_SCHEMAS = 20_000  # subschemas, each target of references once
 MAX_DEPTH = 64
 MAX_VALUES = 20_000  # of all enums
 MAX_COMPARED = 500_000  # characters that checks of `oneOf` compare
+MAX_WORK = 100_000  # of complements, of evaluated properties and of names that a regex matches
 MAX_DEPENDENCIES = 4  # of one object; each doubles the alternatives
 MAX_EXACT = 2**53
 UNIQUE = "x-unique"  # marks arrays of unique strings
@@ -145,6 +148,7 @@ class _Normalizer:
         self._names: dict[tuple[int, str, str], str] = {}  # targets of references
         self._targets: list[Any] = []  # kept, so that their ids are not used again
         self._num_schemas = self._num_values = self._num_compared = 0
+        self._work = 0
         self.unique_names: frozenset[bytes] | None = frozenset()
         self._spec = DRAFT202012
         self._dynamic: dict[str, int] = {}
@@ -162,8 +166,7 @@ class _Normalizer:
             raise GrammarError("nothing can satisfy the schema 'false' at /")
         if self._root is True:
             return {}
-        resource = self._spec.create_resource(self._root)
-        resolver = Registry().resolver_with_root(resource)
+        resolver = self._resolver()
         found = self._schema(self._root, resolver, "", 0, is_root=True)
         if not isinstance(found, dict):
             raise GrammarError("nothing can satisfy the schema")
@@ -176,6 +179,18 @@ class _Normalizer:
                 "completion yourself"
             )
         return whole
+
+    def _resolver(self) -> Any:
+        """Return a resolver whose ids and anchors are known once and for all."""
+        try:
+            resource = self._spec.create_resource(self._root)
+            uri = resource.id() or ""
+            registry: Any = Registry().with_resource(uri, resource)
+        except MALFORMED as error:
+            raise GrammarError(f"the id of the JSON schema is not one: {error}") from None
+        with contextlib.suppress(*MALFORMED):  # a lookup that needs the malformed part raises again
+            registry = registry.crawl()
+        return registry.resolver(uri)
 
     def _count_dynamic(self, root: Schema) -> None:
         """Count the dynamic anchors by name: a reference to a name that occurs once is static."""
@@ -241,12 +256,24 @@ class _Normalizer:
         return {"$ref": f"#/$defs/{self._names[key]}"}
 
     def resolved(self, schema: Any) -> Any:
-        """Follow references of the normal form."""
+        """Follow references of the normal form; charges the work that it is done for."""
+        self.charge(2)
         for _ in range(MAX_DEPTH):
             if not (isinstance(schema, dict) and set(schema) == {"$ref"}):
                 break
             schema = self._defs[schema["$ref"].rsplit("/", 1)[1]]
+        if isinstance(schema, dict) and "enum" in schema:
+            self.charge(sum(len(each) for each in schema["enum"] if isinstance(each, str)) // 8)
         return schema
+
+    def charge(self, work: int) -> None:
+        """Charge work on parts that references may repeat."""
+        self._work += work
+        if self._work > MAX_WORK:
+            raise GrammarError(
+                "the JSON schema is too large once its references are followed under 'not', 'if', "
+                "'unevaluatedProperties' or 'propertyNames'; use fewer of them"
+            )
 
     def count_values(self, count: int) -> None:
         """Charge values of an enum."""
@@ -518,12 +545,15 @@ class _Translation:
         regex = _regex_of_names(found)
         if regex is None:
             raise self._refusal("propertyNames", "of this kind; use a pattern or an enum")
-        python = re.compile(whole_match(regex, "propertyNames", for_python=True), re.DOTALL)
+
+        def is_allowed(name: str) -> bool:
+            return is_found(regex, name, "propertyNames", self._all.charge)
+
         listed = out.get("properties", {})
         out["properties"] = {
-            name: part if python.fullmatch(name) else False for name, part in listed.items()
+            name: part if is_allowed(name) else False for name, part in listed.items()
         }
-        if not all(python.fullmatch(name) for name in out.get("required", [])):
+        if not all(map(is_allowed, out.get("required", []))):
             raise GrammarError(
                 f"nothing satisfies both 'required' and 'propertyNames' at {self._where}"
             )
