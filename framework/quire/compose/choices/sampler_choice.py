@@ -84,8 +84,9 @@ def _default_sampler(
 
 
 def offered_fields(registries: Registries, samplers: Iterable[Choice]) -> dict[str, str]:
-    """Return the request fields of steps that are not in use, each with how to use one."""
-    in_use = {choice.name for choice in samplers}
+    """Return the request fields that only steps not in use read, each with how to use one."""
+    in_use = {choice.name: choice.entry.capabilities for choice in samplers}
+    read = {field.name for step in in_use.values() for field in step.fields}
     return {
         field.name: (
             f"the sampler step {entry.name!r} of {entry.source} reads it: start with "
@@ -94,6 +95,7 @@ def offered_fields(registries: Registries, samplers: Iterable[Choice]) -> dict[s
         for entry in registries.samplers.offers()
         if entry.name not in in_use
         for field in entry.capabilities.fields
+        if field.name not in read
     }
 
 

@@ -420,10 +420,10 @@ class Intake:
 
     def _hint_for(self, name: object) -> str:
         """Return how an unknown field of `extra_args` can be served."""
-        if name in self.offered_fields:
-            return f" of the samplers in use; {self.offered_fields[str(name)]}"
         if name in SamplingParams.__struct_fields__:
             return f" of samplers; it is a parameter: SamplingParams({name}=...)"
+        if name in self.offered_fields:
+            return f" of the samplers in use; {self.offered_fields[str(name)]}"
         known = (*self.extra_fields, *self.offered_fields)
         near = get_close_matches(str(name)[:MAX_SHOWN], known, 1)
         listed = ", ".join(self.extra_fields) or "none"

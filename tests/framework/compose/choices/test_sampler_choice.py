@@ -4,7 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from quire.compose.choices.sampler_choice import choose_samplers, fused_steps
+from quire.compose.choices.sampler_choice import (
+    choose_samplers,
+    fused_steps,
+    offered_fields,
+    offered_logits_processors,
+)
 from quire.compose.composition import Choice
 from quire.errors import RefusedError
 
@@ -43,6 +48,21 @@ def test_the_default_pipeline_is_fused_as_a_whole(quire_registries, kernels):
     samplers = chosen(quire_registries, "default", kernels=kernels)
     fused = [samplers[index].name for index in fused_steps(samplers)]
     assert fused == ["temperature", "min_p", "top_k_top_p"]
+
+
+def test_a_field_that_a_step_in_use_reads_is_not_offered(quire_registries):
+    offered = offered_fields(quire_registries, chosen(quire_registries, "temperature", "gumbel"))
+    assert not {"temperature", "top_k", "min_p"} & offered.keys()
+    assert "--samplers default,xtc" in offered["xtc_probability"]
+
+
+def test_logits_processors_that_are_not_in_use_are_offered_by_name(quire_registries):
+    samplers = chosen(quire_registries, "temperature", "gumbel")
+    offered = offered_logits_processors(quire_registries, samplers)
+    assert "temperature" not in offered
+    assert "categorical" not in offered
+    way = "start with --samplers default,xtc, and set its fields (xtc_probability, xtc_threshold)"
+    assert way in offered["xtc"]
 
 
 def test_a_sampler_that_fuses_nothing_has_no_fused_steps(quire_registries):

@@ -546,12 +546,16 @@ def test_texts_of_tokens_reach_the_engine_as_tokens_and_token_ids_are_checked(to
 
 
 def test_an_unknown_field_says_which_step_would_serve_it(tokenizer):
-    offered = {"dry_multiplier": "the sampler step 'dry' of x reads it: start with --samplers dry"}
+    offered = {
+        "dry_multiplier": "the sampler step 'dry' of x reads it: start with --samplers dry",
+        "top_k": "the sampler step 'gumbel' of x reads it: start with --samplers gumbel",
+    }
     intake = make(tokenizer, fields=FIELDS, offered_fields=offered)
     for name, hint in (
         ("dry_multiplier", "start with --samplers dry"),
         ("dry_multiplyer", "did you mean 'dry_multiplier'"),
         ("presence_penalty", r"SamplingParams\(presence_penalty=\.\.\.\)"),
+        ("top_k", r"it is a parameter: SamplingParams\(top_k=\.\.\.\)"),
     ):
         with pytest.raises(InvalidRequestError, match=hint) as caught:
             intake.admit("fox", SamplingParams(extra_args={name: 0.5}))

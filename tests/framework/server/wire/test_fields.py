@@ -1,5 +1,7 @@
 """Each field of a body is supported, refused, or ignored, silently or with a header."""
 
+import re
+
 import pytest
 
 from quire.errors import InvalidRequestError
@@ -46,6 +48,31 @@ def test_what_changes_nothing_is_ignored_silently(name, value):
 )
 def test_what_would_change_the_completion_is_refused_by_name(name, value):
     with pytest.raises(InvalidRequestError, match=name) as caught:
+        sort(**{name: value})
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "way_out"),
+    [
+        ("custom_logit_processor", "{...}", "send logits_processors: the names of a plugin's"),
+        ("custom_params", {"a": 1}, "fields of the body"),
+        ("min_new_tokens", 3, "send min_tokens"),
+        ("max_new_tokens", 3, "send max_tokens"),
+        ("sampling_seed", 3, "send seed"),
+        ("no_stop_trim", True, "send include_stop_str_in_output: true"),
+        ("regex", "a+", 'send structured_outputs: {"regex": ...}'),
+        ("ebnf", "root ::= a", 'send structured_outputs: {"grammar": ...}'),
+        ("json_schema", "{}", 'send structured_outputs: {"json": ...}'),
+        ("beam_width", 4, "send use_beam_search: true, with n beams"),
+        ("num_beams", 4, "send use_beam_search: true, with n beams"),
+        ("do_sample", False, "send temperature: 0"),
+        ("repeat_penalty", 1.1, "send repetition_penalty"),
+        ("no_repeat_ngram_size", 2, "send dry_multiplier"),
+    ],
+)
+def test_a_field_of_another_engine_is_refused_with_ours(name, value, way_out):
+    with pytest.raises(InvalidRequestError, match=re.escape(way_out)) as caught:
         sort(**{name: value})
     assert caught.value.param == name
 
