@@ -109,10 +109,10 @@ class StructuredOutputBackend(ABC):
         """
 
     def load(self, packed: bytes) -> CompiledGrammar:
-        """Return the grammar that `packed` wrote, perhaps in another process.
+        """Return the grammar that `packed` wrote, in another process.
 
         Raises:
-            GrammarError: It cannot be loaded here; the grammar is compiled alone then.
+            GrammarError: This backend packs no grammars.
         """
         del packed
         raise GrammarError("this backend loads no grammars, because it packs none")

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from quire.errors import GrammarError
 from quire.interfaces.structured_output import (
@@ -26,8 +27,7 @@ from quire.interfaces.structured_output import (
 from quire.interfaces.tool_parsing import CallGrammar, SchemaPiece
 from quire.sampling_params import StructuredOutputsParams
 from quire_structured_output.choices import check_choice
-from quire_structured_output.gbnf_syntax import lark_of_gbnf
-from quire_structured_output.lark_syntax import check_lark, check_length, is_gbnf
+from quire_structured_output.lark_syntax import check_lark, is_gbnf
 from quire_structured_output.regex_syntax import check_regex, check_text, without_anchors
 from quire_structured_output.schema_normal_form import normal_form
 from quire_structured_output.unique_items import TextState, UniqueTokens
@@ -45,17 +45,6 @@ PARSER_LIMITS = LLParserLimits(
     step_max_items=50_000,
     max_lexer_states=250_000,
     max_grammar_size=500_000,
-    verbose_errors=False,
-)
-# Other requests wait for the masks of a grammar that shares their process, so it has less; what
-# needs more is matched alone, with the limits above.
-SHARED_PARSER_LIMITS = LLParserLimits(
-    max_items_in_row=2_000,
-    initial_lexer_fuel=100_000,
-    step_lexer_fuel=20_000,
-    step_max_items=20_000,
-    max_lexer_states=50_000,
-    max_grammar_size=100_000,
     verbose_errors=False,
 )
 
@@ -90,7 +79,7 @@ class LLGuidanceBackend(StructuredOutputBackend):
             GrammarError: The grammar cannot be compiled; the message has the reason.
         """
         grammar = _grammar_of(params)
-        matcher = self._start(grammar.text, PARSER_LIMITS)
+        matcher = self._start(grammar.text)
         if warnings := matcher.get_grammar_warnings():
             raise GrammarError(f"the grammar is ambiguous: {_first_line('; '.join(warnings))}")
         tokens = self._unique_tokens if grammar.unique_names else None
@@ -100,16 +89,12 @@ class LLGuidanceBackend(StructuredOutputBackend):
         )
 
     def load(self, packed: bytes) -> CompiledGrammar:
-        """Return a grammar that was compiled elsewhere, with the limits of a shared process.
-
-        Raises:
-            GrammarError: It does not fit these limits.
-        """
-        start = self._start(packed.decode(), SHARED_PARSER_LIMITS)
+        """Return a grammar that was compiled elsewhere, from its text."""
+        start = self._start(packed.decode())
         return LLGuidanceGrammar(start, self.vocabulary, same=self._same, packed=packed)
 
-    def _start(self, text: str, limits: LLParserLimits) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
+    def _start(self, text: str) -> LLMatcher:
+        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=PARSER_LIMITS)
         if matcher.is_error():
             raise GrammarError(
                 f"the grammar cannot be compiled: {_first_line(matcher.get_error())}"
@@ -309,10 +294,14 @@ def _in_slashes(expression: str) -> str:
 
 def _context_free(text: str) -> str:
     """Return a grammar of a client in Lark's dialect; GBNF is translated."""
-    check_length(text)
     check_text(text, "the grammar")
     if is_gbnf(text):
-        return lark_of_gbnf(text)
+        try:
+            text = gbnf_to_lark(text).replace("%llguidance {}", "", 1)
+        except (GbnfToLarkError, AssertionError, IndexError, ValueError) as error:
+            raise GrammarError(
+                f"the GBNF grammar is not valid: {_first_line(str(error))}"
+            ) from None
     check_lark(text)
     return text
 

@@ -249,32 +249,25 @@ class GrammarHost:
         return [Fill(r.matcher, row) for row, r in rows if self._pool[r.key].link is link]
 
     def _finish_turn(self, link: GrammarLink) -> None:
-        """Wait for a process. What it was lost with, or expelled, gets processes of its own."""
+        """Wait for a process. If it is lost, each of its grammars gets one of its own."""
         try:
-            done = link.end_turn()
+            self._apply_turn(link.end_turn())
         except LinkLostError as error:  # the host has all the state to restart it
-            self._log_restart(str(error), keys := self._lose(link))
-        else:
-            self._apply_turn(done)
-            keys = [key for n in done.expelled if (key := self._pool.key_of(n)) is not None]
-            if keys:
-                self._log_restart("grammars failed in the process that others share", keys)
-        self._isolate(keys)
+            keys = self._pool.lose(link)
+            names = _request_ids([request for key in keys for request in self._users(key)])
+            logger.warning("%s; restarting it for requests %s", error, names)
+            self._isolate(keys, was_alone=not link.is_shared)
 
-    def _lose(self, link: GrammarLink) -> list[bytes]:
-        keys = self._pool.lose(link)
-        if not link.is_shared:  # the grammar is at fault, and must not end a shared process later
-            for key in keys:
-                self._pool.keep_unshared(key)
-        return keys
-
-    def _isolate(self, keys: Sequence[bytes]) -> None:
+    def _isolate(self, keys: Sequence[bytes], *, was_alone: bool) -> None:
         """Start a process for each grammar, and bring its matchers to their previous state.
 
         They compile at the same time. A failure is the grammar's own now, and fails its requests.
+        One whose own process is lost must not end a shared one later.
         """
         started = []
         for key in keys:
+            if was_alone:
+                self._pool.keep_unshared(key)
             if not (users := self._users(key)):
                 self._pool.remove(key)
                 continue
@@ -310,10 +303,6 @@ class GrammarHost:
         for request in failed:
             self._fail(request, self._error_of(done.failed[request.matcher], [request]))
             self._drop_matcher(request)
-
-    def _log_restart(self, reason: str, keys: Sequence[bytes]) -> None:
-        names = _request_ids([request for key in keys for request in self._users(key)])
-        logger.warning("%s; restarting it for requests %s", reason, names)
 
     # --- compiling ---------------------------------------------------------------------------
 

@@ -185,10 +185,6 @@ class GrammarPool:
                 del self._grammars[key]
         return [key for key in lost if key in self._grammars]
 
-    def key_of(self, number: int) -> bytes | None:
-        """Return the key of a grammar by its number; None: it was removed."""
-        return next((k for k, grammar in self._grammars.items() if grammar.number == number), None)
-
     def release(self, key: bytes) -> None:
         """Remove one user. Without users, a grammar that is compiling or in a turn is removed.
 

@@ -165,16 +165,9 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 class TurnDone(msgspec.Struct, frozen=True):
-    """Result of a turn.
-
-    Attributes:
-        failed: Failed matchers, and why.
-        expelled: Grammars that must have a process of their own, because something failed there
-            that others share. Nothing is known about their matchers.
-    """
+    """Result of a turn: failed matchers."""
 
     failed: dict[int, Failure]
-    expelled: list[int] = []
 
 
 def send(connection: socket.socket, message: Any, fds: list[int] | None = None) -> None:

@@ -2,6 +2,7 @@
 
 import mmap
 import socket
+import time
 from collections.abc import Mapping
 
 from quire.engine.grammar.grammar_wire import (
@@ -10,7 +11,6 @@ from quire.engine.grammar.grammar_wire import (
     Failure,
     Fill,
     Load,
-    Operation,
     Start,
     Turn,
     TurnDone,
@@ -18,22 +18,27 @@ from quire.engine.grammar.grammar_wire import (
     receive,
     send,
 )
-from quire.errors import QuireError
+from quire.errors import GrammarError, QuireError
 from quire.interfaces.structured_output import CompiledGrammar, Matcher, StructuredOutputBackend
 from quire.process.traceback_text import sendable, traceback_text
+
+SLOW_S = 0.02  # CPU time of a token or mask beyond which a matcher is slow; usual is 0.0001
+MAX_EXCESS_S = (
+    0.5  # that a matcher may take beyond it, in all: every request of a step waits for it
+)
 
 
 class MatcherServer:
     """Serves the matchers of one grammar, or of several.
 
-    Several grammars must not hurt each other. What fails in a shared process is blamed on no
-    request there: its grammar is expelled, to be tried again in a process of its own.
+    What fails is a matcher, and others go on. Only where memory is exhausted, nothing tells whose
+    fault it is: a shared process ends, and each of its grammars gets one of its own.
 
     Args:
         backends: Backends that load grammars, by name.
         masks: Table of masks.
         row_bytes: Number of bytes of a mask.
-        is_shared: Whether others share this process.
+        is_shared: Whether several grammars share this process.
     """
 
     def __init__(
@@ -50,7 +55,7 @@ class MatcherServer:
         self._grammars: dict[int, CompiledGrammar] = {}
         self._matchers: dict[int, Matcher] = {}
         self._grammar_of: dict[int, int] = {}  # matcher -> its grammar
-        self._expelled: set[int] = set()  # grammars of which nothing is known until `Unload`
+        self._excess_s: dict[int, float] = {}  # of slow matchers
 
     def add(self, number: int, grammar: CompiledGrammar) -> None:
         """Add a grammar that was compiled here."""
@@ -63,59 +68,75 @@ class MatcherServer:
 
     def take_turn(self, turn: Turn) -> TurnDone:
         """Execute operations, and return what failed. Nothing follows a failure of its matcher."""
-        done = TurnDone({}, [])
+        done = TurnDone({})
         for operation in turn.operations:
-            if isinstance(operation, Load | Unload):
-                self._guarded(operation, operation.grammar, done)
-            elif operation.matcher not in done.failed:
-                self._guarded(operation, self._grammar(operation), done)
+            match operation:
+                case Load():
+                    self._load(operation)
+                case Unload():
+                    self._unload(operation.grammar)
+                case Drop():
+                    self._drop(operation.matcher)
+                case _ if operation.matcher not in done.failed:
+                    self._guarded(operation, done)
         return done
 
-    def _grammar(self, operation: Start | Accept | Fill | Drop) -> int | None:
-        """Return the number of an operation's grammar; None: its matcher was never started."""
-        if isinstance(operation, Start):
-            self._grammar_of[operation.matcher] = operation.grammar
-        return self._grammar_of.get(operation.matcher)
-
-    def _guarded(self, operation: Operation, grammar: int | None, done: TurnDone) -> None:
+    def _load(self, operation: Load) -> None:
+        """Load a grammar; if that fails, its matchers do when they start."""
+        backend = self._backends[operation.sendable.backend]
         try:
-            if grammar not in self._expelled or isinstance(operation, Unload):
-                self._execute(operation, done)
-        except Exception as error:
-            if not (self._is_shared or isinstance(operation, Load | Unload)):
-                done.failed[operation.matcher] = failure_of(error)
-            elif grammar is None or isinstance(error, MemoryError):
-                raise  # whose fault it is cannot be told: the process ends, and each gets its own
-            else:
-                self._expelled.add(grammar)
-        if grammar in self._expelled and grammar not in done.expelled:
-            done.expelled.append(grammar)
-
-    def _execute(self, operation: Operation, done: TurnDone) -> None:
-        match operation:
-            case Load():
-                backend = self._backends[operation.sendable.backend]
-                self._grammars[operation.grammar] = backend.load(operation.sendable.packed)
-            case Unload():
-                self._unload(operation.grammar)
-            case Start():
-                self._matchers[operation.matcher] = self._grammars[operation.grammar].matcher()
-            case Accept():
-                self._accept(operation.matcher, operation.token_ids, done)
-            case Fill():
-                self._fill(operation)
-            case Drop():
-                self._drop(operation.matcher)
+            self._grammars[operation.grammar] = backend.load(operation.sendable.packed)
+        except Exception as error:  # noqa: BLE001 - the edge of a plugin: it ends its requests
+            self._end_without_memory(error)
+            self._grammars[operation.grammar] = _NotLoaded(error)
 
     def _unload(self, grammar: int) -> None:
         for matcher in [each for each, of in self._grammar_of.items() if of == grammar]:
             self._drop(matcher)
         self._grammars.pop(grammar, None)
-        self._expelled.discard(grammar)
 
     def _drop(self, matcher: int) -> None:
         self._matchers.pop(matcher, None)
         self._grammar_of.pop(matcher, None)
+        self._excess_s.pop(matcher, None)
+
+    def _guarded(self, operation: Start | Accept | Fill, done: TurnDone) -> None:
+        started_s = time.thread_time()
+        try:
+            self._execute(operation, done)
+            self._check_time(operation, time.thread_time() - started_s)
+        except Exception as error:  # noqa: BLE001 - the edge of a plugin: it ends one request
+            self._end_without_memory(error)
+            done.failed[operation.matcher] = failure_of(error)
+
+    def _end_without_memory(self, error: Exception) -> None:
+        if self._is_shared and isinstance(error, MemoryError):
+            raise error
+
+    def _check_time(self, operation: Start | Accept | Fill, cpu_s: float) -> None:
+        """Count the time by which a matcher is slow.
+
+        Raises:
+            GrammarError: It has kept the others waiting for too long.
+        """
+        num_tokens = len(operation.token_ids) if isinstance(operation, Accept) else 1
+        if (excess_s := cpu_s - num_tokens * SLOW_S) <= 0:
+            return
+        self._excess_s[operation.matcher] = self._excess_s.get(operation.matcher, 0.0) + excess_s
+        if self._excess_s[operation.matcher] > MAX_EXCESS_S:
+            raise GrammarError(
+                "the grammar takes too long to follow for this completion; make it less ambiguous"
+            )
+
+    def _execute(self, operation: Start | Accept | Fill, done: TurnDone) -> None:
+        match operation:
+            case Start():
+                self._grammar_of[operation.matcher] = operation.grammar
+                self._matchers[operation.matcher] = self._grammars[operation.grammar].matcher()
+            case Accept():
+                self._accept(operation.matcher, operation.token_ids, done)
+            case Fill():
+                self._fill(operation)
 
     def _accept(self, key: int, token_ids: list[int], done: TurnDone) -> None:
         for token_id in token_ids:
@@ -126,6 +147,16 @@ class MatcherServer:
     def _fill(self, fill: Fill) -> None:
         start = fill.row * self._row_bytes
         self._matchers[fill.matcher].fill_bitmask(self._masks[start : start + self._row_bytes])
+
+
+class _NotLoaded(CompiledGrammar):
+    """A grammar that could not be loaded: its matchers fail with the error."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def matcher(self) -> Matcher:
+        raise self._error
 
 
 def failure_of(error: Exception) -> Failure:

@@ -1,5 +1,6 @@
 """The matchers of a process, in this one: effects and results of a turn."""
 
+import itertools
 import mmap
 import socket
 import threading
@@ -7,6 +8,7 @@ import threading
 import msgspec
 import pytest
 
+from quire.engine.grammar import matcher_server
 from quire.engine.grammar.grammar_wire import (
     Accept,
     Drop,
@@ -21,7 +23,7 @@ from quire.engine.grammar.grammar_wire import (
     receive,
     send,
 )
-from quire.engine.grammar.matcher_server import MatcherServer, failure_of
+from quire.engine.grammar.matcher_server import SLOW_S, MatcherServer, failure_of
 from quire.engine.grammar.shared_masks import SharedMasks
 from quire.errors import GrammarError
 from quire.interfaces.structured_output import (
@@ -72,7 +74,7 @@ class Loader(StructuredOutputBackend):
 
     def load(self, packed):
         if packed != b"rising":
-            raise GrammarError("too complex to share")
+            raise GrammarError("not packed by this backend")
         return Rising()
 
 
@@ -156,9 +158,9 @@ def test_a_dropped_matcher_is_gone_and_may_be_dropped_again(owner):
 def test_each_grammar_of_a_shared_process_has_its_matchers(shared, masks):
     loads = [Load(1, RISING), Load(2, RISING)]
     turn = Turn([*loads, Start(1, 1), Start(2, 2), Accept(2, [4]), Fill(1, 0), Fill(2, 1)])
-    assert shared.take_turn(turn) == TurnDone({}, [])
+    assert shared.take_turn(turn) == TurnDone({})
     assert (masks[0], masks[4]) == (0, 1)
-    assert shared.take_turn(Turn([Unload(1), Fill(2, 2)])) == TurnDone({}, [])
+    assert shared.take_turn(Turn([Unload(1), Fill(2, 2)])) == TurnDone({})
     assert masks[8] == 1
     assert shared._matchers.keys() == {2}, "a matcher does not outlive its grammar"
 
@@ -166,22 +168,36 @@ def test_each_grammar_of_a_shared_process_has_its_matchers(shared, masks):
 def test_a_refused_token_fails_its_request_in_a_shared_process_too(shared):
     done = shared.take_turn(Turn([Load(1, RISING), Start(1, 1), Accept(1, [5, 4])]))
     assert done.failed[1].message == "the grammar does not allow token 4 here"
-    assert done.expelled == []
 
 
-def test_a_fault_in_a_shared_process_expels_its_grammar_until_it_is_unloaded(shared, masks):
+def test_a_fault_in_a_shared_process_ends_its_own_matcher(shared, masks):
     loads = [Load(1, RISING), Load(2, RISING), Start(1, 1), Start(2, 2), Start(3, 1)]
     faulty = [Accept(1, [7]), Accept(2, [3]), Accept(3, [3]), Fill(3, 0), Fill(2, 1)]
-    assert shared.take_turn(Turn([*loads, *faulty])) == TurnDone({}, [1])
-    assert (masks[0], masks[4]) == (0, 1), "the other grammar is not touched"
-    assert shared.take_turn(Turn([Fill(2, 2)])) == TurnDone({}, [])
-    assert shared.take_turn(Turn([Fill(3, 0), Fill(1, 0)])) == TurnDone({}, [1])
-    assert shared.take_turn(Turn([Unload(1), Drop(1), Fill(2, 2)])) == TurnDone({}, [])
+    done = shared.take_turn(Turn([*loads, *faulty]))
+    assert done.failed.keys() == {1}
+    assert "RuntimeError: seven" in done.failed[1].message
+    assert (masks[0], masks[4]) == (1, 1)
 
 
-def test_a_grammar_that_cannot_be_loaded_is_expelled(shared):
+def test_a_grammar_that_cannot_be_loaded_fails_its_matchers(shared):
     large = Sendable("loader", b"falling")
-    assert shared.take_turn(Turn([Load(1, large), Start(1, 1), Fill(1, 0)])) == TurnDone({}, [1])
+    done = shared.take_turn(Turn([Load(1, large), Start(1, 1), Fill(1, 0)]))
+    assert done == TurnDone({1: Failure("not packed by this backend")})
+
+
+def test_a_matcher_that_is_slow_for_too_long_fails(shared, monkeypatch):
+    now = itertools.count(step=SLOW_S + 0.2)  # what each operation takes
+    monkeypatch.setattr(matcher_server.time, "thread_time", lambda: next(now))
+    shared.take_turn(Turn([Load(1, RISING)]))
+    tokens = [1, 2, 3, 4, 5, 6, 9, 10, 11, 12, 14]  # time for each of them
+    turn = Turn([Start(1, 1), Fill(1, 0), Accept(1, tokens), Fill(1, 0)])
+    done = shared.take_turn(turn)
+    assert "takes too long to follow" in done.failed[1].message
+    assert done.failed[1].is_for_client
+    fresh = [Start(2, 1), Fill(2, 0), Drop(2), Start(2, 1), Fill(2, 0)]
+    assert shared.take_turn(Turn(fresh)) == TurnDone({}), (
+        "the time of one that is over is forgotten"
+    )
 
 
 def test_a_shared_process_that_has_no_memory_left_ends(shared):
