@@ -15,7 +15,6 @@ from functools import cached_property
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
-from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from quire.errors import GrammarError
 from quire.interfaces.structured_output import (
@@ -27,7 +26,8 @@ from quire.interfaces.structured_output import (
 from quire.interfaces.tool_parsing import CallGrammar, SchemaPiece
 from quire.sampling_params import StructuredOutputsParams
 from quire_structured_output.choices import check_choice
-from quire_structured_output.lark_syntax import check_lark, is_gbnf
+from quire_structured_output.gbnf_syntax import lark_of_gbnf
+from quire_structured_output.lark_syntax import check_lark, check_length, is_gbnf
 from quire_structured_output.regex_syntax import check_regex, check_text, without_anchors
 from quire_structured_output.schema_normal_form import normal_form
 from quire_structured_output.unique_items import TextState, UniqueTokens
@@ -294,14 +294,10 @@ def _in_slashes(expression: str) -> str:
 
 def _context_free(text: str) -> str:
     """Return a grammar of a client in Lark's dialect; GBNF is translated."""
+    check_length(text)
     check_text(text, "the grammar")
     if is_gbnf(text):
-        try:
-            text = gbnf_to_lark(text).replace("%llguidance {}", "", 1)
-        except (GbnfToLarkError, AssertionError, IndexError, ValueError) as error:
-            raise GrammarError(
-                f"the GBNF grammar is not valid: {_first_line(str(error))}"
-            ) from None
+        return lark_of_gbnf(text)
     check_lark(text)
     return text
 
