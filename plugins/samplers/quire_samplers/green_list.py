@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _NUM_BITS = 24  # of a token's hash: a float32 ratio times 2**24 is exact
+_GOLDEN_32 = 0x9E3779B1 - 2**32  # 2**32 / golden ratio
+_FIRST_32 = 0x7FEB352D
+_SECOND_32 = 0x846CA68B - 2**32
 
 
 def context_seeds(
@@ -37,6 +40,18 @@ def is_green(
     token_ids: Tensor,  # [M] or [N, M] int64
     ratios: Tensor,  # [N, 1] float32
 ) -> Tensor:  # [N, M] bool
-    """Return which tokens are in the green lists of the contexts."""
-    bits = shift_right(mix(seeds + (token_ids + 1) * GOLDEN), 64 - _NUM_BITS)
-    return bits < (ratios * 2**_NUM_BITS).long()
+    """Return which tokens are in the green lists of the contexts.
+
+    A token and the halves of a seed are hashed to 32 bits: two rounds of shift and multiply, with
+    the constants of C. Wellons' search for unbiased hash functions ("lowbias32").
+    """
+    word = token_ids.int() * _GOLDEN_32 + seeds.int()  # the low half
+    word = word.bitwise_xor_(_shift_right_32(word, 16)).mul_(_FIRST_32)
+    word.bitwise_xor_(_shift_right_32(word, 15)).bitwise_xor_(shift_right(seeds, 32).int())
+    word.mul_(_SECOND_32)
+    word.bitwise_xor_(_shift_right_32(word, 16))
+    return _shift_right_32(word, 32 - _NUM_BITS) < (ratios * 2**_NUM_BITS).int()
+
+
+def _shift_right_32(word: Tensor, num_bits: int) -> Tensor:  # int32, both
+    return word.bitwise_right_shift(num_bits).bitwise_and_((1 << (32 - num_bits)) - 1)

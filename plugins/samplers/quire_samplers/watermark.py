@@ -18,7 +18,7 @@ from quire_samplers.plugin import MAX_CONTEXT_WIDTH
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHUNK = 2**15  # columns at a time: the hashes of a large vocabulary are eight bytes each
+CHUNK = 2**15  # columns at a time: several tensors of four bytes a token
 
 
 class Watermark(LogitsProcessor):
