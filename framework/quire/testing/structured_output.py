@@ -25,6 +25,7 @@ from quire.errors import GrammarError
 from quire.interfaces.structured_output import Matcher, StructuredOutputBackend, Vocabulary
 from quire.interfaces.tool_parsing import CallGrammar, CallShape, SchemaPiece
 from quire.sampling_params import StructuredOutputsParams
+from quire.testing.tag_judge import follows_tag
 
 NUM_WALKS = 12
 MAX_STEPS = 4_000
@@ -95,7 +96,43 @@ CALLS = CallGrammar(
     separator=", ",
 )
 ONE_CALL = r'add\((?:0|-?[1-9]\d*)\)|say\.it\("(?:yes|no)"\)\[0\]'
+GRAMMARS = (  # one in GBNF and one in Lark, of the same texts
+    'root ::= "(" root ")" | word ("," word)*\nword ::= "a" [a-z] | "ab" "c"\n',
+    'start: "(" start ")" | WORD ("," WORD)*\nWORD: /a(?:[a-z]|bc)/\n',
+)
+NESTED_WORDS = ("((ab,abc))", "ax", "(ab)")
+AN_INTEGER = {"type": "json_schema", "json_schema": {"type": "integer"}}
+TAGS: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
+    (
+        {
+            "structures": [
+                {"begin": "](", "schema": {"type": "integer"}, "end": ")"},
+                {"begin": "]{", "schema": {"enum": ["yes", "no"]}, "end": "]"},
+            ],
+            "triggers": ["]"],
+        },
+        ("", "ab", "](12)", 'é](-1)]{"yes"]"日本"'),
+    ),
+    (
+        {
+            "format": {
+                "type": "sequence",
+                "elements": [
+                    {"type": "tag", "begin": "<", "content": {"type": "any_text"}, "end": '""'},
+                    {
+                        "type": "tags_with_separator",
+                        "tags": [{"type": "tag", "begin": "[", "content": AN_INTEGER, "end": "]"}],
+                        "separator": ", ",
+                    },
+                ],
+            }
+        },
+        ('<""', '<true"ab""[12]', '<é""[0], [-1], [12]'),
+    ),
+)
 CHOICES = (("red", "green", "blue"), ("a", "abc", "a|b", "ä\n", ".*"))
+
+ALL = frozenset({"json", "json_object", "regex", "choice", "grammar", "structural_tag"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +173,19 @@ def matches(regex: str) -> Callable[[str], bool]:
     return lambda text: re.fullmatch(regex, text) is not None
 
 
+def follows(tag: dict[str, Any]) -> Callable[[str], bool]:
+    """Return a validator by a direct reading of a structural tag."""
+    validators: dict[str, Callable[[str], bool]] = {}  # of its schemas
+
+    def validator(schema: Any) -> Callable[[str], bool]:
+        text = json.dumps(schema)
+        if text not in validators:
+            validators[text] = satisfies(schema)
+        return validators[text]
+
+    return lambda text: follows_tag(text, tag, validator)
+
+
 def examples(constraints: frozenset[str]) -> Iterator[Example]:
     """Yield examples of the structured-output constraints that a backend supports."""
     if "json" in constraints:
@@ -150,6 +200,12 @@ def examples(constraints: frozenset[str]) -> Iterator[Example]:
     if "choice" in constraints:
         for choice in CHOICES:
             yield Example(StructuredOutputsParams(choice=choice), choice.__contains__, choice)
+    if "grammar" in constraints:
+        for grammar in GRAMMARS:
+            yield Example(StructuredOutputsParams(grammar=grammar), _are_nested, NESTED_WORDS)
+    if "structural_tag" in constraints:
+        for tag, texts in TAGS:
+            yield Example(StructuredOutputsParams(structural_tag=tag), follows(tag), texts)
     if "calls" in constraints:
         yield Example(StructuredOutputsParams(calls=CALLS), _are_calls)
         yield Example(StructuredOutputsParams(calls=CallGrammar(CALLS.shapes)), matches(ONE_CALL))
@@ -157,6 +213,19 @@ def examples(constraints: frozenset[str]) -> Iterator[Example]:
 
 def _are_calls(text: str) -> bool:
     return all(re.fullmatch(ONE_CALL, call) for call in text.split(", "))
+
+
+def _is_valid(example: Example, text: str) -> bool:
+    try:
+        return example.is_valid(text)
+    except ValueError:  # it is not JSON
+        return False
+
+
+def _are_nested(text: str) -> bool:
+    depth = len(text) - len(text.lstrip("("))
+    words = text.removeprefix("(" * depth).removesuffix(")" * depth)
+    return re.fullmatch("a(?:[a-z]|bc)(?:,a(?:[a-z]|bc))*", words) is not None
 
 
 def read_mask(matcher: Matcher, size: int = VOCABULARY_SIZE) -> set[int]:
@@ -271,6 +340,35 @@ class StructuredOutputContract:
                     assert matcher.accept(token_id), (
                         f"accept refuses token {token_id} of {text!r}, in tokens {token_ids}"
                     )
+
+    def test_invalid_completions_are_refused(
+        self, built: StructuredOutputBackend, example: Example
+    ) -> None:
+        """Try completions of other examples that do not follow this one's grammar."""
+        grammar = built.compile(example.params)
+        for text in sorted({text for each in examples(ALL) for text in each.completions}):
+            if not _is_valid(example, text):
+                matcher = grammar.matcher()
+                token_ids = [*text.encode(), built.vocabulary.eos_token_ids[0]]
+                assert not all(matcher.accept(token_id) for token_id in token_ids), (
+                    f"accept takes {text!r}, which does not follow the grammar {example}"
+                )
+
+    def test_masks_are_the_same_each_time(
+        self, built: StructuredOutputBackend, example: Example
+    ) -> None:
+        """Compile a grammar twice: the same tokens lead to the same masks, read once or twice."""
+        first, second = (built.compile(example.params).matcher() for _ in range(2))
+        rng = random.Random(6)
+        for _ in range(30):
+            allowed = read_mask(first)
+            assert allowed == read_mask(first) == read_mask(second), (
+                "the masks of two matchers differ after the same tokens, or a mask changes when it "
+                "is read again"
+            )
+            token_id = rng.choice(sorted(allowed))
+            first.accept(token_id)
+            second.accept(token_id)
 
     def test_a_mask_allows_exactly_what_is_accepted(self, matcher: Matcher) -> None:
         """Try every id at several positions; a refused id must not change the state."""

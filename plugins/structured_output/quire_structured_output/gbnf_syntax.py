@@ -27,8 +27,12 @@ _CONTROLS = {"n": "\n", "r": "\r", "t": "\t"}
 _Token = tuple[str, str, int]  # kind, text, position
 
 
-def lark_of_gbnf(text: str) -> str:
+def lark_of_gbnf(text: str, prefix: str = "") -> str:
     """Return the grammar in Lark, with the rule `start` for `root`; linear in its length.
+
+    Args:
+        text: Grammar in GBNF.
+        prefix: Beginning of the names of all rules.
 
     Raises:
         GrammarError: It is not valid, has no rule `root`, or uses a rule that it does not define.
@@ -42,7 +46,7 @@ def lark_of_gbnf(text: str) -> str:
         kind, name, position = tokens[i - 1]
         if kind != "name" or name in names:
             raise _invalid(text, position, f"{name!r:.80} is not the name of a new rule")
-        names[name] = "start" if name == "root" else f"rule{len(names)}"
+        names[name] = prefix + ("start" if name == "root" else f"rule{len(names)}")
     if "root" not in names:
         raise GrammarError("the grammar has no rule 'root', where every text begins")
     ends = [*(i - 1 for i in places[1:]), len(tokens)]

@@ -6,8 +6,6 @@ otherwise than its author, or ignore, is rewritten or refused before it sees a g
 constraint becomes a grammar in its own dialect of Lark, JSON schemas in normal form.
 """
 
-import json
-import re
 from collections.abc import Sequence
 from ctypes import addressof, c_char
 from dataclasses import dataclass
@@ -28,16 +26,16 @@ from quire.sampling_params import StructuredOutputsParams
 from quire_structured_output.choices import check_choice
 from quire_structured_output.gbnf_syntax import lark_of_gbnf
 from quire_structured_output.lark_syntax import check_lark, check_length, is_gbnf
+from quire_structured_output.lark_writing import in_slashes, json_part, literal
 from quire_structured_output.regex_syntax import check_regex, check_text, without_anchors
 from quire_structured_output.schema_normal_form import normal_form
+from quire_structured_output.structural_tag import lark_of_tag
 from quire_structured_output.unique_items import TextState, UniqueTokens
 
-BLANK = "[ ]?"  # where JSON allows blanks
 OPENING = frozenset(  # keywords by which an object may have other names
     {"additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"}
     | {"allOf", "anyOf", "oneOf", "if", "$ref", "$dynamicRef", "dependentSchemas", "dependencies"}
 )
-ESCAPES = r'"\bfnrt'  # so each character has one spelling
 PARSER_LIMITS = LLParserLimits(
     max_items_in_row=2_000,
     initial_lexer_fuel=1_000_000,
@@ -257,39 +255,29 @@ def _grammar_of(params: StructuredOutputsParams) -> _Grammar:
     """
     if params.json is not None:
         found = normal_form(params.json)
-        return _Grammar(_lark(f"start: {_json(found.schema)}"), found.unique_names)
+        return _Grammar(_lark(f"start: {json_part(found.schema)}"), found.unique_names)
     return _Grammar(_other_grammar(params))
 
 
 def _other_grammar(params: StructuredOutputsParams) -> str:
     if params.json_object:
-        return _lark(f"start: {_json({'type': 'object'})}")
+        return _lark(f"start: {json_part({'type': 'object'})}")
     if params.regex is not None:
         check_regex(params.regex, "the regex")
-        return _lark(f"start: /{_in_slashes(without_anchors(params.regex))}/")
+        return _lark(f"start: /{in_slashes(without_anchors(params.regex))}/")
     if params.choice is not None:
         check_choice(params.choice)
-        return _lark(f"start: {' | '.join(map(_literal, params.choice))}")
+        return _lark(f"start: {' | '.join(map(literal, params.choice))}")
     if params.calls is not None:
         return _lark(_calls(params.calls))
+    if params.structural_tag is not None:
+        return _lark(lark_of_tag(params.structural_tag, _form_without_unique_items))
     return _lark(_context_free(params.grammar or ""))
-
-
-def _json(schema: dict[str, Any]) -> str:
-    options = {"whitespace_pattern": BLANK, "json_allowed_escapes": ESCAPES}
-    return f"%json {json.dumps(schema | {'x-guidance': options})}"
 
 
 def _lark(text: str) -> str:
     """Return a grammar that allows every tokenization of its texts, and not only the usual one."""
     return str(LLMatcher.grammar_from_lark(f'%llguidance {{"no_forcing": true}}\n{text}'))
-
-
-def _in_slashes(expression: str) -> str:
-    """Return a regex as it is written between slashes."""
-    parts = re.findall(r"\\[\s\S]|[\s\S]", expression)
-    escaped = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\\\n": r"\n", "\\\r": r"\r"}
-    return "".join(escaped.get(part, part) for part in parts)
 
 
 def _context_free(text: str) -> str:
@@ -318,17 +306,22 @@ def _calls(calls: CallGrammar) -> str:
             raise GrammarError(f"the parameters of the tool {shape.tool!r:.80}: {error}") from error
         rules.append(f"call{index}: {pieces}")
     names = " | ".join(f"call{index}" for index in range(len(rules)))
-    start = "call" if calls.separator is None else f"call ({_literal(calls.separator)} call)*"
+    start = "call" if calls.separator is None else f"call ({literal(calls.separator)} call)*"
     return "\n".join([f"start: {start}", f"call: {names}", *rules])
 
 
 def _piece(piece: str | SchemaPiece) -> str:
     if isinstance(piece, str):
-        return _literal(piece)
-    found = normal_form(_closed(piece.schema))
+        return literal(piece)
+    return json_part(_form_without_unique_items(_closed(piece.schema)))
+
+
+def _form_without_unique_items(schema: dict[str, Any] | str | bool) -> dict[str, Any]:
+    """Return the normal form of a schema of JSON with text around it."""
+    found = normal_form(schema)
     if found.unique_names:
-        raise GrammarError("no backend supports 'uniqueItems' of strings in a tool's arguments")
-    return _json(found.schema)
+        raise GrammarError("no backend supports 'uniqueItems' in JSON with text around it")
+    return found.schema
 
 
 def _closed(schema: dict[str, Any] | bool) -> dict[str, Any] | bool:
@@ -336,11 +329,6 @@ def _closed(schema: dict[str, Any] | bool) -> dict[str, Any] | bool:
     if isinstance(schema, bool) or "properties" not in schema or OPENING & schema.keys():
         return schema
     return {**schema, "additionalProperties": False}
-
-
-def _literal(text: str) -> str:
-    check_text(text, "a literal text")
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _set_bit(octets: memoryview, token_id: int, is_set: bool) -> None:

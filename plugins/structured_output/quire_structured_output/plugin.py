@@ -18,6 +18,9 @@ def register_structured_output(registry: Registrar[type[StructuredOutputBackend]
         "llguidance",
         "quire_structured_output.llguidance:LLGuidanceBackend",
         capabilities=GrammarCapabilities(
-            frozenset({"json", "json_object", "regex", "choice", "grammar", "calls"}), priority=20
+            frozenset(
+                {"json", "json_object", "regex", "choice", "grammar", "structural_tag", "calls"}
+            ),
+            priority=20,
         ),
     )

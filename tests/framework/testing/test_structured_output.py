@@ -6,6 +6,7 @@ from quire.errors import GrammarError
 from quire.sampling_params import StructuredOutputsParams
 from quire.testing import structured_output
 from quire.testing.structured_output import (
+    ALL,
     EOS_TOKEN_IDS,
     Example,
     StructuredOutputContract,
@@ -150,6 +151,14 @@ class ForgetsTheEnd(OutlinesMatcher):
         return True
 
 
+class ForgetsALetterNowAndThen(Masked):
+    num_masks = 0
+
+    def allowed(self, allowed):
+        type(self).num_masks += 1
+        return allowed - {A_LETTER} if self.num_masks % 3 == 0 else allowed
+
+
 def backend_of(matcher_class):
     class Backend(OutlinesBackend):
         def compile(self, params):
@@ -182,6 +191,8 @@ FINISHED = "finished_means_that_only_the_end_may_follow"
 ROLLBACK = "rollback_returns_to_the_same_masks"
 BOTH = "both_ends_are_allowed_or_none"
 ALONE = "matchers_of_one_grammar_do_not_see_each_other"
+WRONG = "invalid_completions_are_refused"
+SAME = "masks_are_the_same_each_time"
 REFUSED = "what_cannot_be_honoured_is_refused_by_name"
 OF_A_MATCHER = [
     (SetsBitsBeyond, EXACT, "allows token 340, beyond the vocabulary"),
@@ -281,8 +292,20 @@ def test_a_wrong_reject_of_a_tokenization_is_rejected(matcher_class, reason):
         run(TOKENIZED, backend_of(matcher_class), example)
 
 
+def test_a_wrong_accept_is_rejected():
+    run(WRONG, backend_of(OutlinesMatcher), EXAMPLE)
+    with pytest.raises(AssertionError, match="which does not follow the grammar regex"):
+        run(WRONG, backend_of(AcceptsAnything), EXAMPLE)
+
+
+def test_masks_that_change_are_rejected():
+    run(SAME, backend_of(OutlinesMatcher), EXAMPLE)
+    with pytest.raises(AssertionError, match="differ after the same tokens"):
+        run(SAME, backend_of(ForgetsALetterNowAndThen), EXAMPLE)
+
+
 def test_every_completion_of_the_examples_is_valid_by_their_validator():
-    for example in examples(frozenset({"json", "json_object", "regex", "choice"})):
+    for example in examples(ALL):
         assert example.completions
         assert all(example.is_valid(text) for text in example.completions), example
 
@@ -315,11 +338,19 @@ def test_a_refusal_without_the_name_is_rejected():
 
 def test_each_test_of_the_kit_has_a_backend_that_fails_it():
     tests = {name for name in dir(StructuredOutputContract) if name.startswith("test_")}
-    proven = {test for _, test, _ in OF_A_MATCHER} | {VALID, TOKENIZED, LONGER, ALONE, REFUSED}
+    proven = {test for _, test, _ in OF_A_MATCHER} | {
+        VALID,
+        TOKENIZED,
+        LONGER,
+        ALONE,
+        WRONG,
+        SAME,
+        REFUSED,
+    }
     assert tests == {f"test_{test}" for test in proven}
 
 
-@pytest.mark.parametrize("constraint", ["json", "json_object", "regex", "choice", "calls"])
+@pytest.mark.parametrize("constraint", [*sorted(ALL), "calls"])
 def test_a_supported_constraint_is_tried(constraint):
     tried = list(examples(frozenset({constraint})))
     assert tried
@@ -332,6 +363,11 @@ def test_the_validators_reject_wrong_completions():
     assert not satisfies({"type": "integer"})('"1"')
     assert matches("a+")("aa")
     assert not matches("a+")("aab")
+    (gbnf, lark) = examples(frozenset({"grammar"}))
+    assert gbnf.is_valid("((abc))")
+    assert lark.is_valid("ab,ac")
+    assert not gbnf.is_valid("((abc)")
+    assert not lark.is_valid("(abd)")
     (calls, one) = examples(frozenset({"calls"}))
     assert calls.is_valid('add(1), say.it("yes")[0]')
     assert not calls.is_valid("add(1), add(x)")

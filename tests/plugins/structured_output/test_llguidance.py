@@ -32,7 +32,9 @@ word ::= [ab] [ab]?
 
 class TestLLGuidance(StructuredOutputContract):
     backend = LLGuidanceBackend
-    constraints = frozenset({"json", "json_object", "regex", "choice", "calls"})
+    constraints = frozenset(
+        {"json", "json_object", "regex", "choice", "grammar", "structural_tag", "calls"}
+    )
 
 
 def accepts(params, text):
