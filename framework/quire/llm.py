@@ -44,8 +44,13 @@ class LLM:
     @classmethod
     def from_settings(cls, settings: Settings) -> Self:
         """Build an engine from a settings object; raises as the constructor does."""
+        return cls.from_engine(start_engine(settings))
+
+    @classmethod
+    def from_engine(cls, engine: Engine) -> Self:
+        """Use an engine that was started already, which is closed with this object."""
         llm = cls.__new__(cls)
-        llm._attach(start_engine(settings))
+        llm._attach(engine)
         return llm
 
     def _attach(self, engine: Engine) -> None:
