@@ -67,6 +67,29 @@ class AsyncEngine:
             prompt, params, adapter=lora_request, priority=priority, timeout_s=timeout_s
         )
 
+    async def generate_whole(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        lora_request: str | None = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> RequestOutput:
+        """Generate all completions of a prompt, and return them once all have ended.
+
+        The arguments are those of `generate`; `best_of` needs this method.
+
+        Raises:
+            RequestError: The request is invalid or failed; its cause is what a plugin raised, and
+                its `output` what was generated before.
+            EngineDeadError: The engine stopped.
+        """
+        params = sampling_params or SamplingParams()
+        return await self.frontend.generate_whole(
+            prompt, params, adapter=lora_request, priority=priority, timeout_s=timeout_s
+        )
+
     async def chat(
         self,
         messages: Messages,

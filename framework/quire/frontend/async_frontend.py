@@ -141,7 +141,7 @@ class AsyncFrontend:
         if isinstance(params, SamplingParams) and params.best_of is not None:
             raise InvalidRequestError(
                 "best_of cannot be streamed: the best completions are known once all have ended; "
-                "wait for the whole result, or use n",
+                "call generate_whole, or use n",
                 param="best_of",
             )
         stream = await self._submit_by_name(prompt, params, adapter, priority, timeout_s)

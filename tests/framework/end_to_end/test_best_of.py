@@ -86,3 +86,11 @@ def test_deltas_of_the_best_are_refused(engine):
     with pytest.raises(InvalidRequestError, match="cannot be streamed") as caught:
         asyncio.run(read())
     assert caught.value.param == "best_of"
+
+
+def test_the_best_of_an_event_loop_are_the_same(engine, every):
+    params = SamplingParams(n=2, best_of=5, **COMMON)
+    result = asyncio.run(engine.generate_whole(PROMPT, params))
+    assert [output.token_ids for output in result.outputs] == [
+        output.token_ids for output in every[:2]
+    ]
