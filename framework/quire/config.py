@@ -37,8 +37,8 @@ DEFAULT_LOGITS_PROCESSORS = (
     "dry", "repetition_penalty", "sampled_token_penalties",
     "logit_bias", "allowed_token_ids", "bad_words", "watermark",
     "dynamic_temperature", "quadratic_smoothing", "temperature",
-    "epsilon_cutoff", "eta_cutoff", "min_p", "top_a", "top_k_top_p", "top_n_sigma", "typical_p",
-    "xtc",
+    "epsilon_cutoff", "eta_cutoff", "min_p", "mirostat", "top_a", "top_k_top_p", "top_n_sigma",
+    "typical_p", "xtc",
 )  # fmt: skip
 DEFAULT_SAMPLERS = {
     "torch": "categorical",

@@ -333,6 +333,7 @@ class SlotAssignment(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()
     adapter: AdapterRef | None = None
     block_copies: list[BlockCopy] = []
+    state: dict[str, float] = {}  # of sampler steps, after the last token; empty: before the first
 
 
 class NewBlocks(msgspec.Struct, frozen=True, array_like=True):
@@ -415,6 +416,7 @@ class SlotResult(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[TokenLogprobs] | None = None
     error: ErrorReport | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
+    state: dict[str, float] | None = None  # of sampler steps after these tokens, if they have any
 
 
 class TransferReport(msgspec.Struct, frozen=True):

@@ -10,10 +10,10 @@ FIELDS = (TEMPERATURE, TOP_K, TOP_P, MIN_P)
 NUM_PROMPT_TOKENS = 3
 
 
-def tables_with(requests, extra_fields=()):
+def tables_with(requests, extra_fields=(), states=()):
     """Tables with a slot for each request: its sampler fields, and what `SlotAssignment` takes."""
     fields = (*FIELDS, *extra_fields)
-    tables = SlotTables(len(requests), 32, [4], fields, torch.device("cpu"))
+    tables = SlotTables(len(requests), 32, [4], fields, torch.device("cpu"), states=states)
     names = {field.name for field in fields}
     for slot, request in enumerate(requests):
         others = {"num_generated": 0} | {k: v for k, v in request.items() if k not in names}

@@ -214,6 +214,11 @@ class Composition:
         every = [field for part in self.samplers for field in part.entry.capabilities.fields]
         return list({field.name: field for field in every}.values())
 
+    @property
+    def sampler_states(self) -> list[str]:
+        """Names of the states that samplers carry from token to token."""
+        return [name for part in self.samplers for name in part.entry.capabilities.states]
+
     def fingerprint(self) -> list[tuple[str, str, str, str]]:
         """Return what the processes of an engine compare: the same four words on each line.
 

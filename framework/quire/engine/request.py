@@ -70,6 +70,7 @@ class Request:
             later token attends to them.
         key: Sort key in the waiting queue.
         beam_search: The `BeamSearch` of which it computes a beam; None: it is no beam.
+        sampler_state: State of sampler steps after its last known token; empty if there is none.
         needs_assignment: Whether its tokens and blocks were replaced while it runs, so that its
             slot is assigned again.
         block_copies: Blocks to copy with that assignment.
@@ -111,6 +112,7 @@ class Request:
         "promised_hashes",
         "repetition",
         "request_id",
+        "sampler_state",
         "slot",
         "status",
         "stop_token_ids",
@@ -156,6 +158,7 @@ class Request:
         self.num_prompt_logprobs_seen = 0  # since it last started
         self.is_thinking = message.thinking_end_token_id is not None  # grammar not active yet
         self.beam_search: Any = None
+        self.sampler_state: dict[str, float] = {}
         self.needs_assignment = False
         self.block_copies: list[BlockCopy] = []
 
@@ -261,6 +264,7 @@ class Request:
             stop_token_ids=message.stop_token_ids,
             adapter=message.adapter,
             block_copies=self.block_copies,
+            state=self.sampler_state,
         )
 
     @property

@@ -3,9 +3,11 @@
 Nearly every row is one token of a running request; it takes a short path, other rows a longer one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
+
+import msgspec
 
 from quire.engine.beam_search.beam_search import BeamSearch
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
@@ -14,7 +16,7 @@ from quire.engine.request import Request, Status
 from quire.engine.scheduling.prompt_sharing import PromptSharing
 from quire.engine.scheduling.running_set import RunningSet
 from quire.engine.scheduling.step_in_progress import Chunk
-from quire.errors import EngineDeadError, QuireError
+from quire.errors import EngineDeadError, QuireError, RefusedError
 from quire.messages import EngineOutput, ErrorReport, SlotResult, TokenLogprobs
 
 
@@ -72,6 +74,8 @@ class ResultProcessor:
                 continue
             known = request.token_ids
             known.append(token_ids[0])
+            if row.state is not None:
+                request.sampler_state = row.state
             if len(known) > request.next_block_end:
                 self.commit(request, len(known) - 1)
             finish_reason = stop_reason = None
@@ -125,6 +129,8 @@ class ResultProcessor:
         """Apply a row with drafts, prompt logprobs or an error, or of a preempted request."""
         if request.status is Status.FINISHED:
             return []  # finished while this step ran: its tokens are dropped
+        if request.beam_search is not None and row.state is not None:
+            row = msgspec.structs.replace(row, error=_state_in_beams(row.state))
         if row.error is not None:
             request.is_cacheable = False  # the KV that this step wrote may be wrong
             if request.beam_search is not None:
@@ -140,6 +146,8 @@ class ResultProcessor:
         num_drafts, request.num_drafts_in_flight = request.num_drafts_in_flight, 0
         if request.status is not Status.RUNNING:
             request.num_tokens_in_flight -= bool(row.token_ids)
+        if row.state is not None:
+            request.sampler_state = row.state
         taken, finish_reason, stop_reason = request.append(row.token_ids)
         if num_drafts and request.status is Status.RUNNING:
             request.num_computed_tokens = len(request.token_ids) - 1  # rejected drafts do not count
@@ -186,6 +194,16 @@ class ResultProcessor:
         if request.status is Status.RUNNING:
             self.commit(request, len(request.token_ids) - 1)
         self._remove(request.request_id)
+
+
+def _state_in_beams(state: Iterable[str]) -> ErrorReport:
+    """Return the error of a beam search whose rows have a state: beams are not sampled tokens."""
+    return ErrorReport(
+        RefusedError.code,
+        "a beam search does not follow the tokens that are sampled, so no sampler step may carry "
+        f"state from token to token in it, and one carries {', '.join(state)}; start the engine "
+        "without that step",
+    )
 
 
 def _fresh_prompt_logprobs(request: Request, row: SlotResult) -> list[TokenLogprobs] | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from quire.errors import InvalidRequestError, PluginError
@@ -38,6 +38,7 @@ Kernels = Literal["triton", "native"]
 MAX_POSITION = 2**31 - 1  # the host knows no bound
 STAGES: tuple[Stage, ...] = ("penalty", "bias", "temperature", "filter", "sample")
 KERNELS: tuple[Kernels | None, ...] = ("triton", "native", None)
+RESERVED_NAMES = ("seed", "child")  # every request has these
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,10 @@ class SamplerCapabilities:
         is_opt_in: Whether a logits processor runs only for requests that name it in
             `logits_processors`. Its `apply` gets the rows of these requests alone, and it may be
             active whatever its fields are.
+        states: Names of the float32 numbers that a `LogitsProcessor` carries from token to token of
+            a request. It implements `initial_state` and `observe`, and reads each by its name as it
+            reads a field. Such a step works on whole rows, and a batch in which it is active is not
+            fused.
     """
 
     stage: Stage
@@ -155,8 +160,10 @@ class SamplerCapabilities:
     reads_counts: bool = False
     is_opt_in: bool = False
     is_fusible: bool = False
+    states: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        self._check_states()
         if self.probe is not None:
             check_reference(self.probe, "a sampler's probe")
         if self.stage not in STAGES:
@@ -180,6 +187,22 @@ class SamplerCapabilities:
                 f"{self.needs_kernels!r}"
             )
 
+    def _check_states(self) -> None:
+        taken = [*RESERVED_NAMES, *(field.name for field in self.fields)]
+        for name in self.states:
+            if not name.isidentifier() or name in taken:
+                raise PluginError(
+                    "a sampler step's state must have an identifier as its name that is no field "
+                    f"or other state of the step, got {name!r}"
+                )
+            taken.append(name)
+        if self.states and (self.stage == "sample" or self.is_vocab_parallel):
+            raise PluginError(
+                f"a sampler step with the state {self.states[0]!r} must be a logits processor that "
+                "works on whole rows: choose a stage other than 'sample', and leave "
+                "is_vocab_parallel out"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledRows:
@@ -191,6 +214,7 @@ class SampledRows:
         slot_fields: Field name -> `[max_num_seqs]` device tensor, indexed by slot. It also has
             `seed` and `child`. A field that is more than a number has the columns of its type,
             `[max_num_seqs, ...]`, by its name and a suffix; see `quire.interfaces.field_types`.
+            The states that steps carry are there by their names, float32. No step writes to them.
         token_ids: `[max_num_seqs, max_model_len]` int32, known tokens of each slot. For a row they
             end before its position; entries from there on are stale.
         num_prompt_tokens: `[max_num_seqs]` int64.
@@ -222,7 +246,7 @@ class SampledRows:
     max_uncounted: int = 0
 
     def field(self, name: str) -> Tensor:
-        """Return the field's value for each row: `[N, 1]`, of a choice its index."""
+        """Return the value of a field or a state for each row: `[N, 1]`, of a choice its index."""
         values = self.slot_fields[name][self.slots]
         return values.view(len(self.slots), 1)
 
@@ -253,6 +277,20 @@ class SampledRows:
         token_ids = self.token_ids[:, start:stop][self.slots].long()
         is_known = self._indexes(start, token_ids.shape[1]) < self.positions[:, None]
         return token_ids * is_known, is_known
+
+    def only(self, rows: Sequence[int], index: Tensor) -> SampledRows:
+        """Return some of the rows.
+
+        Args:
+            rows: Indexes of the rows.
+            index: The same on the device, `[M]` int64.
+        """
+        return replace(
+            self,
+            slots=self.slots[index],
+            positions=self.positions[index],
+            host_fields=[self.host_fields[row] for row in rows] if self.host_fields else (),
+        )
 
     def _indexes(self, start: int, length: int) -> Tensor:  # [length] int64
         """Return consecutive integers on the device of the rows."""
@@ -311,6 +349,33 @@ class LogitsProcessor(SamplerStep):
         get fewer than V columns, those of the tokens from `rows.first_token_id` on.
         """
 
+    def initial_state(self, fields: Mapping[str, Any]) -> Sequence[float]:
+        """Return the values of the declared `states` before the first token, in their order.
+
+        Called on the host once per request that needs the step.
+
+        Raises:
+            NotImplementedError: The step declares no `states`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} carries no state")
+
+    def observe(self, logits: Tensor, rows: SampledRows, token_ids: Tensor) -> Tensor:
+        """Return the values of the declared `states` after a token: `[N, len(states)]` float32.
+
+        Called after the sampler, for the rows of requests that need the step. It writes nothing:
+        the values are stored once the whole step has succeeded. A value that is not finite fails
+        its request.
+
+        Args:
+            logits: The logits that the tokens were sampled from, `[N, V]` float32.
+            rows: The same rows as in `apply`, with the state before the token.
+            token_ids: Sampled tokens, `[N]` int64.
+
+        Raises:
+            NotImplementedError: The step declares no `states`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} carries no state")
+
 
 class Sampler(SamplerStep):
     """The last step, which samples one token per row. Rows are neutral if they are greedy."""
@@ -321,7 +386,7 @@ class Sampler(SamplerStep):
 
     @abstractmethod
     def sample(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] float32 -> [N] int64
-        """Return a token id for each row; the argmax for neutral rows."""
+        """Return a token id for each row, the argmax for neutral rows; `logits` is not changed."""
 
     def sample_fused(self, logits: Tensor, rows: SampledRows) -> Tensor:
         """Run the fused steps and sample: `[N, V] float32 -> [N] int64`. `logits` is not changed.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import QuireError, RefusedError, RequestFailedError
-from quire.messages import ScheduledRequest
+from quire.messages import ErrorReport, ScheduledRequest
 from quire.worker.batch.step_results import INVALID_LOGITS, invalid_token_error
 from quire.worker.device.device_faults import end_if_device_failed
 from quire.worker.memory.device_memory import is_out_of_memory
@@ -92,6 +92,9 @@ def _check_sampled(sampled: SampledTokens, sampler_name: str) -> None:
             raise RequestFailedError(
                 invalid_token_error(token_id, sampled.vocab_size, sampler_name).message
             )
+    for state in found.states:
+        if isinstance(state, ErrorReport):
+            raise RequestFailedError(state.message)
 
 
 @contextmanager

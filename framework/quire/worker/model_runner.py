@@ -259,6 +259,8 @@ class ModelRunner(StepRunner):
                 info.active_steps = self.pipeline.active_steps(
                     info.fields, has_logprobs=info.num_logprobs is not None
                 )
+                initial = self.pipeline.initial_state(info.active_steps, info.fields)
+                self.tables.states.write(assignment.slot, assignment.state or initial)
             except Exception as error:  # the edge of sampler plugins, and of what clients send
                 logger.warning(
                     "cannot read the sampler fields of the request in slot %d; the request fails",
@@ -455,6 +457,8 @@ class ModelRunner(StepRunner):
             sampled = self.pipeline.run(part.logits, part.slots, slot_index, masks)
             sampled.start_copy(self._copier)
             self.tables.append_tokens(slots, sampled.token_ids)
+            if sampled.states is not None:
+                sampled.states.store(self.tables.states)
         return sampled  # on an error above, num_known is unchanged: sampling again is safe
 
 

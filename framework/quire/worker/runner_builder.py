@@ -76,6 +76,11 @@ def build_pipeline(
             for index, choice in enumerate(composition.samplers)
             if choice.entry.capabilities.reads_counts
         ],
+        states={
+            index: states
+            for index, choice in enumerate(composition.samplers)
+            if (states := choice.entry.capabilities.states)
+        },
         logprobs_mode=logprobs_mode,
     )
 

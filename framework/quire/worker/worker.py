@@ -161,6 +161,7 @@ class ModelWorker(Worker):
             backend_groups,
             has_device_blocks=self.composition.kernels.value == "triton",
             vocab_size=self.composition.description.vocab_size,
+            states=self.composition.sampler_states,
         )
         if self.device.type == "cpu":
             keep_freed_memory()

@@ -119,6 +119,39 @@ DRY = SamplerCapabilities(
     ),
 )  # fmt: skip
 
+MIROSTAT = SamplerCapabilities(
+    stage="filter",
+    fields=(
+        RequestField("mirostat_mode", int, 0, 0, 2, "Version of mirostat, 1 or 2; 0 is off."),
+        RequestField(
+            "mirostat_tau", float, 5.0, 0.0, 100.0, "Target of the mean surprise, in bits."
+        ),
+        RequestField(
+            "mirostat_eta", float, 0.1, 0.0, 10.0, "Part of the error that corrects the next token."
+        ),
+    ),
+    states=("mirostat_mu",),
+)  # fmt: skip
+
+FURTHER: dict[str, tuple[Stage, str, tuple[RequestField, ...]]] = {  # name -> class and fields
+    "dynamic_temperature": (
+        "temperature",
+        "dynamic_temperature:DynamicTemperature",
+        (DYNATEMP_LOW, DYNATEMP_HIGH, DYNATEMP_EXPONENT),
+    ),
+    "quadratic_smoothing": (
+        "temperature",
+        "quadratic_smoothing:QuadraticSmoothing",
+        (SMOOTHING_FACTOR, SMOOTHING_CURVE),
+    ),
+    "epsilon_cutoff": ("filter", "cutoffs:EpsilonCutoff", (EPSILON_CUTOFF,)),
+    "eta_cutoff": ("filter", "cutoffs:EtaCutoff", (ETA_CUTOFF,)),
+    "top_a": ("filter", "cutoffs:TopA", (TOP_A,)),
+    "top_n_sigma": ("filter", "top_n_sigma:TopNSigma", (TOP_N_SIGMA,)),
+    "typical_p": ("filter", "typical_p:TypicalP", (TYPICAL_P,)),
+    "xtc": ("filter", "xtc:XTC", (XTC_PROBABILITY, XTC_THRESHOLD)),
+}
+
 FURTHER: dict[str, tuple[Stage, str, tuple[RequestField, ...]]] = {  # name -> class and fields
     "dynamic_temperature": (
         "temperature",
@@ -166,6 +199,7 @@ def register_samplers(registry: Registrar[type[SamplerStep]]) -> None:
         ("bad_words", "token_control:BadWords", BAD),
         ("watermark", "watermark:Watermark", WATERMARK),
         ("dry", "dry:DRY", DRY),
+        ("mirostat", "mirostat:Mirostat", MIROSTAT),
     ):
         registry.add(name, f"quire_samplers.{reference}", capabilities=capabilities)
     for name, (stage, reference, fields) in FURTHER.items():

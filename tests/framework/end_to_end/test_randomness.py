@@ -19,6 +19,8 @@ PARAMS = (
     SamplingParams(seed=0, temperature=2.0, logit_bias={7: 3.0}, bad_words=("a",), min_tokens=9),
     SamplingParams(seed=1, temperature=1.3, prompt_logprobs=1),
     SamplingParams(seed=5, logprob_token_ids=(3, 4), allowed_token_ids=tuple(range(3, 200))),
+    SamplingParams(seed=6, extra_args={"mirostat_mode": 2, "mirostat_tau": 4.0}),
+    SamplingParams(seed=7, logprobs=1, extra_args={"mirostat_mode": 1, "mirostat_eta": 0.5}),
 )
 PARAMS = tuple(
     msgspec.structs.replace(params, max_tokens=NUM_TOKENS, ignore_eos=True) for params in PARAMS
@@ -38,7 +40,7 @@ def kernels(request):
 @pytest.fixture(scope="module")
 def prompts():
     rng = random.Random(7)
-    return [[rng.randrange(3, 250) for _ in range(length)] for length in (1, 3, 17, 33, 40, 5, 48)]
+    return [[rng.randrange(3, 250) for _ in range(length)] for length in (1, 3, 17, 33, 40, 5, 48, 21, 30)]
 
 
 def llm_of(folder, **options):

@@ -31,7 +31,8 @@ def built_in(registries):
 
 def all_fields(registries):
     fields = {f.name: f for e in built_in(registries) for f in e.capabilities.fields}
-    return SamplerCapabilities(stage="sample", fields=tuple(fields.values()))
+    states = tuple(name for e in built_in(registries) for name in e.capabilities.states)
+    return SamplerCapabilities(stage="filter", fields=tuple(fields.values()), states=states)
 
 
 def filtered(registries, logits, requests):
@@ -49,7 +50,7 @@ def test_they_run_in_a_known_order(quire_registries):
     penalties = ["dry", "repetition_penalty", "sampled_token_penalties"]
     control = ["allowed_token_ids", "bad_words", "logit_bias", "watermark"]
     temperatures = ["dynamic_temperature", "quadratic_smoothing", "temperature"]
-    filters = ["epsilon_cutoff", "eta_cutoff", "min_p", "top_a", "top_k_top_p"]
+    filters = ["epsilon_cutoff", "eta_cutoff", "min_p", "mirostat", "top_a", "top_k_top_p"]
     further = ["top_n_sigma", "typical_p", "xtc"]
     assert names == [*penalties, *control, *temperatures, *filters, *further, *samplers]
 

@@ -66,6 +66,7 @@ def choose_samplers(
             "write `--samplers default NAME` to add NAME to the built-in ones"
         )
     _check_fields(entries)
+    _check_states(entries)
     return tuple(
         Choice("sampler", entry, names[entry.name], rejected.get(entry.name, ()))
         for entry in entries
@@ -154,4 +155,18 @@ def _check_fields(entries: Iterable[Entry]) -> None:
                     f"samplers {owner.name!r} of {owner.source} and {entry.name!r} of "
                     f"{entry.source} both read the request field {field.name!r}, but with "
                     "different types or defaults; leave one of them out"
+                )
+
+
+def _check_states(entries: Sequence[Entry]) -> None:
+    """Check that no name of a state is a field or state of another step."""
+    owners = {field.name: entry for entry in entries for field in entry.capabilities.fields}
+    for entry in entries:
+        for name in entry.capabilities.states:
+            owner = owners.setdefault(name, entry)
+            if owner is not entry:
+                raise SettingsError(
+                    f"sampler {entry.name!r} of {entry.source} carries the state {name!r}, which "
+                    f"is a field or state of {owner.name!r} of {owner.source} too; leave one of "
+                    "them out"
                 )

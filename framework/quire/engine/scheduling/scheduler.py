@@ -230,6 +230,8 @@ class Scheduler:
         request = self.requests.get(request_id)
         if request is None or request.status is not Status.RUNNING or request.beam_search:
             return False
+        if request.sampler_state:
+            return False  # its sampler steps must see one token before they get the next
         if request.num_expected_tokens or request.num_pending_tokens != 1:
             return False
         if any(chunk.request is request for chunks in self._in_flight for chunk in chunks):

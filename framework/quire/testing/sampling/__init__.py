@@ -2,5 +2,11 @@
 
 from quire.testing.sampling.logits_contract import LogitsProcessorContract
 from quire.testing.sampling.sampler_contract import FusedSamplerContract, SamplerContract
+from quire.testing.sampling.state_contract import StatefulLogitsProcessorContract
 
-__all__ = ["FusedSamplerContract", "LogitsProcessorContract", "SamplerContract"]
+__all__ = [
+    "FusedSamplerContract",
+    "LogitsProcessorContract",
+    "SamplerContract",
+    "StatefulLogitsProcessorContract",
+]

@@ -20,6 +20,7 @@ their own, `quire.testing.sampling.SamplerContract`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -45,6 +46,7 @@ from quire.testing.sampling.sampled_rows import (
 )
 
 NUM_ROWS = 12  # even, so that two alternating examples swap rows in reverse order
+MAX_ROWS_PER_SLOT = 4  # a token and three drafts; of two slots, at most NUM_ROWS
 
 
 class LogitsProcessorContract:
@@ -58,6 +60,8 @@ class LogitsProcessorContract:
             declares `is_opt_in` may have none: then no neutral rows are tested.
         histories: Known tokens of requests, for a logits processor that reads them; the rows of a
             batch take them in turn. They must give different logits with each `active` example.
+        states: States of the rows, if the step carries some; see
+            `quire.testing.sampling.StatefulLogitsProcessorContract`, which it needs then.
         vocab_size: Size of the vocabulary in these tests, V.
         device: Device of the logits.
     """
@@ -67,12 +71,21 @@ class LogitsProcessorContract:
     active: ClassVar[Sequence[Mapping[str, Any]]]
     neutral: ClassVar[Mapping[str, Any]] = {}
     histories: ClassVar[Sequence[History]] = ()
+    states: ClassVar[Sequence[Mapping[str, float]]] = ()
+    tests_states: ClassVar[bool] = False
     vocab_size: ClassVar[int] = 50
     device: ClassVar[str] = "cpu"
 
     def test_the_probe_returns_a_reason_or_none(self) -> None:
         """It is called in a fresh process, and must not import torch."""
         check_probe(self.capabilities.probe)
+
+    def test_declared_states_are_tested(self) -> None:
+        """A step that carries state has a contract with examples of it."""
+        assert self.tests_states == bool(self.capabilities.states) == bool(self.states), (
+            "a step that declares states needs a StatefulLogitsProcessorContract with examples of "
+            "them in `states`, and no other step does"
+        )
 
     def test_neutral_fields_are_called_neutral(self) -> None:
         """`is_neutral` is true of the neutral fields and false of the active examples."""
@@ -129,36 +142,46 @@ class LogitsProcessorContract:
         fields = [self._active(row) for row in range(NUM_ROWS)]
         together = self._apply(logits, fields)
         backwards = list(reversed(range(NUM_ROWS)))
-        reordered = self._rows([fields[row] for row in backwards], backwards, slots=backwards)
+        reordered = self._rows(
+            [fields[row] for row in backwards], backwards, slots=backwards, seeds=backwards
+        )
         out = self._step().apply(logits[backwards], reordered)
         for row in range(NUM_ROWS):
             assert torch.equal(together[row], out[backwards.index(row)]), (
                 f"the logits of row {row} change with the order of the rows"
             )
-            alone = self._rows([fields[row]], [row], slots=[NUM_SLOTS - 1 - row])
+            alone = self._rows([fields[row]], [row], slots=[NUM_SLOTS - 1 - row], seeds=[row])
             (found,) = self._step().apply(logits[row : row + 1].clone(), alone)
             assert torch.equal(together[row], found), (
                 f"the logits of row {row} in a batch differ from those alone in another slot"
             )
 
     def test_rows_of_one_slot_have_their_own_positions(self) -> None:
-        """Test two rows of one request, as in the verification of draft tokens."""
-        histories = self._histories()
-        longest = max(range(len(histories)), key=lambda i: len(histories[i].token_ids))
-        last = len(histories[longest].token_ids)
-        logits = self._logits()[:2]
+        """Each of k rows of a request is as if only the tokens before it were known.
+
+        The rows have consecutive positions, as in the verification of draft tokens, and those of
+        another request are among them.
+        """
+        longest, other = self._longest_histories()
+        start = max(longest.num_prompt_tokens, len(longest.token_ids) + 1 - MAX_ROWS_PER_SLOT)
+        positions = range(start, len(longest.token_ids) + 1)
+        num_rows = 2 * len(positions)
         for fields in self.active:
-            slots, positions = [NUM_SLOTS - 1] * 2, [last - 1, last]
             both = self._rows(
-                [fields] * 2, [longest] * 2, slots=slots, positions=positions, seeds=[3, 3]
-            )
+                [fields] * num_rows, [0] * num_rows, slots=[5, 9] * len(positions),
+                histories=[longest, other] * len(positions), seeds=[3, 4] * len(positions),
+                positions=[at for own in positions for at in (own, len(other.token_ids))],
+            )  # fmt: skip
+            logits = self._logits()[:num_rows]
             together = self._step().apply(logits.clone(), both)
-            for row, position in enumerate(both.positions.tolist()):
-                alone = self._rows([fields], [longest], positions=[position], seeds=[3])
+            for row, position in zip(range(0, num_rows, 2), positions, strict=True):
+                known = replace(longest, token_ids=longest.token_ids[:position])
+                alone = self._rows([fields], [0], histories=[known], seeds=[3])
                 (found,) = self._step().apply(logits[row : row + 1].clone(), alone)
                 assert torch.equal(together[row], found), (
-                    f"with {fields} the logits at position {position} change beside another row of "
-                    "the slot: read the tokens before each row's own position"
+                    f"with {fields} the logits at position {position} change beside other rows of "
+                    "the slot: read the tokens before each row's own position, and count them by "
+                    "rows.counts_of"
                 )
 
     def test_a_step_keeps_no_state_between_batches(self) -> None:
@@ -239,8 +262,19 @@ class LogitsProcessorContract:
     def _active(self, row: int) -> Mapping[str, Any]:
         return self.active[row % len(self.active)]
 
+    def _state(self, number: int) -> Mapping[str, float]:
+        """Return the states of the row with a number."""
+        return self.states[number % len(self.states)] if self.states else {}
+
     def _histories(self) -> Sequence[History]:
         return self.histories or (ANY_HISTORY,)
+
+    def _longest_histories(self) -> tuple[History, History]:
+        """Return the history with the longest completion, and one for another request."""
+        every = sorted(
+            self._histories(), key=lambda each: len(each.token_ids) - each.num_prompt_tokens
+        )
+        return every[-1], every[0]
 
     def _full(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         return {f.name: fields.get(f.name, f.worker_default) for f in self.capabilities.fields}
@@ -254,10 +288,13 @@ class LogitsProcessorContract:
         """Return the rows of a batch with the given row numbers, by default the first ones."""
         histories = self._histories()
         numbers = range(len(fields)) if rows is None else rows
-        own = [histories[number % len(histories)] for number in numbers]
+        by_number = {
+            "histories": [histories[number % len(histories)] for number in numbers],
+            "states": [self._state(number) for number in numbers],
+        }
         return sampled_rows(
-            self.capabilities, fields, histories=own, device=self.device,
-            vocab_size=self.vocab_size, **given,
+            self.capabilities, fields, device=self.device, vocab_size=self.vocab_size,
+            **by_number | given,
         )  # fmt: skip
 
     def _apply(self, logits: Tensor, fields: Sequence[Mapping[str, Any]], **given: Any) -> Tensor:

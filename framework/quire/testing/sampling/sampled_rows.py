@@ -41,6 +41,7 @@ def sampled_rows(
     fields: Sequence[Mapping[str, Any]],
     *,
     histories: Sequence[History] | None = None,
+    states: Sequence[Mapping[str, float]] | None = None,
     seeds: Sequence[int] | None = None,
     children: Sequence[int] | None = None,
     positions: Sequence[int] | None = None,
@@ -58,6 +59,7 @@ def sampled_rows(
         fields: Values of each row as steps get them, so texts as lists of token ids; a missing
             value is the field's default.
         histories: Known tokens of each row; None gives all rows the same seven tokens.
+        states: States of each row that the step carries; those left out are 0.
         seeds: Seed of each row; None counts from 0.
         children: Child index of each row; None is 0 for all.
         positions: Position of each row; None is the length of its history.
@@ -89,6 +91,9 @@ def sampled_rows(
             slot_fields |= _columns(f.name, f.type, num_slots, slots, values, vocab_size)
         else:
             slot_fields[f.name] = per_slot(values, FIELD_DTYPES[f.type])
+    given = [{}] * len(full) if states is None else states
+    for name in capabilities.states:
+        slot_fields[name] = per_slot([state.get(name, 0.0) for state in given], torch.float32)
     slot_fields["seed"] = per_slot(range(len(full)) if seeds is None else seeds, torch.int64)
     slot_fields["child"] = per_slot([0] * len(full) if children is None else children, torch.int64)
     num_counted, counts = _token_counts(slots, histories, positions, num_slots, vocab_size)

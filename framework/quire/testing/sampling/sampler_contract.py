@@ -6,8 +6,9 @@
         active = ({"temperature": 1.0},)
         neutral = {"temperature": 0.0}
 
-`FusedSamplerContract` is for a sampler that also fuses logits processors. The kit does not test
-your distribution: compare sampled tokens with it in a test of your own.
+`FusedSamplerContract` is for a sampler that also fuses logits processors. The frequencies of the
+tokens are compared with the softmax of the logits; a sampler of another distribution overrides
+`probabilities`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from quire.interfaces.sampling import LogitsProcessor, SampledRows, Sampler, SamplerCapabilities
 from quire.testing.probes import check_probe
+from quire.testing.sampling.drawn_frequencies import SOURCES, check_frequencies, repeated_row
 from quire.testing.sampling.no_waiting import (
     META,
     run_without_data,
@@ -38,7 +40,6 @@ from quire.testing.sampling.sampled_rows import (
 
 NUM_ROWS = 12
 NUM_SAMPLES = 40
-SOURCES = ("seeds", "children", "positions")  # sources of randomness
 SampleFunction = Callable[[Tensor, SampledRows], Tensor]
 SampleShard = Callable[[Tensor, SampledRows], tuple[Tensor, Tensor]]
 VARIED = (*((source,) for source in SOURCES), *combinations(SOURCES, 2))
@@ -52,6 +53,8 @@ class SamplerContract:
         capabilities: Capabilities that it is registered with.
         active: Examples of request fields with which it samples at random.
         neutral: Request fields with which it takes the most likely token.
+        num_draws: Number of rows whose tokens are counted; 0: none, for a step that runs in
+            Triton's interpreter, which needs a second for a hundred rows.
         vocab_size: Size of the vocabulary in these tests, V.
         device: Device of the logits.
     """
@@ -60,6 +63,7 @@ class SamplerContract:
     capabilities: ClassVar[SamplerCapabilities]
     active: ClassVar[Sequence[Mapping[str, Any]]]
     neutral: ClassVar[Mapping[str, Any]]
+    num_draws: ClassVar[int] = 20_000
     vocab_size: ClassVar[int] = 50
     device: ClassVar[str] = "cpu"
 
@@ -121,6 +125,21 @@ class SamplerContract:
             assert alone[0] == together[row], (
                 f"the token of row {row} in a batch differs from that alone in another slot"
             )
+
+    def test_rows_of_one_slot_have_their_own_positions(self) -> None:
+        """Each of k rows of a request samples as it does alone, as with draft tokens."""
+        self._check_rows_of_one_slot(self._step().sample)
+
+    @pytest.mark.parametrize("varied", SOURCES)
+    def test_tokens_occur_as_often_as_they_should(self, varied: str) -> None:
+        """Compare the frequencies of tokens with `probabilities`, by a chi-square test."""
+        for fields in self.active:
+            self._check_frequencies(self._step().sample, fields, varied, self._logits(1))
+
+    def probabilities(self, logits: Tensor, fields: Mapping[str, Any]) -> Tensor:  # [V] -> [V]
+        """Return the probability of each token in a row with active fields."""
+        del fields
+        return logits.softmax(-1)
 
     def test_the_host_fields_are_only_a_hint(self) -> None:
         """Compare the tokens with and without `host_fields`."""
@@ -212,6 +231,40 @@ class SamplerContract:
         assert num_tokens > min(8, self.vocab_size // 2), (
             f"{NUM_SAMPLES} rows of equal logits, each with other {' and '.join(varied)}, give "
             f"only {num_tokens} different tokens"
+        )
+
+    def _check_rows_of_one_slot(self, sample: SampleFunction) -> None:
+        logits, num_own = self._logits(), NUM_ROWS // 2
+        for fields in (*self.active, self.neutral):
+            positions = [at for own in range(num_own) for at in (3 + own, 20)]
+            both = self._rows(
+                [fields] * NUM_ROWS, slots=[5, 9] * num_own, seeds=[3, 4] * num_own,
+                positions=positions,
+            )  # fmt: skip
+            together = sample(logits.clone(), both)
+            for row in range(0, NUM_ROWS, 2):
+                alone = self._rows([fields], seeds=[3], positions=[positions[row]])
+                assert torch.equal(
+                    sample(logits[row : row + 1].clone(), alone)[0], together[row]
+                ), (
+                    f"with {fields} the token at position {positions[row]} changes beside other "
+                    "rows of its slot"
+                )
+
+    def _check_frequencies(
+        self,
+        sample: SampleFunction,
+        fields: Mapping[str, Any],
+        varied: str,
+        processed: Tensor,  # [1, V], logits from which the expected probabilities follow
+    ) -> None:
+        if not self.num_draws:
+            pytest.skip("num_draws is 0, so no draws are counted")
+        rows = repeated_row(self._rows([fields]), self.num_draws, varied)
+        sampled = sample(self._logits(1).repeat(self.num_draws, 1), rows)
+        probs = self.probabilities(processed[0], fields)
+        check_frequencies(
+            sampled, probs, f"{self.num_draws} rows with {fields} and other {varied} each"
         )
 
     def _skip_unless_vocab_parallel(self) -> None:
@@ -309,6 +362,21 @@ class FusedSamplerContract(SamplerContract):
     ) -> None:
         """The sources of randomness matter to `sample_fused` as they do to `sample`."""
         self._check_many_tokens(self._step().sample_fused, varied)
+
+    def test_rows_of_one_slot_have_their_own_positions_in_fused_sampling(self) -> None:
+        """Each of k rows of a request samples as it does alone, as with draft tokens."""
+        self._check_rows_of_one_slot(self._step().sample_fused)
+
+    def test_fused_tokens_occur_as_often_as_they_should(self) -> None:
+        """Compare the frequencies with `probabilities` after the logits processors."""
+        kinds = [
+            fields
+            for fields in (*self.active, *self.mixed)
+            if not self._step().is_neutral(self._full(fields))
+        ]
+        for fields in kinds:
+            processed = self._processed(self._logits(1), self._rows([fields]))
+            self._check_frequencies(self._step().sample_fused, fields, "seeds", processed)
 
     def test_fused_sampling_needs_nothing_from_the_host(self) -> None:
         """`sample_fused` does not depend on `host_fields`, and does not change the logits."""

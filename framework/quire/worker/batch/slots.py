@@ -25,6 +25,7 @@ from quire.messages import (
 )
 from quire.worker.batch.device_tables import DeviceTables
 from quire.worker.batch.field_columns import FieldColumns
+from quire.worker.batch.state_columns import StateColumns
 from quire.worker.device.mirror import BufferSpec, Mirror
 
 FIELD_DTYPES = {float: torch.float32, int: torch.int64, bool: torch.bool}
@@ -56,7 +57,9 @@ class SlotTables:
         token_ids: Token ids, `[slots + 1, max_model_len]` int32 on the device.
         num_prompt_tokens: Number of prompt tokens, `[slots + 1]` int64 on the device.
         slot_fields: Sampler field -> `[slots + 1]` on the device; also `seed` and `child`. A field
-            that is more than a number has the columns that its type declares.
+            that is more than a number has the columns that its type declares. The states of
+            sampler steps are there as well.
+        states: Columns of these states.
         block_tables: Block ids for each KV group, `[slots, max_blocks]` int32 on the host; 0 for
             unused entries. Blocks that no later token reads may remain in the table although they
             belong to another request by now.
@@ -85,6 +88,7 @@ class SlotTables:
         *,
         has_device_blocks: bool = False,
         vocab_size: int = 0,
+        states: Sequence[str] = (),
     ) -> None:
         self.device = device
         groups = range(len(max_blocks)) if backend_groups is None else backend_groups
@@ -96,15 +100,17 @@ class SlotTables:
         self.token_ids = self.device_tables.tables[TOKENS]
         self.fields = tuple(fields)
         self._columns = FieldColumns(fields, max_num_seqs + 1, vocab_size, device)
+        self.states = StateColumns(states, max_num_seqs + 1, device)
         self._numbers = [field for field in fields if not isinstance(field.type, FieldType)]
         self._field_mirror = _field_mirror(self._numbers, max_num_seqs + 1, device)
         self._has_new_fields = False
         self.num_prompt_tokens = self._field_mirror.device[PROMPT_FIELD]
-        self.slot_fields = {
+        numbers = {
             name: values
             for name, values in self._field_mirror.device.items()
             if name != PROMPT_FIELD
-        } | self._columns.device
+        }
+        self.slot_fields = numbers | self._columns.device | self.states.device
         self.block_tables = [np.zeros((max_num_seqs, count), np.int32) for count in max_blocks]
         self.num_blocks = [np.zeros(max_num_seqs, np.int64) for _ in max_blocks]
         self.num_known = np.zeros(max_num_seqs, np.int64)
@@ -185,6 +191,7 @@ class SlotTables:
         """Send all changes to the device, without waiting for it."""
         self.device_tables.push()
         self._columns.push()
+        self.states.push()
         if self._has_new_fields:
             self._has_new_fields = False
             self._field_mirror.push()

@@ -10,6 +10,7 @@ import msgspec
 from quire.errors import QuireError, RequestFailedError
 from quire.messages import ErrorReport, SlotResult, StepResult
 from quire.process.traceback_text import cause_text, sendable, traceback_text
+from quire.worker.sampling.carried_state import RowState
 from quire.worker.sampling.prompt_logprobs import PromptLogprobs
 from quire.worker.sampling.sampled_tokens import SampledTokens
 
@@ -57,12 +58,14 @@ class LaunchedStep:
 
 
 def token_digest(plan_id: int, results: Sequence[SlotResult]) -> int:
-    """Return a 64-bit digest of the tokens sampled in a step, in the order of the slots' rows."""
+    """Return a 64-bit digest of a step's sampled tokens and states, in the order of its rows."""
     values = array("q", (plan_id,))
     for result in results:
         values.append(result.slot)
         values.append(len(result.token_ids))
         values.extend(result.token_ids)
+        if result.state is not None:
+            values.frombytes(array("d", result.state.values()).tobytes())
     return int.from_bytes(hashlib.blake2b(values, digest_size=8).digest(), "little")
 
 
@@ -81,13 +84,22 @@ def failure(what: str, error: Exception) -> ErrorReport:
 
 def _results(slots: Sequence[int], sampled: SampledTokens, sampler_name: str) -> list[SlotResult]:
     return [
-        SlotResult(slot, [token_id], None if logprobs is None else [logprobs])
-        if is_valid
+        SlotResult(slot, [token_id], None if logprobs is None else [logprobs], state=state)
+        if is_valid and not isinstance(state, ErrorReport)
         else SlotResult(
-            slot, [], None, invalid_token_error(token_id, sampled.vocab_size, sampler_name)
+            slot, [], None, _row_error(token_id, is_valid, state, sampled.vocab_size, sampler_name)
         )
-        for slot, token_id, is_valid, logprobs in zip(slots, *sampled.read(), strict=True)
+        for slot, token_id, is_valid, logprobs, state in zip(slots, *sampled.read(), strict=True)
     ]
+
+
+def _row_error(
+    token_id: int, is_valid: bool, state: RowState, vocab_size: int, sampler_name: str
+) -> ErrorReport:
+    """Return the error of a row: without a valid token its state means nothing."""
+    if is_valid and isinstance(state, ErrorReport):
+        return state
+    return invalid_token_error(token_id, vocab_size, sampler_name)
 
 
 def invalid_token_error(token_id: int, vocab_size: int, sampler_name: str) -> ErrorReport:

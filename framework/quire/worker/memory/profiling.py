@@ -175,6 +175,7 @@ def _slot_tables(loaded: LoadedModel) -> SlotTables:
         loaded.device,
         has_device_blocks=composition.kernels.value == "triton",
         vocab_size=composition.description.vocab_size,
+        states=composition.sampler_states,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,12 +39,7 @@ class OptInStep(LogitsProcessor):
         if len(named) == len(logits):
             return self._step.apply(logits, rows)
         index = upload(np.array(named, np.int64), logits.device)
-        own = replace(
-            rows,
-            slots=rows.slots[index],
-            positions=rows.positions[index],
-            host_fields=[rows.host_fields[row] for row in named],
-        )
+        own = rows.only(named, index)
         return logits.index_copy_(0, index, self._step.apply(logits[index], own))
 
     def initial_state(self, fields: Mapping[str, Any]) -> Sequence[float]:

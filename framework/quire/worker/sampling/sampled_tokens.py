@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quire.messages import TokenLogprobs
 from quire.worker.device.copies import HostCopier, HostCopy
+from quire.worker.sampling.carried_state import ObservedStates, RowState
 from quire.worker.sampling.row_logprobs import RowLogprobs
 
 
@@ -22,11 +23,14 @@ class HostTokens(NamedTuple):
         token_ids: Token ids; undefined for rows that are not valid.
         is_valid: Whether a token was sampled: the id is in the vocabulary and its logit is finite.
         logprobs: Log probabilities; None for rows that do not request them.
+        states: States of sampler steps after the token, or an error if they are not finite; None
+            for rows without any.
     """
 
     token_ids: list[int]
     is_valid: list[bool]
     logprobs: Sequence[TokenLogprobs | None]
+    states: Sequence[RowState]
 
 
 @dataclass(slots=True)
@@ -39,12 +43,14 @@ class SampledTokens:
             tensor, so that one copy suffices.
         vocab_size: Size of the vocabulary, V; an id outside of it is an error of the sampler.
         logprobs: Log probabilities, if a row requests them.
+        states: States of sampler steps after these tokens, if a row has any.
         copy: Copy to the host, once started.
     """
 
     packed: Tensor
     vocab_size: int
     logprobs: RowLogprobs | None = None
+    states: ObservedStates | None = None
     copy: HostCopy | None = None
 
     @classmethod
@@ -80,10 +86,11 @@ class SampledTokens:
         return SampledTokens(self.packed[:, :num_rows].clone(), self.vocab_size)
 
     def start_copy(self, copier: HostCopier) -> None:
-        """Start to copy tokens and log probabilities to the host."""
+        """Start to copy tokens, log probabilities and states to the host."""
         self.copy = copier.begin(self.packed)
-        if self.logprobs is not None:
-            self.logprobs.start_copy(copier)
+        for further in (self.logprobs, self.states):
+            if further is not None:
+                further.start_copy(copier)
 
     @property
     def is_on_host(self) -> bool:
@@ -97,4 +104,5 @@ class SampledTokens:
         is_token = (token_ids >= 0) & (token_ids < self.vocab_size)
         is_valid = (is_token & np.isfinite(best.view(np.float32))).tolist()
         logprobs = [None] * len(is_valid) if self.logprobs is None else self.logprobs.read()
-        return HostTokens(token_ids.tolist(), is_valid, logprobs)
+        states = [None] * len(is_valid) if self.states is None else self.states.read()
+        return HostTokens(token_ids.tolist(), is_valid, logprobs, states)

@@ -16,6 +16,7 @@ import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,11 @@ from quire.layers.vocabulary import VocabularyShard
 from quire.messages import RowBitmask
 from quire.worker.batch.slots import SlotInfo, SlotTables
 from quire.worker.device.copies import upload
+from quire.worker.sampling.carried_state import StatefulStep, StatefulSteps
 from quire.worker.sampling.logit_masks import LogitMasks
 from quire.worker.sampling.row_logprobs import row_logprobs
 from quire.worker.sampling.sampled_tokens import SampledTokens
+from quire.worker.sampling.step_errors import step_error
 from quire.worker.sampling.token_counts import TokenCounts
 
 SampleFunction = Callable[[Tensor, SampledRows], Tensor]
@@ -46,6 +49,7 @@ class _SamplingNeeds:
 
     Attributes:
         active: Bits of the pipeline steps that some request needs.
+        active_each: Bits of those that each request needs.
         fields: Sampler fields of each request.
         num_logprobs: Number of log probabilities for each request; None for no log probabilities.
         logprob_rows: Rows that need log probabilities.
@@ -54,6 +58,7 @@ class _SamplingNeeds:
     """
 
     active: int
+    active_each: Sequence[int]
     fields: Sequence[Mapping[str, Any]]
     num_logprobs: Sequence[int | None]
     logprob_rows: Sequence[int]
@@ -64,8 +69,10 @@ class _SamplingNeeds:
     def of(cls, infos: Sequence[SlotInfo]) -> _SamplingNeeds:
         """Return the combined needs of the requests in some slots."""
         num_logprobs = [info.num_logprobs for info in infos]
+        active_each = [info.active_steps for info in infos]
         return cls(
-            active=functools.reduce(operator.or_, (info.active_steps for info in infos), 0),
+            active=functools.reduce(operator.or_, active_each, 0),
+            active_each=active_each,
             fields=[info.fields for info in infos],
             num_logprobs=num_logprobs,
             logprob_rows=[row for row, count in enumerate(num_logprobs) if count is not None],
@@ -107,6 +114,7 @@ class SamplingPipeline:
         vocab_parallel: Indexes of the steps that work on a shard of the vocabulary; the sampler
             has the last index.
         counting: Indexes of the steps that read the counts of sampled tokens.
+        states: Names of the states that steps carry, by the index of the step.
         logprobs_mode: Values that are reported as log probabilities, one of
             `config.LOGPROBS_MODES`.
 
@@ -127,6 +135,7 @@ class SamplingPipeline:
         vocabulary: VocabularyShard | None = None,
         vocab_parallel: Sequence[int] = (),
         counting: Sequence[int] = (),
+        states: Mapping[int, Sequence[str]] = MappingProxyType({}),
         logprobs_mode: str = "raw_logprobs",
     ) -> None:
         self.vocabulary = vocabulary or VocabularyShard(sampler.vocab_size, SingleDevice())
@@ -137,12 +146,19 @@ class SamplingPipeline:
         self._masks = LogitMasks(tables, kernels)
         self._counts = TokenCounts(tables, sampler.vocab_size)
         self._counting = sum(1 << index for index in counting)
+        self._stateful = StatefulSteps(
+            [
+                StatefulStep(index, self.steps[index], tuple(own), names[index])
+                for index, own in sorted(states.items())
+            ]
+        )
         self._sampler_bit = 1 << len(steps)
         self._all_steps = self._sampler_bit - 1
         keeping_order = sum(1 << i for i, (stage, _) in enumerate(steps) if stage in KEEP_ORDER)
         self._steps_for_greedy = self._all_steps & ~keeping_order
         self._fused = sum(1 << index for index in fused)
         self._not_fused = self._all_steps & ~self._fused  # the sampler cannot fuse these
+        self._not_fused |= self._stateful.bits
         whole_row_steps = self._all_steps | self._sampler_bit
         whole_row_steps &= ~sum(1 << index for index in vocab_parallel)
         self._whole_row_steps = 0 if self.vocabulary.is_whole else whole_row_steps
@@ -178,6 +194,18 @@ class SamplingPipeline:
         except Exception as error:
             raise self._step_error(index, error) from error
         return active
+
+    def initial_state(self, active: int, fields: Mapping[str, Any]) -> dict[str, float]:
+        """Return the states of a request before its first token, by name.
+
+        Args:
+            active: Bits of the steps that it needs.
+            fields: Its sampler fields.
+
+        Raises:
+            RequestFailedError: A step fails; the message names its plugin.
+        """
+        return self._stateful.initial(active, fields)
 
     def is_fused(self, slots: Sequence[int], masks: Sequence[RowBitmask]) -> bool:
         """Whether `sample_fused` alone does all that these rows need."""
@@ -243,7 +271,7 @@ class SamplingPipeline:
             counts, num_counted = self._counts.update(slots)
             rows = replace(rows, output_counts=counts, num_counted=num_counted)
         if shard is None:
-            sampled = self._sample_whole(logits, rows, needs.active, after_steps)
+            sampled = self._sample_whole(logits, rows, needs, after_steps)
         else:
             sampled = self._sample_shard(logits, self._in_shard(rows), needs.active, after_steps)
         if reported is not None and reported.logits is not None:
@@ -270,6 +298,8 @@ class SamplingPipeline:
         index = upload(np.array(slots), logits.device)
         fields = {field.name: field.worker_default for field in self.tables.fields}
         self.active_steps(fields)
+        self.tables.states.write(padding_slot, self.initial_state(self._all_steps, fields))
+        self.tables.states.push()
         positions, each = torch.ones_like(index), [fields] * len(slots)  # a prompt of one token
         rows = self.tables.sampled_rows(index, positions, each, max_position=1)
         sampled = [] if self.vocabulary.is_whole else self._warm_up_shard(logits.float(), rows)
@@ -282,7 +312,11 @@ class SamplingPipeline:
         self._masks.mask_grammars(logits, slots, [every_token])
         logits = self._apply(logits, rows, self._all_steps)
         token_ids.append(self._run_sampler(self.sampler.sample, logits, rows))
-        return sampled + [SampledTokens.of(each, best, logits.shape[1]) for each in token_ids]
+        sampled += [SampledTokens.of(each, best, logits.shape[1]) for each in token_ids]
+        if self._stateful.bits:
+            active_each = [self._all_steps] * len(slots)
+            sampled[-1].states = self._stateful.observe(active_each, logits, rows, token_ids[-1])
+        return sampled
 
     def _warm_up_shard(self, logits: Tensor, rows: SampledRows) -> list[SampledTokens]:
         """Sample from the shard of this device by every method; the logits are not changed."""
@@ -327,22 +361,26 @@ class SamplingPipeline:
         return self._last_needs
 
     def _can_fuse(self, active: int) -> bool:
-        """Whether the rows sample at random, and all active steps are fused or before those."""
+        """Whether the rows sample at random, and all active steps are fused or before those.
+
+        None of them may carry state: it depends on the logits that the sampler gets.
+        """
         is_random = bool(active & self._sampler_bit) and bool(self._fused)
+        is_random &= not active & self._stateful.bits
         return is_random and not active & self._not_fused & ~self._before_fused
 
     def _sample_whole(
         self,
         logits: Tensor,
         rows: SampledRows,
-        active: int,
+        needs: _SamplingNeeds,
         reported: _LogprobRows | None,
     ) -> SampledTokens:
         """Sample from whole rows; `reported` takes its logits after all steps."""
-        if reported is None and self._can_fuse(active):
-            logits = self._apply(logits, rows, active & self._before_fused)
+        if reported is None and self._can_fuse(needs.active):
+            logits = self._apply(logits, rows, needs.active & self._before_fused)
             return self._sample_fused(logits, rows)
-        return self._sample_unfused(logits, rows, active, reported)
+        return self._sample_unfused(logits, rows, needs, reported)
 
     def _sample_shard(
         self,
@@ -385,8 +423,13 @@ class SamplingPipeline:
         return self._with_logits(logits, token_ids)
 
     def _sample_unfused(
-        self, logits: Tensor, rows: SampledRows, active: int, reported: _LogprobRows | None
+        self,
+        logits: Tensor,
+        rows: SampledRows,
+        needs: _SamplingNeeds,
+        reported: _LogprobRows | None,
     ) -> SampledTokens:
+        active = needs.active
         best = None if rows.all_greedy else logits.amax(-1)  # [N]; NaN if any logit is NaN
         logits = self._apply(logits, rows, active)
         if best is not None and active & self._all_steps:
@@ -396,8 +439,12 @@ class SamplingPipeline:
             reported.take(logits, None)
         token_ids = self._run_sampler(self.sampler.sample, logits, rows)
         if best is None:  # greedy: the chosen logit is the largest, no second pass over the logits
-            return self._with_logits(logits, token_ids)
-        return SampledTokens.of(token_ids, best, logits.shape[1])
+            sampled = self._with_logits(logits, token_ids)
+        else:
+            sampled = SampledTokens.of(token_ids, best, logits.shape[1])
+        if active & self._stateful.bits:
+            sampled.states = self._stateful.observe(needs.active_each, logits, rows, token_ids)
+        return sampled
 
     def _with_logits(self, logits: Tensor, token_ids: Tensor) -> SampledTokens:
         try:
@@ -438,7 +485,7 @@ class SamplingPipeline:
 
     def _step_error(self, index: int, error: Exception) -> RequestFailedError:
         """Return the error of a failed step, with its name."""
-        return RequestFailedError(f"{self._names[index]} failed: {type(error).__name__}")
+        return step_error(self._names[index], error)
 
 
 def most_likely(

@@ -17,8 +17,8 @@ PENALTIES = ("dry", "repetition_penalty", "sampled_token_penalties")
 CONTROL = ("allowed_token_ids", "bad_words", "logit_bias", "watermark")
 TEMPERATURES = ("dynamic_temperature", "quadratic_smoothing", "temperature")
 FILTERS = (
-    "epsilon_cutoff", "eta_cutoff", "min_p", "top_a", "top_k_top_p", "top_n_sigma", "typical_p",
-    "xtc",
+    "epsilon_cutoff", "eta_cutoff", "min_p", "mirostat", "top_a", "top_k_top_p", "top_n_sigma",
+    "typical_p", "xtc",
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ def test_the_first_rows_are_kept_when_the_buffers_are_written_again():
     buffers = SampledTokens.of(torch.tensor([4, 5, 6]), torch.tensor([1.0, torch.nan, 2.0]), 7)
     kept = buffers.first(2)
     buffers.packed.fill_(0)
-    assert kept.read() == ([4, 5], [True, False], [None, None])
+    assert kept.read() == ([4, 5], [True, False], [None, None], [None, None])
 
 
 def test_reading_is_the_same_with_and_without_a_copy():

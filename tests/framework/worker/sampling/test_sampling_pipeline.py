@@ -236,7 +236,7 @@ def test_log_probabilities_are_those_before_masks_and_steps():
     sampled = pipeline.run(
         logits.clone(), [0, 1], torch.tensor([0, 1]), [bitmask(0, [9], VOCAB_SIZE)]
     )
-    (token_id, _), _, (logprobs, none) = sampled.read()
+    (token_id, _), _, (logprobs, none), _ = sampled.read()
     expected = logits[0].log_softmax(-1)
     assert token_id == 9
     assert logprobs.token_ids == [9, *expected.topk(2).indices.tolist()]
@@ -251,7 +251,7 @@ def test_a_stop_token_that_may_not_come_yet_has_its_log_probability():
     pipeline = pipeline_of([stopping])
     logits = random_logits(1)
     logits[:, 6] = 100.0
-    (token_id,), _, (logprobs,) = pipeline.run(logits, [0], torch.tensor([0]), ()).read()
+    (token_id,), _, (logprobs,), _ = pipeline.run(logits, [0], torch.tensor([0]), ()).read()
     assert token_id != 6
     assert logprobs.token_ids == [token_id, 6]
 
