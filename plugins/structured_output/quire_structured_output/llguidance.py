@@ -6,7 +6,8 @@ otherwise than its author, or ignore, is rewritten or refused before it sees a g
 constraint becomes a grammar in its own dialect of Lark, JSON schemas in normal form.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from ctypes import addressof, c_char
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,7 +31,9 @@ from quire_structured_output.lark_writing import in_slashes, json_part, literal
 from quire_structured_output.regex_syntax import check_regex, check_text, without_anchors
 from quire_structured_output.schema_normal_form import normal_form
 from quire_structured_output.structural_tag import lark_of_tag
-from quire_structured_output.unique_items import TextState, UniqueTokens
+from quire_structured_output.unique_items import OctetTokenizer, UniqueGrammar, UniqueItems
+from quire_structured_output.unique_places import UniqueSchema
+from quire_structured_output.unique_tokens import UniqueTokens
 
 OPENING = frozenset(  # keywords by which an object may have other names
     {"additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"}
@@ -80,11 +83,9 @@ class LLGuidanceBackend(StructuredOutputBackend):
         matcher = self._start(grammar.text)
         if warnings := matcher.get_grammar_warnings():
             raise GrammarError(f"the grammar is ambiguous: {_first_line('; '.join(warnings))}")
-        tokens = self._unique_tokens if grammar.unique_names else None
-        packed = None if grammar.unique_names else grammar.text.encode()
-        return LLGuidanceGrammar(
-            matcher, self.vocabulary, grammar.unique_names, tokens, self._same, packed
-        )
+        unique = None if grammar.places is None else self._unique(grammar.text, grammar.places)
+        packed = grammar.text.encode() if unique is None else None
+        return LLGuidanceGrammar(matcher, self.vocabulary, unique, self._same, packed)
 
     def load(self, packed: bytes) -> CompiledGrammar:
         """Return a grammar that was compiled elsewhere, from its text."""
@@ -99,6 +100,11 @@ class LLGuidanceBackend(StructuredOutputBackend):
             )
         return matcher
 
+    def _unique(self, text: str, places: UniqueSchema) -> UniqueGrammar:
+        octets = OctetTokenizer().build()
+        start = LLMatcher(octets, text, log_level=0, limits=PARSER_LIMITS)
+        return UniqueGrammar(places, self._unique_tokens, start)
+
     @cached_property
     def _unique_tokens(self) -> UniqueTokens:
         return UniqueTokens(self.vocabulary.tokens)
@@ -110,29 +116,26 @@ class LLGuidanceGrammar(CompiledGrammar):
     Args:
         start: Matcher at the start; never advanced.
         vocabulary: The model's tokens.
-        unique_names: Names of properties whose arrays have unique strings.
-        unique_tokens: The tokens by their beginnings; None if no array has unique strings.
+        unique: What its unique arrays need; None if it has none.
         same: Ids of tokens that have the same bytes.
-        packed: The grammar as `load` reads it. None if an array has unique strings: the time of
-            its masks depends on the completion, so it is matched alone.
+        packed: The grammar as `load` reads it. None if an array has unique items: the time of its
+            masks depends on the completion, so it is matched alone.
     """
 
     def __init__(
         self,
         start: LLMatcher,
         vocabulary: Vocabulary,
-        unique_names: frozenset[bytes] = frozenset(),
-        unique_tokens: UniqueTokens | None = None,
+        unique: UniqueGrammar | None = None,
         same: Sequence[Sequence[int]] = (),
         packed: bytes | None = None,
     ) -> None:
         self._start = start
         self._packed = packed
         self.vocabulary = vocabulary
-        self.unique_names = unique_names
-        self.unique_tokens = unique_tokens
+        self.unique = unique
         self.octets: dict[int, bytes] = {}
-        if unique_tokens is not None:
+        if unique is not None:
             self.octets = {i: token for token, ids in vocabulary.tokens.items() for i in ids}
         self.same = same
 
@@ -152,7 +155,7 @@ class LLGuidanceMatcher(Matcher):
         self._grammar = grammar
         self._matcher = matcher
         self._num_ends = 0
-        self._texts = [TextState(grammar.unique_names)]  # after each token, if strings are unique
+        self._unique = None if grammar.unique is None else UniqueItems(grammar.unique)
 
     def accept(self, token_id: int) -> bool:
         """Accept one sampled token; return False if the grammar does not allow it."""
@@ -163,15 +166,12 @@ class LLGuidanceMatcher(Matcher):
             return may_end
         if self._num_ends or not 0 <= token_id < vocabulary.size:
             return False
-        if self._grammar.unique_tokens is not None:
-            text = self._texts[-1].copy()
-            if not text.feed(self._grammar.octets.get(token_id, b"")):
-                return False
         if self._matcher.try_consume_tokens([token_id]) != 1:
             self._check_limits()
             return False
-        if self._grammar.unique_tokens is not None:
-            self._texts.append(text)
+        if self._unique is not None and not self._unique.accept(self._grammar.octets[token_id]):
+            self._matcher.rollback(1)
+            return False
         return True
 
     def fill_bitmask(self, words: memoryview) -> None:
@@ -187,9 +187,10 @@ class LLGuidanceMatcher(Matcher):
             array = (c_char * words.nbytes).from_buffer(words)
             self._matcher.unsafe_compute_mask_ptr(addressof(array), words.nbytes)
         self._check_limits()
-        if self._grammar.unique_tokens is not None and not self._num_ends:
-            for token_id in self._texts[-1].forbidden(self._grammar.unique_tokens):
-                _set_bit(octets, token_id, False)
+        if self._unique is not None and not self._num_ends:
+            for token_ids in self._unique.forbidden(octets):
+                for token_id in token_ids:
+                    _set_bit(octets, token_id, False)
         may_end = self._num_ends > 0 or self._matcher.is_accepting()
         for token_id in self._grammar.vocabulary.eos_token_ids:
             _set_bit(octets, token_id, may_end)
@@ -210,8 +211,8 @@ class LLGuidanceMatcher(Matcher):
         self._num_ends -= ends
         if num_tokens > ends:
             self._matcher.rollback(num_tokens - ends)
-            if self._grammar.unique_tokens is not None:
-                del self._texts[len(self._texts) - (num_tokens - ends) :]
+            if self._unique is not None:
+                self._unique.rollback(num_tokens - ends)
 
     def is_finished(self) -> bool:
         """Return whether only an EOS token may follow."""
@@ -241,10 +242,10 @@ class _Tokens:
 
 @dataclass(frozen=True, slots=True)
 class _Grammar:
-    """A grammar in llguidance's form, and the names of arrays of unique strings."""
+    """A grammar in llguidance's form, and where its arrays of unique items are."""
 
     text: str
-    unique_names: frozenset[bytes] = frozenset()
+    places: UniqueSchema | None = None
 
 
 def _grammar_of(params: StructuredOutputsParams) -> _Grammar:
@@ -254,8 +255,10 @@ def _grammar_of(params: StructuredOutputsParams) -> _Grammar:
         GrammarError: A part of it is not supported; the message names it.
     """
     if params.json is not None:
-        found = normal_form(params.json)
-        return _Grammar(_lark(f"start: {json_part(found.schema)}"), found.unique_names)
+        schema = normal_form(params.json)
+        places = UniqueSchema(schema)
+        text = _lark(f"start: {json_part(schema)}")
+        return _Grammar(text, None if places.root is None else places)
     return _Grammar(_other_grammar(params))
 
 
@@ -271,7 +274,7 @@ def _other_grammar(params: StructuredOutputsParams) -> str:
     if params.calls is not None:
         return _lark(_calls(params.calls))
     if params.structural_tag is not None:
-        return _lark(lark_of_tag(params.structural_tag, _form_without_unique_items))
+        return _lark(lark_of_tag(params.structural_tag, _form_beside_text(Counter())))
     return _lark(_context_free(params.grammar or ""))
 
 
@@ -298,10 +301,10 @@ def _calls(calls: CallGrammar) -> str:
     """
     if not calls.shapes:
         raise GrammarError("the request has no tool that could be called")
-    rules = []
+    rules, normal = [], _form_beside_text(Counter())
     for index, shape in enumerate(calls.shapes):
         try:
-            pieces = " ".join(_piece(piece) for piece in shape.pieces)
+            pieces = " ".join(_piece(piece, normal) for piece in shape.pieces)
         except GrammarError as error:
             raise GrammarError(f"the parameters of the tool {shape.tool!r:.80}: {error}") from error
         rules.append(f"call{index}: {pieces}")
@@ -310,18 +313,22 @@ def _calls(calls: CallGrammar) -> str:
     return "\n".join([f"start: {start}", f"call: {names}", *rules])
 
 
-def _piece(piece: str | SchemaPiece) -> str:
+def _piece(piece: str | SchemaPiece, normal: Callable[[Any], dict[str, Any]]) -> str:
     if isinstance(piece, str):
         return literal(piece)
-    return json_part(_form_without_unique_items(_closed(piece.schema)))
+    return json_part(normal(_closed(piece.schema)))
 
 
-def _form_without_unique_items(schema: dict[str, Any] | str | bool) -> dict[str, Any]:
-    """Return the normal form of a schema of JSON with text around it."""
-    found = normal_form(schema)
-    if found.unique_names:
-        raise GrammarError("no backend supports 'uniqueItems' in JSON with text around it")
-    return found.schema
+def _form_beside_text(spent: Counter[str]) -> Callable[[Any], dict[str, Any]]:
+    """Return a function for the normal forms of the schemas of one constraint with other text."""
+
+    def normal(schema: dict[str, Any] | str | bool) -> dict[str, Any]:
+        found = normal_form(schema, spent)
+        if UniqueSchema(found).root is not None:
+            raise GrammarError("no backend supports 'uniqueItems' in JSON with text around it")
+        return found
+
+    return normal
 
 
 def _closed(schema: dict[str, Any] | bool) -> dict[str, Any] | bool:

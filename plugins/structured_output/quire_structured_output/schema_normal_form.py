@@ -15,12 +15,11 @@ to constrain nothing. A keyword without an equivalent is refused by name.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from referencing import Registry
@@ -32,18 +31,18 @@ from quire_structured_output.disjoint import json_type_of, keeps_type
 from quire_structured_output.ecma_regex import whole_match
 from quire_structured_output.ecma_search import is_found
 from quire_structured_output.regex_syntax import check_text
-from quire_structured_output.schema_complement import complement, evaluated, other_types, separated
-from quire_structured_output.unique_items import unique_names
+from quire_structured_output.schema_complement import complement, evaluated, separated
+from quire_structured_output.unique_places import UNIQUE
+from quire_structured_output.value_counts import most_values
 
 MAX_CHARACTERS = 512 * 1024
 MAX_SCHEMAS = 20_000  # subschemas, each target of references once
 MAX_DEPTH = 64
 MAX_VALUES = 20_000  # of all enums
 MAX_COMPARED = 500_000  # characters that checks of `oneOf` compare
-MAX_WORK = 100_000  # of complements, of evaluated properties and of names that a regex matches
+MAX_WORK = 20_000  # of complements, of evaluated properties and of names that a regex matches
 MAX_DEPENDENCIES = 4  # of one object; each doubles the alternatives
 MAX_EXACT = 2**53
-UNIQUE = "x-unique"  # marks arrays of unique strings
 MALFORMED = (
     ValueError,
     TypeError,
@@ -51,8 +50,6 @@ MALFORMED = (
     KeyError,
     IndexError,
 )  # what `referencing` raises
-MAX_LISTED_ITEMS = 10  # of an enum that the items of `uniqueItems` are
-MAX_ARRAYS = 1_000  # of them in any order; longer ones in one order
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 REFUSED = (
@@ -103,34 +100,29 @@ KNOWN_FORMATS = ("idn-hostname", "uri-template", "color")
 Schema = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class NormalForm:
-    """The normal form of a schema, and what no grammar can say.
-
-    Attributes:
-        schema: The schema.
-        unique_names: Names of properties whose arrays have unique strings, as JSON writes them.
-    """
-
-    schema: Schema
-    unique_names: frozenset[bytes]
-
-
-def normal_form(schema: Schema | str | bool) -> NormalForm:
+def normal_form(
+    schema: Schema | str | bool, spent: Counter[str] | None = None
+) -> Schema:
     """Return the normal form of a schema; quick and safe for any schema.
+
+    Args:
+        schema: The schema.
+        spent: What other schemas of the constraint have cost; they have limits together.
 
     Raises:
         GrammarError: It is not a JSON schema, is too large, or has a keyword without an equivalent.
     """
     try:
         text = schema if isinstance(schema, str) else json.dumps(schema, allow_nan=False)
-        if len(text) > MAX_CHARACTERS:
+        spent = Counter() if spent is None else spent
+        spent["characters"] += len(text)
+        if spent["characters"] > MAX_CHARACTERS:
             raise GrammarError(
-                f"the JSON schema has {len(text)} characters; at most {MAX_CHARACTERS} are allowed"
+                f"the JSON schema has {spent['characters']} characters; at most {MAX_CHARACTERS} "
+                "are allowed"
             )
         root = json.loads(text, parse_constant=_refuse_constant)
-        normalizer = _Normalizer(root)
-        return NormalForm(normalizer.normal_form(), normalizer.unique_names or frozenset())
+        return _Normalizer(root, spent).normal_form()
     except RecursionError:
         raise GrammarError(f"the JSON schema is nested more than {MAX_DEPTH} deep") from None
     except (ValueError, TypeError) as error:
@@ -140,16 +132,14 @@ def normal_form(schema: Schema | str | bool) -> NormalForm:
 class _Normalizer:
     """State of the translation of one schema."""
 
-    def __init__(self, root: Any) -> None:
+    def __init__(self, root: Any, spent: Counter[str]) -> None:
         if not isinstance(root, dict | bool):
             raise GrammarError("a JSON schema must be an object, true or false")
         self._root = root
         self._defs: dict[str, Any] = {}
         self._names: dict[tuple[int, str, str], str] = {}  # targets of references
         self._targets: list[Any] = []  # kept, so that their ids are not used again
-        self._num_schemas = self._num_values = self._num_compared = 0
-        self._work = 0
-        self.unique_names: frozenset[bytes] | None = frozenset()
+        self._spent = spent
         self._spec = DRAFT202012
         self._dynamic: dict[str, int] = {}
         if isinstance(root, dict):
@@ -170,15 +160,7 @@ class _Normalizer:
         found = self._schema(self._root, resolver, "", 0, is_root=True)
         if not isinstance(found, dict):
             raise GrammarError("nothing can satisfy the schema")
-        whole = {**found, "$defs": self._defs} if self._defs else dict(found)
-        self.unique_names = unique_names(whole, UNIQUE)
-        if self.unique_names is None:
-            raise GrammarError(
-                "no backend supports 'uniqueItems' in this schema: it is supported for strings in "
-                "properties that are no other arrays elsewhere; remove it, and validate the "
-                "completion yourself"
-            )
-        return whole
+        return {**found, "$defs": self._defs} if self._defs else dict(found)
 
     def _resolver(self) -> Any:
         """Return a resolver whose ids and anchors are known once and for all."""
@@ -215,8 +197,8 @@ class _Normalizer:
             return {} if schema else False
         if not isinstance(schema, dict):
             raise GrammarError(f"the schema at {path or '/'} is neither an object nor a boolean")
-        self._num_schemas += 1
-        if self._num_schemas > MAX_SCHEMAS or depth > MAX_DEPTH:
+        self._spent["schemas"] += 1
+        if self._spent["schemas"] > MAX_SCHEMAS or depth > MAX_DEPTH:
             raise GrammarError(
                 f"the JSON schema has more than {MAX_SCHEMAS} parts, or is nested more than "
                 f"{MAX_DEPTH} deep, at {path or '/'}"
@@ -268,8 +250,8 @@ class _Normalizer:
 
     def charge(self, work: int) -> None:
         """Charge work on parts that references may repeat."""
-        self._work += work
-        if self._work > MAX_WORK:
+        self._spent["work"] += work
+        if self._spent["work"] > MAX_WORK:
             raise GrammarError(
                 "the JSON schema is too large once its references are followed under 'not', 'if', "
                 "'unevaluatedProperties' or 'propertyNames'; use fewer of them"
@@ -277,14 +259,14 @@ class _Normalizer:
 
     def count_values(self, count: int) -> None:
         """Charge values of an enum."""
-        self._num_values += count
-        if self._num_values > MAX_VALUES:
+        self._spent["values"] += count
+        if self._spent["values"] > MAX_VALUES:
             raise GrammarError(f"the enums have more than {MAX_VALUES} values together")
 
     def compare(self, num_characters: int) -> None:
         """Charge a comparison of schemas."""
-        self._num_compared += num_characters
-        if self._num_compared > MAX_COMPARED:
+        self._spent["compared"] += num_characters
+        if self._spent["compared"] > MAX_COMPARED:
             raise GrammarError(
                 "'oneOf' has too many or too large schemas to check that they exclude each other; "
                 "use anyOf"
@@ -474,29 +456,15 @@ class _Translation:
         if items is not None:
             self._out["items"] = self._part(items, "items")
         if given.get("uniqueItems") is True and (most is None or most > 1):
-            self._unique_items(most)
+            self._unique_items()
 
-    def _unique_items(self, most: int | None) -> None:
-        """Translate `uniqueItems` where the items are listed: to a list of arrays."""
-        items = self._all.resolved(self._out.get("items"))
-        values = items.get("enum", []) if isinstance(items, dict) else []
-        is_listed = bool(values) and set(items) <= {"enum", "type"}
-        rest = {} if not isinstance(items, dict) else {**items, "minLength": 0}
-        if rest == {"type": "string", "minLength": 0} and "prefixItems" not in self._out:
-            self._out[UNIQUE] = True
-            return
-        if not is_listed or "prefixItems" in self._out or len(values) > MAX_LISTED_ITEMS:
-            raise self._refusal("uniqueItems", "unless the items are free strings or a short enum")
-        low, high = self._out.get("minItems", 0), len(values) if most is None else most
-        self._out = {
-            word: value
-            for word, value in self._out.items()
-            if word not in ("items", "minItems", "maxItems")
-        }
-        arrays = _arrays_of(values, low, min(high, len(values)))
-        if not arrays:
+    def _unique_items(self) -> None:
+        """Mark the array, for what reads the text, unless there are too few items."""
+        num_items = most_values(self._out.get("items", {}), self._all.resolved)
+        low = self._out.get("minItems", 0)
+        if num_items is not None and "prefixItems" not in self._out and low > num_items:
             raise GrammarError(f"nothing satisfies 'uniqueItems' and 'minItems' at {self._where}")
-        self._also.append({"anyOf": [{"type": other_types({"array"})}, {"enum": arrays}]})
+        self._out[UNIQUE] = True
 
     # --- objects ------------------------------------------------------------------------------
 
@@ -734,17 +702,6 @@ def _all_of(parts: list[Schema | bool]) -> Schema | bool:
         return False
     kept = [part for part in parts if part]
     return {"allOf": kept} if len(kept) > 1 else kept[0] if kept else {}
-
-
-def _arrays_of(values: list[Any], low: int, high: int) -> list[list[Any]]:
-    """Return arrays of different values: in any order up to a length, and then in the given one."""
-    found: list[list[Any]] = []
-    for length in range(low, high + 1):
-        in_order = list(itertools.islice(itertools.permutations(values, length), MAX_ARRAYS + 1))
-        if len(found) + len(in_order) > MAX_ARRAYS:
-            in_order = list(itertools.combinations(values, length))
-        found += [list(each) for each in in_order]
-    return found
 
 
 def _any_of(parts: list[Schema | bool]) -> Schema | bool:

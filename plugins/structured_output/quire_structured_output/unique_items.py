@@ -1,207 +1,295 @@
-"""`uniqueItems` for arrays of free strings: what no grammar can say, a scanner of the text adds.
+"""`uniqueItems`: what no grammar can say, a reader of the text adds.
 
-A parser of grammars does not compare one item with another. So the completion is read along, and
-where the array is the value of a property whose items must be unique, a token is taken out of the
-mask if it would complete a string that the array has already. Such a string can always go on with
-another character, so that a mask is never empty for this reason.
+A parser of grammars does not compare one item with another. So the completion is read along, and a
+token is taken out of the mask if it would complete an item that the array has already, or if
+nothing but such items could follow. What could follow is asked of the same grammar, over single
+bytes: as long as a text goes along the beginning of an earlier item, some byte must lead off it.
 """
 
 from __future__ import annotations
 
-import json
-from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Sequence
+from ctypes import addressof, c_char
+from dataclasses import dataclass
 
-BLANK, QUOTE, BACKSLASH = b" "[0], b'"'[0], b"\\"[0]
-OPEN_ARRAY, CLOSE_ARRAY, OPEN_OBJECT, CLOSE_OBJECT = b"[]{}"
-COLON, COMMA = b":,"
-NUM_QUOTES = 3  # of a token that may complete a string and then another one
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-Schema = Mapping[str, Any]
+from quire.errors import GrammarError
+from quire_structured_output.unique_places import UniqueSchema
+from quire_structured_output.unique_text import (
+    BLANK,
+    NAME_STRING,
+    NUMBER,
+    STRING,
+    VALUE,
+    Frame,
+    TextState,
+    UniqueText,
+    digits,
+)
+from quire_structured_output.unique_tokens import (
+    ESCAPED,
+    IN_STRING,
+    NUMBER_STARTS,
+    OUTSIDE,
+    UniqueTokens,
+)
 
-
-class UniqueTokens:
-    """The tokens of a vocabulary, in an order in which those with a prefix are found.
-
-    Args:
-        tokens: Bytes -> ids of the tokens with these bytes.
-    """
-
-    def __init__(self, tokens: Mapping[bytes, Sequence[int]]) -> None:
-        self._sorted = sorted(tokens)
-        self._ids = tokens
-        self.several = [each for each in self._sorted if each.count(b'"') >= NUM_QUOTES]
-
-    def ids(self, token: bytes) -> Sequence[int]:
-        """Return the ids of the tokens with these bytes."""
-        return self._ids[token]
-
-    def beginning_with(self, prefix: bytes) -> Iterable[int]:
-        """Yield the ids of the tokens that begin with a prefix."""
-        for index in range(bisect_left(self._sorted, prefix), len(self._sorted)):
-            token = self._sorted[index]
-            if not token.startswith(prefix):
-                return
-            yield from self._ids[token]
+NUM_OCTETS = 256
+MASK_BYTES = 36  # of the bytes and an EOS token
+MIN_BUDGET = 200  # bytes that a search for a way out reads
+MAX_BUDGET = 5_000
+MAX_EXACT_DIGITS = 15  # beyond them, different numbers may be equal as floats
+MAX_WAYS = 4  # that are remembered of an array
 
 
-@dataclass(slots=True)
-class _Frame:
-    """An array or object that is not closed."""
+class OctetTokenizer:
+    """A vocabulary of the single bytes, in which a grammar is asked what may follow."""
 
-    is_array: bool
-    is_unique: bool = False
-    strings: frozenset[bytes] = frozenset()
-    name: bytes = b""  # of the last property
+    eos_token_id = NUM_OCTETS
+    bos_token_id = None
+    special_token_ids = (NUM_OCTETS,)
+
+    def __init__(self) -> None:
+        self.tokens = [*(bytes([octet]) for octet in range(NUM_OCTETS)), b"<|eos|>"]
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """Tokenize a text; needed to build the tokenizer."""
+        return list(text if isinstance(text, bytes) else text.encode())
+
+    def build(self) -> LLTokenizer:
+        """Return the tokenizer of the parser."""
+        return LLTokenizer(TokenizerWrapper(self), eos_token=[NUM_OCTETS])
 
 
-@dataclass(slots=True)
-class TextState:
-    """What is known of a JSON text up to some byte.
+@dataclass(frozen=True, slots=True)
+class UniqueGrammar:
+    """What a grammar with unique arrays has in common for all completions.
 
     Attributes:
-        names: Names of the properties whose arrays have unique strings, as JSON writes them.
+        schema: The places of its arrays.
+        tokens: The tokens by what they may do.
+        start: The grammar over single bytes, at the start; never advanced.
     """
 
-    names: frozenset[bytes]
-    frames: list[_Frame] = field(default_factory=list)
-    string: bytes | None = None  # that is not closed, from its quote on
-    is_escaped: bool = False
-    is_name: bool = False  # whether the string is the name of a property
+    schema: UniqueSchema
+    tokens: UniqueTokens
+    start: LLMatcher
 
-    def copy(self) -> TextState:
-        """Return an independent copy."""
-        frames = [_Frame(f.is_array, f.is_unique, f.strings, f.name) for f in self.frames]
-        return TextState(self.names, frames, self.string, self.is_escaped, self.is_name)
 
-    def feed(self, octets: bytes) -> bool:
-        """Read further bytes; return whether no string of a unique array is repeated."""
-        return all(self._feed(octet) for octet in octets)
+class UniqueItems:
+    """The state of one completion whose arrays may have unique items."""
 
-    def forbidden(self, tokens: UniqueTokens) -> set[int]:
-        """Return the ids of the tokens that would repeat a string."""
-        found: set[int] = set()
-        if self.frames and self.frames[-1].is_unique:
-            begun = self.string or b""
-            for string in self.frames[-1].strings:
-                if string.startswith(begun):
-                    found.update(tokens.beginning_with(string[len(begun) :]))
-                    if not begun:
-                        found.update(tokens.beginning_with(b" " + string))
-        for token in tokens.several:
-            if not self.copy().feed(token):
-                found.update(tokens.ids(token))
+    def __init__(self, grammar: UniqueGrammar) -> None:
+        self._tokens = grammar.tokens
+        self._text = UniqueText()
+        self._states = [TextState(None, grammar.schema.root)]  # after each token
+        self._lengths = [0]  # of the completion, in bytes
+        self._parser = _OctetParser(grammar.start)
+
+    def accept(self, token: bytes) -> bool:
+        """Read a token that the grammar allows; return False if no unique items could follow."""
+        state = self._state_after(token)
+        if state is None:
+            return False
+        self._states.append(state)
+        self._parser.text += token
+        self._lengths.append(len(self._parser.text))
+        return True
+
+    def rollback(self, num_tokens: int) -> None:
+        """Undo the last accepted tokens."""
+        kept = len(self._states) - num_tokens
+        del self._states[kept:]
+        del self._lengths[kept:]
+        self._parser.cut(self._lengths[-1])
+
+    def forbidden(self, octets: memoryview) -> Iterator[Sequence[int]]:
+        """Yield the ids of tokens in a bitmask that repeat an item, or after which one must."""
+        for token in self._candidates(self._states[-1]):
+            ids = self._tokens.ids[token]
+            if any(octets[i // 8] >> i % 8 & 1 for i in ids) and self._state_after(token) is None:
+                yield ids
+
+    def _state_after(self, token: bytes) -> TextState | None:
+        """Return the state after a token; None: it cannot become a text with unique items."""
+        state = self._text.feed(self._states[-1], token)
+        if state is None or not self._is_at_risk(state) or self._has_known_way(state):
+            return state
+        self._parser.read(token)
+        has_way = self._find_way(state)
+        self._parser.undo(len(token))
+        return self._text.feed(self._states[-1], token) if has_way else None
+
+    # --- what may do harm ---------------------------------------------------------------------
+
+    def _candidates(self, state: TextState) -> set[bytes]:
+        """Return the tokens to look at; the others neither end an item nor begin like one."""
+        if state.frame is None or not state.frame.is_recorded:
+            return set(self._tokens.whole)
+        if state.mode in (STRING, NAME_STRING):
+            found = set(self._tokens.in_string)
+            mode = ESCAPED if state.is_escaped else IN_STRING
+        elif state.mode == NUMBER:
+            found, mode = set(self._tokens.in_number), OUTSIDE
+        else:
+            found, mode = set(self._tokens.outside), OUTSIDE
+        for frame in state.open_items():
+            texts, depth = self._like(frame, state), state.length - frame.start
+            if not texts:
+                continue
+            if state.mode in (NUMBER, VALUE):
+                found.update(self._number_tokens(state.raw, texts, depth))
+            if state.mode != NUMBER:
+                found.update(self._tokens.along(texts, depth, mode))
         return found
 
-    def _feed(self, octet: int) -> bool:
-        if self.string is not None:
-            return self._feed_string(octet)
-        top = self.frames[-1] if self.frames else None
-        if octet == QUOTE:
-            self.string = b'"'
-        elif octet == OPEN_ARRAY:
-            is_unique = top is not None and not top.is_array and top.name in self.names
-            self.frames.append(_Frame(is_array=True, is_unique=is_unique))
-        elif octet == OPEN_OBJECT:
-            self.frames.append(_Frame(is_array=False))
-            self.is_name = True
-        elif octet in (CLOSE_ARRAY, CLOSE_OBJECT) and self.frames:
-            self.frames.pop()
-            self.is_name = False
-        elif octet == COLON:
-            self.is_name = False
-        elif octet == COMMA:
-            self.is_name = top is not None and not top.is_array
-        return True
+    def _number_tokens(self, raw: bytes, texts: list[bytes], depth: int) -> Iterator[bytes]:
+        longest = len(digits(raw, is_begun=True)) + self._tokens.longest_number
+        if _may_be_rounded(raw) or longest > MAX_EXACT_DIGITS:
+            return iter(self._tokens.numbers)
+        return self._tokens.digits_along(raw, {digits(text[depth:]) for text in texts})
 
-    def _feed_string(self, octet: int) -> bool:
-        string = self.string = (self.string or b"") + bytes([octet])
-        if self.is_escaped:
-            self.is_escaped = False
-        elif octet == BACKSLASH:
-            self.is_escaped = True
-        elif octet == QUOTE:
-            self.string = None
-            top = self.frames[-1] if self.frames else None
-            if top is None:
+    def _like(self, frame: Frame, state: TextState) -> list[bytes]:
+        """Return the earlier items that begin like the current one."""
+        if frame.items is None:
+            return []
+        return frame.items.beginning_with(self._text.recorded(frame, state), frame.count)
+
+    def _is_at_risk(self, state: TextState) -> bool:
+        """Return whether a current item may still become an earlier one."""
+        return any(self._may_repeat(frame, state) for frame in state.open_items())
+
+    def _may_repeat(self, frame: Frame, state: TextState) -> bool:
+        texts = self._like(frame, state)
+        if state.mode != NUMBER or not texts or _may_be_rounded(state.raw):
+            return bool(texts)
+        depth, begun = state.length - frame.start, digits(state.raw)
+        return any(
+            text[depth] in NUMBER_STARTS and digits(text[depth:]).startswith(begun)
+            for text in texts
+        )
+
+    # --- ways out -----------------------------------------------------------------------------
+
+    def _has_known_way(self, state: TextState) -> bool:
+        """Return whether a way that was found before leads from here to an item that is new."""
+        risks = [frame for frame in state.open_items() if self._may_repeat(frame, state)]
+        frame = risks[0]
+        if len(risks) > 1 or state.mode == NUMBER or frame.items is None:
+            return False
+        begun = self._text.recorded(frame, state)
+        return any(
+            way.startswith(begun) and not frame.items.beginning_with(way, frame.count)
+            for way in frame.items.ways
+        )
+
+    def _find_way(self, state: TextState) -> bool:
+        """Return whether some text leads to a state without risk, as far as a search can tell."""
+        risks = [frame for frame in state.open_items() if self._may_repeat(frame, state)]
+        lengths = sum(len(text) for frame in risks for text in self._like(frame, state))
+        budget = min(MAX_BUDGET, MIN_BUDGET + lengths)
+        stack = [(state, self._step(state, risks))]
+        while stack:
+            at, octets = stack[-1]
+            if octets is None:
+                self._parser.undo(len(stack) - 1)
                 return True
-            if self.is_name and not top.is_array:
-                top.name = string
-            elif top.is_unique:
-                if string in top.strings:
-                    return False
-                top.strings |= {string}
-        return True
+            if not octets or budget == 0:
+                stack.pop()
+                self._parser.undo(1 if stack else 0)
+                continue
+            octet = bytes([octets.pop()])
+            following = self._text.feed(at, octet)
+            if following is not None:
+                budget -= 1
+                self._parser.read(octet)
+                stack.append((following, self._step(following, risks)))
+        return False
 
+    def _step(self, state: TextState, risks: list[Frame]) -> list[int] | None:
+        """Return the bytes after which a risk remains; None: after one there is none."""
+        is_string = state.mode in (STRING, NAME_STRING)
+        risky = []
+        for octet in self._parser.allowed():
+            if octet == BLANK and not is_string:
+                continue
+            following = self._text.feed(state, bytes([octet]))
+            if following is None:
+                continue
+            if not self._is_at_risk(following):
+                self._remember(risks, following)
+                return None
+            risky.append(octet)
+        return risky
 
-def unique_names(schema: Schema, marker: str) -> frozenset[bytes] | None:
-    """Return the names of properties whose arrays are marked as unique, as JSON writes them.
-
-    Args:
-        schema: Schema in normal form.
-        marker: Keyword of the arrays whose items are to be unique.
-
-    Returns:
-        The names; None if a marked array is elsewhere, or a name stands for other arrays too.
-    """
-    found = _Names(schema, marker)
-    found.scan(schema, None)
-    for part in schema.get("$defs", {}).values():
-        found.scan_inside(part)
-    if found.is_elsewhere or found.marked & found.others:
-        return None
-    return frozenset(json.dumps(name, ensure_ascii=False).encode() for name in found.marked)
-
-
-class _Names:
-    def __init__(self, root: Schema, marker: str) -> None:
-        self._defs = root.get("$defs", {})
-        self._marker = marker
-        self._seen: set[tuple[int, str | None]] = set()
-        self.marked: set[str] = set()
-        self.others: set[str] = set()
-        self.is_elsewhere = False
-
-    def scan(self, schema: Any, name: str | None) -> None:
-        """Note what arrays a schema allows as the value of a property; None: of no property."""
-        if not isinstance(schema, dict) or (id(schema), name) in self._seen:
+    def _remember(self, risks: list[Frame], state: TextState) -> None:
+        """Remember how an item begins that is not among the earlier ones."""
+        if len(risks) > 1 or state.mode == NUMBER:
             return
-        self._seen.add((id(schema), name))
-        if self._marker in schema:
-            self.is_elsewhere |= name is None
-            if name is not None:
-                self.marked.add(name)
-        elif name is not None and _may_be_array(schema):
-            self.others.add(name)
-        if "$ref" in schema:
-            self.scan(self._defs.get(schema["$ref"].rsplit("/", 1)[1]), name)
-        for word in ("allOf", "anyOf"):
-            for part in schema.get(word, ()):
-                self.scan(part, name)
-        self._scan_parts(schema)
-
-    def scan_inside(self, schema: Any) -> None:
-        """Note the arrays inside a definition, which itself is noted where it is used."""
-        if isinstance(schema, dict):
-            self._scan_parts(schema)
-            for word in ("allOf", "anyOf"):
-                for part in schema.get(word, ()):
-                    self.scan_inside(part)
-
-    def _scan_parts(self, schema: Schema) -> None:
-        for name, part in schema.get("properties", {}).items():
-            self.scan(part, name)
-        others: list[Any] = [schema.get("items"), schema.get("additionalProperties")]
-        others += schema.get("prefixItems", ())
-        others += schema.get("patternProperties", {}).values()
-        for part in others:
-            self.scan(part, None)
+        for frame in state.open_items():
+            is_same = frame.items is risks[0].items and frame.count == risks[0].count
+            is_plain = frame.is_array and frame.place is not None and frame.place.is_plain
+            if is_same and is_plain and frame.items is not None:
+                ways = frame.items.ways
+                ways.append(self._text.recorded(frame, state))
+                del ways[:-MAX_WAYS]
 
 
-def _may_be_array(schema: Schema) -> bool:
-    """Return whether a schema by itself says something about arrays."""
-    types: Collection[str] = schema.get("type", ())
-    types = {types} if isinstance(types, str) else set(types)
-    return "array" in types or bool({"items", "prefixItems"} & schema.keys())
+def _may_be_rounded(raw: bytes) -> bool:
+    """Return whether a number may be equal to one with other digits."""
+    return b"e" in raw.lower() or len(digits(raw)) > MAX_EXACT_DIGITS
+
+
+class _OctetParser:
+    """The grammar over single bytes, which is advanced only when it is asked.
+
+    Attributes:
+        text: The completion.
+    """
+
+    def __init__(self, start: LLMatcher) -> None:
+        self._start = start
+        self._matcher: LLMatcher | None = None
+        self._num_read = 0  # of the text
+        self._mask = bytearray(MASK_BYTES)
+        self.text = bytearray()
+
+    def cut(self, length: int) -> None:
+        """Forget the end of the completion."""
+        if self._matcher is not None and self._num_read > length:
+            self._matcher.rollback(self._num_read - length)
+            self._num_read = length
+        del self.text[length:]
+
+    def read(self, octets: bytes) -> None:
+        """Read bytes that may follow the completion, until they are undone.
+
+        Raises:
+            GrammarError: The grammar has become too complex for the limits of the parser.
+        """
+        matcher = self._following()
+        if matcher.try_consume_tokens(list(octets)) != len(octets):
+            raise GrammarError(f"the grammar cannot be followed: {matcher.get_error()[:500]}")
+
+    def undo(self, num_octets: int) -> None:
+        """Undo the last bytes that were read."""
+        if num_octets:
+            self._following().rollback(num_octets)
+
+    def allowed(self) -> list[int]:
+        """Return the bytes that may follow."""
+        array = (c_char * MASK_BYTES).from_buffer(self._mask)
+        self._following().unsafe_compute_mask_ptr(addressof(array), MASK_BYTES)
+        mask = int.from_bytes(self._mask[: NUM_OCTETS // 8], "little")
+        return [octet for octet in range(NUM_OCTETS) if mask >> octet & 1]
+
+    def _following(self) -> LLMatcher:
+        """Return the parser after the completion; what was read ahead is kept."""
+        if self._matcher is None:
+            self._matcher = self._start.deep_copy()
+        behind = self.text[self._num_read :]
+        if behind:
+            self._matcher.try_consume_tokens(list(behind))
+            self._num_read = len(self.text)
+        return self._matcher

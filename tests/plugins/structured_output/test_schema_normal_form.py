@@ -82,17 +82,9 @@ SCHEMAS = [
 ]  # fmt: skip
 REFUSED = {
     "contains": ({"contains": {"type": "integer"}}, "'contains' at /"),
-    "uniqueItems": ({"items": {"type": "number"}, "uniqueItems": True}, "'uniqueItems' at /"),
-    "uniqueItems elsewhere": (
-        {"items": {"items": {"type": "string"}, "uniqueItems": True}},
-        "'uniqueItems' in this",
-    ),
-    "uniqueItems of one name": (
-        {
-            "properties": {"a": {"items": {"type": "string"}, "uniqueItems": True}},
-            "additionalProperties": {"properties": {"a": {"type": "array"}}},
-        },
-        "'uniqueItems' in this",
+    "uniqueItems": (
+        {"items": {"enum": [1, 2]}, "uniqueItems": True, "minItems": 3},
+        "nothing satisfies 'uniqueItems' and 'minItems' at /",
     ),
     "remote": ({"$ref": "https://example.com/schema"}, "nothing is fetched"),
     "missing": ({"$ref": "#/$defs/none"}, "'\\$ref' at / leads to '#/\\$defs/none'"),
@@ -154,5 +146,5 @@ HOSTILE = {
 def test_a_hostile_schema_is_refused_or_translated_soon(case):
     started = time.process_time()
     with contextlib.suppress(GrammarError):
-        json.dumps(normal_form(HOSTILE[case]).schema)
+        json.dumps(normal_form(HOSTILE[case]))
     assert time.process_time() - started < 5, "seconds, on any machine"
