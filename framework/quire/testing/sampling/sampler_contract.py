@@ -161,6 +161,13 @@ class SamplerContract:
                 f"equal logits for tokens {allowed} only must give all of these, got {sampled}"
             )
 
+    def test_sampling_does_not_change_the_logits(self) -> None:
+        """Steps that carry state observe the logits after the sampler."""
+        logits = self._logits()
+        given = logits.clone()
+        self._step().sample(given, self._rows([self._active(row) for row in range(NUM_ROWS)]))
+        assert torch.equal(given, logits), "sample must not change the logits"
+
     def test_one_token_a_row_comes_back(self) -> None:
         """`sample` returns `[N]` int64, all in the vocabulary."""
         sampled = self._sample(self._logits(), [self._active(row) for row in range(NUM_ROWS)])

@@ -248,6 +248,30 @@ class ReadsTheLastRowOfASlot(DontRepeat):
         return logits + change[rows.slots]
 
 
+class CountsAllTokens(LogitsProcessor):
+    """Punishes sampled tokens by the counts of the slot, whatever the position of the row."""
+
+    def is_neutral(self, fields):
+        return fields["dry"] == 0
+
+    def apply(self, logits, rows):
+        counts = rows.output_counts[rows.slots]
+        return logits - counts * rows.field("dry")
+
+
+class CountsByPosition(CountsAllTokens):
+    def apply(self, logits, rows):
+        every = torch.arange(self.vocab_size).expand(len(logits), -1)
+        return logits - rows.counts_of(every) * rows.field("dry")
+
+
+class TestCountsByPosition(LogitsProcessorContract):
+    step_class = CountsByPosition
+    capabilities = replace(DRY, reads_counts=True, is_vocab_parallel=False)
+    active = ({"dry": 0.5}, {"dry": 2.0})
+    histories = HISTORIES
+
+
 SHARDS = "the_tokens_of_a_shard_get_the_logits_of_whole_rows"
 PROOFS = [
     (NeverNeutral, "neutral_fields_are_called_neutral", "is_neutral must be true of"),
@@ -260,11 +284,11 @@ PROOFS = [
     (LooksAtTheBatch, "a_row_does_not_depend_on_the_others", "alone in another slot"),
     (LooksAtTheSlot, "a_row_does_not_depend_on_the_others", "alone in another slot"),
     (ReadsTheTableByRow, "a_row_does_not_depend_on_the_others", "the logits of row 0"),
-    (TakesSlotsForRows, "rows_of_one_slot_have_their_own_positions", "another row of the slot"),
+    (TakesSlotsForRows, "rows_of_one_slot_have_their_own_positions", "other rows of the slot"),
     (
         ReadsTheLastRowOfASlot,
         "rows_of_one_slot_have_their_own_positions",
-        "another row of the slot",
+        "other rows of the slot",
     ),
     (RemembersTheBatch, "a_step_keeps_no_state_between_batches", "must have no state"),
     (UsesAGenerator, "a_step_keeps_no_state_between_batches", "no generator"),
@@ -288,6 +312,7 @@ PROOFS = [
 WAITING = [Waits, WaitsWhereTheHostKnows, WaitsWhereTheHostKnowsNothing]
 LAST = "nothing_waits_for_the_device"
 PROBE = "the_probe_returns_a_reason_or_none"
+STATES = "declared_states_are_tested"
 
 
 @pytest.mark.parametrize(("step", "test", "reason"), PROOFS)
@@ -301,6 +326,23 @@ def test_a_broken_step_is_rejected(step, test, reason):
 def test_a_step_that_waits_is_rejected(step):
     with pytest.raises(pytest.fail.Exception, match="would wait for the device"):
         getattr(shift_contract(step), f"test_{LAST}")()
+
+
+def test_a_step_that_counts_the_tokens_of_other_rows_is_rejected():
+    contract = type("Contract", (TestCountsByPosition,), {"step_class": CountsAllTokens})()
+    with pytest.raises(AssertionError, match=r"count them by rows\.counts_of"):
+        contract.test_rows_of_one_slot_have_their_own_positions()
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "states"),
+    [(replace(SHIFT, is_vocab_parallel=False, states=("sum",)), ()), (SHIFT, ({"sum": 1.0},))],
+)
+def test_states_need_their_own_contract(capabilities, states):
+    contract = shift_contract(Shift)
+    type(contract).capabilities, type(contract).states = capabilities, states
+    with pytest.raises(AssertionError, match="needs a StatefulLogitsProcessorContract"):
+        getattr(contract, f"test_{STATES}")()
 
 
 def test_a_step_that_needs_whole_rows_is_not_given_shards():
@@ -323,7 +365,8 @@ def test_a_probe_that_imports_torch_fails():
 
 def test_each_test_of_the_kit_has_a_step_that_fails_it():
     tests = {name for name in dir(LogitsProcessorContract) if name.startswith("test_")}
-    assert tests == {f"test_{test}" for test in (*(test for _, test, _ in PROOFS), LAST, PROBE)}
+    proven = {LAST, PROBE, STATES, *(test for _, test, _ in PROOFS)}
+    assert tests == {f"test_{test}" for test in proven}
 
 
 def test_a_step_reads_the_histories_of_the_test():

@@ -137,6 +137,49 @@ def by_numbers(**weights):
     return Summed
 
 
+class SamplesInPlace(Categorical):
+    def sample(self, logits, rows):
+        return super().sample(logits.sub_(1.0), rows)
+
+
+class OneRowPerSlot(Categorical):
+    """Samples all rows of a slot at the position of its last one."""
+
+    def sample(self, logits, rows):
+        positions = torch.zeros(len(rows.token_ids), dtype=torch.int64)
+        positions[rows.slots] = rows.positions
+        return super().sample(logits, replace(rows, positions=positions[rows.slots]))
+
+
+class SquaresTheNoise(Categorical):
+    def sample(self, logits, rows):
+        return by_cumulative(logits.softmax(-1), uniform(rows, PURPOSE_SAMPLE) ** 2)
+
+
+class IsSlightlySharper(Categorical):
+    def sample(self, logits, rows):
+        return super().sample(logits * 1.1, rows)
+
+
+class CountsInTens(Categorical):
+    """Has the same noise at ten positions."""
+
+    def sample(self, logits, rows):
+        return super().sample(logits, replace(rows, positions=rows.positions // 10))
+
+
+class FusesSlightlySharper(Fusing):
+    def sample_fused(self, logits, rows):
+        return super().sample_fused(logits * 1.1, rows)
+
+
+class FusesOneRowPerSlot(Fusing):
+    def sample_fused(self, logits, rows):
+        positions = torch.zeros(len(rows.token_ids), dtype=torch.int64)
+        positions[rows.slots] = rows.positions
+        return super().sample_fused(logits, replace(rows, positions=positions[rows.slots]))
+
+
 class LooksAtTheBatch(Categorical):
     def sample(self, logits, rows):
         rows.slot_fields["seed"].add_(len(rows.slots))
@@ -369,7 +412,16 @@ SUMS = [  # weights that cancel one source, or the difference of two
     ({"position": 1}, ("seeds", "positions")),
     ({"child": 7, "position": 7}, ("children", "positions")),
 ]
+ONE_SLOT, FREQUENCIES = (
+    "rows_of_one_slot_have_their_own_positions",
+    "tokens_occur_as_often_as_they_should",
+)
 PROOFS = [
+    (SamplesInPlace, "sampling_does_not_change_the_logits", (), "must not change the logits"),
+    (OneRowPerSlot, ONE_SLOT, (), "changes beside other rows of its slot"),
+    (SquaresTheNoise, FREQUENCIES, ("seeds",), "other seeds each do not follow"),
+    (IsSlightlySharper, FREQUENCIES, ("children",), "other children each do not follow"),
+    (CountsInTens, FREQUENCIES, ("positions",), "other positions each do not follow"),
     *(
         (by_numbers(**weights), MATTERS, (lost,), f"other {' and '.join(lost)}, give only")
         for weights, lost in SUMS
@@ -396,6 +448,9 @@ PROOFS = [
     (CountsBelowZero, TOKEN, (), "must be from 0 to 49"),
 ]
 FUSED_PROOFS = [
+    (FusesOneRowPerSlot, f"{ONE_SLOT}_in_fused_sampling", "changes beside other rows of its slot"),
+    (FusesSlightlySharper, f"fused_{FREQUENCIES}", "other seeds each do not follow"),
+    (LeavesOutAStep, f"fused_{FREQUENCIES}", "whose probability is 0"),
     (LeavesOutAStep, AFTER_STEPS, "min_p"),
     (fusing_without("seed"), AFTER_STEPS, "same tokens as the separate steps"),
     (fusing_without("child"), AFTER_STEPS, "same tokens as the separate steps"),
@@ -494,6 +549,28 @@ def test_a_probe_that_imports_torch_fails():
 
     with pytest.raises(AssertionError, match="a probe returns a reason or None"):
         getattr(WithTorch(), f"test_{PROBE}")()
+
+
+def test_a_sampler_of_another_distribution_gives_its_probabilities():
+    class Even(Categorical):
+        def sample(self, logits, rows):
+            return super().sample(logits.masked_fill(logits.isfinite(), 0.0), rows)
+
+    class TestEven(TestCategorical):
+        step_class = Even
+
+        def probabilities(self, logits, fields):
+            return logits.isfinite().float() / len(logits)
+
+    TestEven().test_tokens_occur_as_often_as_they_should("seeds")
+    with pytest.raises(AssertionError, match="do not follow the probabilities"):
+        sampler_contract_of(Even).test_tokens_occur_as_often_as_they_should("seeds")
+
+
+def test_without_draws_no_frequencies_are_compared():
+    contract = type("Contract", (TestCategorical,), {"step_class": SquaresTheNoise, "num_draws": 0})
+    with pytest.raises(pytest.skip.Exception, match="num_draws is 0"):
+        contract().test_tokens_occur_as_often_as_they_should("seeds")
 
 
 def test_each_test_of_the_kits_has_a_sampler_that_fails_it():
