@@ -47,9 +47,9 @@ def check_lark(text: str) -> None:
         GrammarError: It is nested too deeply, has a text or regex that is not closed, a directive
             or a special token.
     """
-    for found in _QUOTED.finditer(text):
-        if found[1] == "" or found[2] == "":
-            raise GrammarError(f"the grammar has a text or regex without an end: {found[0]:.60}")
+    for quoted in _QUOTED.finditer(text):
+        if quoted[1] == "" or quoted[2] == "":
+            raise GrammarError(f"the grammar has a text or regex without an end: {quoted[0]:.60}")
     bare = _QUOTED.sub('""', text)
     for directive in _DIRECTIVES:
         if directive in bare:

@@ -200,10 +200,12 @@ class LLGuidanceMatcher(Matcher):
                 _set_bit(octets, token_id, is_allowed)
 
     def _check_limits(self) -> None:
-        if self._matcher.is_error():
-            raise GrammarError(
-                f"the grammar cannot be followed: {_first_line(self._matcher.get_error())}"
-            )
+        if not self._matcher.is_error():
+            return
+        reason = _first_line(self._matcher.get_error())
+        if "NoExtensionBias" in reason:
+            reason = "it allows no text here, or the model has no tokens for it, and it may not end"
+        raise GrammarError(f"the grammar cannot be followed: {reason}")
 
     def rollback(self, num_tokens: int) -> None:
         """Undo the last accepted tokens."""

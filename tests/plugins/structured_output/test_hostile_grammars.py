@@ -10,6 +10,7 @@ import signal
 import pytest
 
 from quire.errors import GrammarError
+from quire.interfaces.tool_parsing import CallGrammar, CallShape, SchemaPiece
 from quire.sampling_params import StructuredOutputsParams
 from quire_structured_output.llguidance import LLGuidanceBackend
 from quire_structured_output.outlines import OutlinesBackend
@@ -170,3 +171,11 @@ def test_outlines_checks_it_too(name, guard):
     params = StructuredOutputsParams(**CONSTRAINTS[name][0])
     with contextlib.suppress(GrammarError):
         OutlinesBackend.check(params)
+
+
+def test_the_schemas_of_all_tools_have_limits_together(guard):
+    schema = {"not": FIRST, "$defs": doubled("allOf", 4)}  # one alone is accepted
+    LLGuidanceBackend.check(StructuredOutputsParams(json=schema))
+    shapes = tuple(CallShape(f"f{i}", ("(", SchemaPiece(schema), ")")) for i in range(400))
+    with pytest.raises(GrammarError, match=EXPONENTIAL):
+        LLGuidanceBackend.check(StructuredOutputsParams(calls=CallGrammar(shapes)))

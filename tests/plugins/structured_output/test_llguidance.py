@@ -7,6 +7,7 @@ import re
 import pytest
 
 from quire.errors import GrammarError
+from quire.interfaces.structured_output import Vocabulary
 from quire.interfaces.tool_parsing import CallGrammar, CallShape, SchemaPiece
 from quire.sampling_params import StructuredOutputsParams
 from quire.testing.structured_output import (
@@ -88,6 +89,22 @@ def test_left_recursion_is_no_problem():
     params = StructuredOutputsParams(grammar='start: start "," "a" | "a"')
     assert accepts(params, "a,a,a")
     assert not accepts(params, "a,")
+
+
+@pytest.mark.parametrize("grammar", ["start: start", 'root ::= root "a"', "start: /[^\\s\\S]/"])
+def test_a_grammar_that_allows_no_text_fails_with_the_reason(grammar):
+    matcher = BACKEND.compile(StructuredOutputsParams(grammar=grammar)).matcher()
+    with pytest.raises(GrammarError, match="allows no text here"):
+        read_mask(matcher, BACKEND.vocabulary.size)
+
+
+def test_a_text_that_the_vocabulary_cannot_spell_fails_with_the_reason():
+    backend = LLGuidanceBackend(Vocabulary({b"a": [0], b"c": [1]}, (2,), 3))
+    matcher = backend.compile(StructuredOutputsParams(regex="ab")).matcher()
+    assert read_mask(matcher, 3) == {0}
+    assert matcher.accept(0)
+    with pytest.raises(GrammarError, match="the model has no tokens for it"):
+        read_mask(matcher, 3)
 
 
 def test_every_spelling_of_a_forced_text_is_allowed():
