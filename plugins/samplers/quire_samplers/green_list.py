@@ -54,4 +54,6 @@ def is_green(
 
 
 def _shift_right_32(word: Tensor, num_bits: int) -> Tensor:  # int32, both
-    return word.bitwise_right_shift(num_bits).bitwise_and_((1 << (32 - num_bits)) - 1)
+    shifted = word.bitwise_right_shift(num_bits)
+    shifted &= (1 << (32 - num_bits)) - 1  # int32 has no logical shift: mask copies of the sign
+    return shifted

@@ -74,8 +74,8 @@ def detect_watermark(
             param="token_ids",
         )
     first = max(len(prompt_token_ids), width)
-    windows = torch.tensor(known).unfold(0, width + 1, 1)[first - width :]
-    green = _green_of(windows.unique(dim=0), WATERMARK_KEY.check(key), ratio)
+    pairs = {tuple(known[end - width : end + 1]) for end in range(first, len(known))}
+    green = _green_of(torch.tensor(sorted(pairs)), WATERMARK_KEY.check(key), ratio)
     num_scored, num_green = len(green), int(green.sum())
     deviation = math.sqrt(num_scored * ratio * (1 - ratio))
     return WatermarkScore(
