@@ -39,7 +39,7 @@ NUM_OCTETS = 256
 MASK_BYTES = 36  # of the bytes and an EOS token
 MIN_BUDGET = 200  # bytes that a search for a way out reads
 MAX_BUDGET = 5_000
-MAX_EXACT_DIGITS = 15  # beyond them, different numbers may be equal as floats
+NEW = b"\x01"  # no string of JSON has it
 MAX_WAYS = 4  # that are remembered of an array
 
 
@@ -86,6 +86,8 @@ class UniqueItems:
         self._states = [TextState(None, grammar.schema.root)]  # after each token
         self._lengths = [0]  # of the completion, in bytes
         self._parser = _OctetParser(grammar.start)
+        self._harmless: set[bytes] = set()  # tails of tokens, after the current string
+        self._string: tuple[Frame | None, int] = None, VALUE  # to which they belong
 
     def accept(self, token: bytes) -> bool:
         """Read a token that the grammar allows; return False if no unique items could follow."""
@@ -106,9 +108,14 @@ class UniqueItems:
 
     def forbidden(self, octets: memoryview) -> Iterator[Sequence[int]]:
         """Yield the ids of tokens in a bitmask that repeat an item, or after which one must."""
-        for token in self._candidates(self._states[-1]):
+        state = self._states[-1]
+        found: set[bytes] = set()
+        if state.mode in (STRING, NAME_STRING) and not state.is_escaped and _is_recorded(state):
+            found.update(self._with_harmful_tails(state, octets))
+        found.update(self._candidates(state))
+        for token in found:
             ids = self._tokens.ids[token]
-            if any(octets[i // 8] >> i % 8 & 1 for i in ids) and self._state_after(token) is None:
+            if _is_allowed(octets, ids) and self._state_after(token) is None:
                 yield ids
 
     def _state_after(self, token: bytes) -> TextState | None:
@@ -123,32 +130,87 @@ class UniqueItems:
 
     # --- what may do harm ---------------------------------------------------------------------
 
-    def _candidates(self, state: TextState) -> set[bytes]:
-        """Return the tokens to look at; the others neither end an item nor begin like one."""
-        if state.frame is None or not state.frame.is_recorded:
-            return set(self._tokens.whole)
-        if state.mode in (STRING, NAME_STRING):
-            found = set(self._tokens.in_string)
-            mode = ESCAPED if state.is_escaped else IN_STRING
+    def _candidates(self, state: TextState) -> Iterator[bytes]:
+        """Yield tokens to look at, beside those with tails."""
+        if not _is_recorded(state):
+            yield from self._tokens.whole
+        elif state.mode in (STRING, NAME_STRING):
+            yield from self._in_string(state)
         elif state.mode == NUMBER:
-            found, mode = set(self._tokens.in_number), OUTSIDE
+            yield from self._tokens.in_number
+            yield from self._number_tokens(state)
         else:
-            found, mode = set(self._tokens.outside), OUTSIDE
-        for frame in state.open_items():
-            texts, depth = self._like(frame, state), state.length - frame.start
-            if not texts:
-                continue
-            if state.mode in (NUMBER, VALUE):
-                found.update(self._number_tokens(state.raw, texts, depth))
-            if state.mode != NUMBER:
-                found.update(self._tokens.along(texts, depth, mode))
-        return found
+            yield from self._tokens.outside
+            yield from self._number_tokens(state)
+            for frame in state.open_items():
+                texts = self._like(frame, state)
+                yield from self._tokens.along(texts, state.length - frame.start, OUTSIDE)
 
-    def _number_tokens(self, raw: bytes, texts: list[bytes], depth: int) -> Iterator[bytes]:
-        longest = len(digits(raw, is_begun=True)) + self._tokens.longest_number
-        if _may_be_rounded(raw) or longest > MAX_EXACT_DIGITS:
-            return iter(self._tokens.numbers)
-        return self._tokens.digits_along(raw, {digits(text[depth:]) for text in texts})
+    def _in_string(self, state: TextState) -> Iterator[bytes]:
+        """Yield the tokens that go along an earlier item, a string in one, or a way out."""
+        mode = ESCAPED if state.is_escaped else IN_STRING
+        yield from self._tokens.odd
+        if state.is_escaped:  # so that a quote does not end the string
+            for tokens in self._tokens.tails.values():
+                yield from tokens
+        for frame in state.open_items():
+            begun = self._text.recorded(frame, state)
+            if frame.items is not None:
+                strings = frame.items.strings_beginning_with(state.raw, frame.count)
+                yield from self._tokens.along(strings, len(state.raw), mode)
+                ways = {way for way in frame.items.ways if way.startswith(begun)} - {begun}
+                yield from self._tokens.along(sorted(ways), len(begun), mode)
+            yield from self._tokens.along(self._like(frame, state), len(begun), mode)
+
+    def _number_tokens(self, state: TextState) -> Iterator[bytes]:
+        """Yield the tokens of digits that go along the numbers of earlier items."""
+        if state.mode in (NUMBER, VALUE):
+            for frame in state.open_items():
+                depth = state.length - frame.start
+                numbers = {digits(text[depth:]) for text in self._like(frame, state)}
+                yield from self._tokens.digits_along(state.raw, numbers)
+
+    def _with_harmful_tails(self, state: TextState, octets: memoryview) -> Iterator[bytes]:
+        """Yield the allowed tokens that end a string, and whose rest may do harm.
+
+        What the rest does is the same for all strings but those that go along earlier ones or along
+        a way out; so it is found out once a string, for a string that is new.
+        """
+        ways = [way for frame in state.open_items() if frame.items for way in frame.items.ways]
+        text = b"".join(self._text.recorded(frame, state) for frame in state.open_items())
+        is_on_way = any(way in text for way in ways)
+        if self._string[0] is not state.frame or self._string[1] != state.mode or is_on_way:
+            self._harmless = set()
+            self._string = state.frame, state.mode
+        for tail, tokens in self._tokens.tails.items():
+            if tail in self._harmless:
+                continue
+            allowed = [token for token in tokens if _is_allowed(octets, self._tokens.ids[token])]
+            depends_on_name = state.mode == NAME_STRING and b"[" in tail
+            if allowed and not depends_on_name and self._is_harmless(state, allowed[0], tail):
+                self._harmless.add(tail)
+            else:
+                yield from allowed
+
+    def _is_harmless(self, state: TextState, token: bytes, tail: bytes) -> bool:
+        """Return whether a tail does no harm after a new string.
+
+        Args:
+            state: State in a string.
+            token: Token with the tail that the grammar allows.
+            tail: What the token has after the end of the string.
+        """
+        end = NEW + b'"' + tail
+        following = self._text.feed(state, end)
+        if following is None:
+            return False
+        if not self._is_at_risk(following) or self._has_known_way(following):
+            return True
+        self._parser.read(token)
+        has_way = self._find_way(following)
+        self._parser.undo(len(token))
+        following = self._text.feed(state, end)
+        return has_way and following is not None and self._has_known_way(following)
 
     def _like(self, frame: Frame, state: TextState) -> list[bytes]:
         """Return the earlier items that begin like the current one."""
@@ -162,7 +224,7 @@ class UniqueItems:
 
     def _may_repeat(self, frame: Frame, state: TextState) -> bool:
         texts = self._like(frame, state)
-        if state.mode != NUMBER or not texts or _may_be_rounded(state.raw):
+        if state.mode != NUMBER:
             return bool(texts)
         depth, begun = state.length - frame.start, digits(state.raw)
         return any(
@@ -236,9 +298,15 @@ class UniqueItems:
                 del ways[:-MAX_WAYS]
 
 
-def _may_be_rounded(raw: bytes) -> bool:
-    """Return whether a number may be equal to one with other digits."""
-    return b"e" in raw.lower() or len(digits(raw)) > MAX_EXACT_DIGITS
+def _is_recorded(state: TextState) -> bool:
+    return state.frame is not None and state.frame.is_recorded
+
+
+def _is_allowed(octets: memoryview, ids: Sequence[int]) -> bool:
+    for i in ids:  # noqa: SIM110 - the usual case is one id, and this is called for many tokens
+        if octets[i >> 3] >> (i & 7) & 1:
+            return True
+    return False
 
 
 class _OctetParser:

@@ -22,6 +22,7 @@ LITERALS = (b"true", b"false", b"null")
 END_OF_NUMBER = b"\0"  # so that no canonical number is the beginning of another
 VALUE, NAME, STRING, NAME_STRING, NUMBER, LITERAL, AFTER = range(7)  # what is read
 _STRING_END = re.compile(rb'["\\]')
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _DIGITS = re.compile(rb"-?([0-9]*)(?:\.([0-9]*))?")
 
 
@@ -33,6 +34,7 @@ class Items:
         self._keys: list[bytes] = []
         self._sorted: list[bytes] = []
         self._known: set[bytes] = set()
+        self._strings: list[bytes] = []  # in the items, sorted
         self.ways: list[bytes] = []  # beginnings of items that are not among them
 
     def add(self, text: bytes, count: int) -> bool:
@@ -45,20 +47,28 @@ class Items:
         self._keys.append(key)
         self._known.add(key)
         insort(self._sorted, text)
+        for string in _STRING.findall(text):
+            insort(self._strings, string)
         return True
 
     def cut(self, count: int) -> None:
         """Forget the items after the first `count`."""
         while len(self._texts) > count:
             self._known.remove(self._keys.pop())
-            del self._sorted[bisect_left(self._sorted, self._texts.pop())]
+            text = self._texts.pop()
+            del self._sorted[bisect_left(self._sorted, text)]
+            for string in _STRING.findall(text):
+                del self._strings[bisect_left(self._strings, string)]
 
     def beginning_with(self, prefix: bytes, count: int) -> list[bytes]:
         """Return the first `count` items, sorted, as far as they begin with a prefix."""
         self.cut(count)
-        first = bisect_left(self._sorted, prefix)
-        last = bisect_left(self._sorted, prefix + b"\xff", first)
-        return self._sorted[first:last]
+        return _beginning_with(self._sorted, prefix)
+
+    def strings_beginning_with(self, prefix: bytes, count: int) -> list[bytes]:
+        """Return the strings in the first `count` items, as far as they begin with a prefix."""
+        self.cut(count)
+        return _beginning_with(self._strings, prefix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +80,9 @@ class Frame:
         is_array: Whether it is an array.
         place: What the schema says of it, if a unique array can be in it.
         is_recorded: Whether its text is part of an item of a unique array.
-        items: The earlier items of a unique array, or the earlier names of a recorded object.
+        items: The earlier items, if they are unique.
         count: How many of them there are.
-        start: Where the current item or name begins in the recorded text.
+        start: Where the current item begins in the recorded text.
         index: Number of the current item.
     """
 
@@ -94,7 +104,7 @@ class TextState:
         frame: The innermost array or object that is not closed.
         place: The place of the value that follows or is being read.
         mode: What is being read.
-        raw: The name, number or literal that is being read.
+        raw: What is being read, from its first byte on.
         is_escaped: Whether a backslash came last.
         length: Length of the recorded text.
     """
@@ -107,13 +117,12 @@ class TextState:
     length: int = 0
 
     def open_items(self) -> Iterator[Frame]:
-        """Yield what has an item or a name that is not complete, the innermost first."""
+        """Yield the unique arrays that are within an item, the innermost first."""
         frame = self.frame
         if frame is not None and self.mode == AFTER:
             frame = frame.parent
         while frame is not None and frame.is_recorded:
-            is_at_name = frame is self.frame and self.mode in (NAME, NAME_STRING)
-            if frame.items is not None and (frame.is_array or is_at_name):
+            if frame.items is not None:
                 yield frame
             frame = frame.parent
 
@@ -154,18 +163,15 @@ class UniqueText:
             is_escaped = found is not None and found[0] == b"\\"
             is_closed = found is not None and found[0] == b'"'
         part = octets[start:at]
-        raw = state.raw + part if state.mode == NAME_STRING else b""
+        raw = state.raw + part
         read = replace(state, raw=raw, is_escaped=is_escaped, length=self._record(state, part))
         if not is_closed:
             return read, at
         if state.mode == STRING:
-            return self._complete(replace(read, mode=AFTER)), at
-        return self._after_name(read), at
-
-    def _after_name(self, state: TextState) -> TextState | None:
+            return self._complete(replace(read, mode=AFTER, raw=b"")), at
         holder = state.frame.place if state.frame is not None else None
-        place = holder.value(state.raw) if holder is not None else None
-        return self._complete(TextState(state.frame, place, VALUE, length=state.length))
+        place = holder.value(raw) if holder is not None else None
+        return TextState(state.frame, place, VALUE, length=read.length), at
 
     def _structure(self, state: TextState, octet: int) -> TextState | None:
         """Read one byte outside of strings."""
@@ -190,9 +196,8 @@ class UniqueText:
         if octet == COLON:
             return replace(state, length=length)
         if octet == QUOTE:
-            if state.mode == NAME:
-                return TextState(state.frame, None, NAME_STRING, b'"', length=length)
-            return TextState(state.frame, state.place, STRING, length=length)
+            mode = NAME_STRING if state.mode == NAME else STRING
+            return TextState(state.frame, None, mode, b'"', length=length)
         if octet in IN_NUMBER and state.mode != LITERAL:
             return replace(state, mode=NUMBER, raw=bytes([octet]))
         return self._literal(state, octet, length)
@@ -210,9 +215,7 @@ class UniqueText:
         is_array, place, parent = octet == OPEN_ARRAY, state.place, state.frame
         is_inside = parent is not None and parent.is_recorded
         if not is_array:
-            names = Items() if is_inside else None
-            frame = Frame(parent, False, place, is_inside, names, start=length)
-            return TextState(frame, None, NAME, length=length)
+            return TextState(Frame(parent, False, place, is_inside), None, NAME, length=length)
         is_unique = place is not None and place.is_unique
         frame = Frame(
             parent=parent,
@@ -235,9 +238,9 @@ class UniqueText:
         return self._complete(closed)
 
     def _complete(self, state: TextState) -> TextState | None:
-        """Note a value or a name that has been read; None: it repeats an item or a name."""
+        """Note a value that has been read; None: it repeats an item."""
         frame = state.frame
-        if frame is None or frame.items is None or frame.is_array != (state.mode == AFTER):
+        if frame is None or frame.items is None:
             return state
         if not frame.items.add(self.recorded(frame, state), frame.count):
             return None
@@ -254,11 +257,15 @@ class UniqueText:
 def _after_comma(state: TextState, length: int) -> TextState:
     frame = state.frame
     if frame is None or not frame.is_array:
-        named = None if frame is None else replace(frame, start=length)
-        return TextState(named, None, NAME, length=length)
+        return TextState(frame, None, NAME, length=length)
     index = frame.index + 1
     place = frame.place.item(index) if frame.place is not None else None
     return TextState(replace(frame, index=index, start=length), place, VALUE, length=length)
+
+
+def _beginning_with(texts: list[bytes], prefix: bytes) -> list[bytes]:
+    first = bisect_left(texts, prefix)
+    return texts[first : bisect_left(texts, prefix + b"\xff", first)]
 
 
 def canonical_number(text: bytes) -> bytes:

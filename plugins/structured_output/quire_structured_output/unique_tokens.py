@@ -30,19 +30,41 @@ class UniqueTokens:
 
     Args:
         tokens: Bytes -> ids of the tokens with these bytes.
+
+    Attributes:
+        ids: The same.
+        tails: What follows the end of a string -> tokens that end one and go on so.
+        odd: Tokens that end a string and go on, and have a backslash before.
+        outside: Tokens that may end an item, or begin a number, where no string is open.
+        in_number: Tokens that may end a number.
+        whole: Tokens that may hold several items of an array.
     """
 
     def __init__(self, tokens: Mapping[bytes, Sequence[int]]) -> None:
         self.ids = tokens
         self._sorted = sorted(tokens)
-        self.numbers = frozenset(token for token in self._sorted if token.isdigit())
-        self.longest_number = max(map(len, self.numbers), default=0)
-        quoted = [token for token in self._sorted if b'"' in token]
-        others = [token for token in self._sorted if token not in self.numbers]
-        self.in_string = [token for token in quoted if _IN_STRING.search(token)]
+        self.tails: dict[bytes, list[bytes]] = {}
+        self.odd: list[bytes] = []
+        for token in self._sorted:
+            if b'"' in token and _IN_STRING.search(token):
+                self._note_tail(token)
+        others = [token for token in self._sorted if not token.isdigit()]
         self.outside = [token for token in others if _OUTSIDE.match(token)]
         self.in_number = [token for token in others if _IN_NUMBER.fullmatch(token)]
         self.whole = [token for token in self._sorted if _WHOLE.search(token)]
+        self._by_digits: dict[bytes, list[bytes]] = {}
+        self._by_first_digits: dict[bytes, list[bytes]] = {}
+        for token in filter(bytes.isdigit, self._sorted):
+            self._by_digits.setdefault(token.strip(b"0"), []).append(token)
+            self._by_first_digits.setdefault(token.rstrip(b"0"), []).append(token)
+
+    def _note_tail(self, token: bytes) -> None:
+        """Note what a token has after the end of a string."""
+        head, _, tail = token.partition(b'"')
+        if b"\\" in head:
+            self.odd.append(token)
+        else:
+            self.tails.setdefault(tail, []).append(token)
 
     def along(self, texts: Sequence[bytes], depth: int, mode: int) -> Iterator[bytes]:
         """Yield the tokens that go along texts, and perhaps beyond their ends.
@@ -52,7 +74,7 @@ class UniqueTokens:
             depth: Number of bytes of the texts that have been written.
             mode: Whether the next byte is outside of strings, in one, or escaped.
         """
-        waiting = [_Walk(b"", 0, len(self._sorted), 0, len(texts), depth, mode)]
+        waiting = [_Walk(b"", 0, len(self._sorted), 0, len(texts), depth, mode)] if texts else []
         while waiting:
             walk = waiting.pop()
             if walk.depth == len(texts[walk.first]):  # an item ends: what follows repeats it
@@ -72,20 +94,14 @@ class UniqueTokens:
             numbers: Digits of the numbers, without zeros at their ends.
         """
         begun = digits(raw, is_begun=True)
+        by_digits = self._by_first_digits if begun else self._by_digits
         for number in numbers:
             if number.startswith(begun):
-                yield from self._digits(number[len(begun) :], may_have_zeros=not begun)
+                rest = number[len(begun) :]
+                for size in range(len(rest) + 1):
+                    yield from by_digits.get(rest[:size], ())
             elif number.startswith(begun.rstrip(b"0")):
-                yield from self._digits(b"", may_have_zeros=False)
-
-    def _digits(self, rest: bytes, *, may_have_zeros: bool) -> Iterator[bytes]:
-        longest = self.longest_number
-        for zeros in range(longest + 1 if may_have_zeros else 1):
-            for size in range(min(len(rest), longest - zeros) + 1):
-                for more in range(longest - zeros - size + 1):
-                    token = b"0" * zeros + rest[:size] + b"0" * more
-                    if token in self.numbers:
-                        yield token
+                yield from by_digits.get(b"", ())
 
     def _next(self, walk: _Walk, texts: Sequence[bytes]) -> Iterator[_Walk]:
         first, depth = walk.first, walk.depth

@@ -115,7 +115,7 @@ ITEMS = [
     {"type": "number", "multipleOf": 0.5, "minimum": 0},
     {"type": ["boolean", "null"]},
     {"type": "object", "properties": {"a": {"enum": ["a", "b"]}}, "additionalProperties": False},
-    {"type": "object", "additionalProperties": {"enum": [1, 2]}, "maxProperties": 2},
+    {"type": "object", "additionalProperties": {"enum": [1, 2]}},
     {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
     {},
 ]
