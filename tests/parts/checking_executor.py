@@ -52,6 +52,15 @@ class Row:
     def num_generated(self) -> int:
         return len(self.tokens) - self.given.num_prompt_tokens
 
+    @property
+    def state(self) -> dict[str, float]:
+        """State of sampler steps after these tokens; every third request has some."""
+        generated = self.tokens[self.given.num_prompt_tokens :]
+        if self.given.seed % 3 or not generated:
+            return {}
+        total = sum(place * token for place, token in enumerate(generated, start=1))
+        return {"total": float(total), "count": float(len(generated))}
+
 
 @dataclass
 class Part:
@@ -217,7 +226,7 @@ class CheckingExecutor(Worker, StepRunner):
         root = self.contents.root(adapter, self.salts[given.seed])
         path = self.contents.path(root, given.token_ids)
         blocks = [list(ids) for ids in given.block_ids]
-        self.rows[given.slot] = Row(
+        row = self.rows[given.slot] = Row(
             given,
             path,
             list(given.token_ids),
@@ -226,6 +235,8 @@ class CheckingExecutor(Worker, StepRunner):
             self.epoch,
             list(given.token_ids),
         )
+        if given.state != row.state:
+            raise AssertionError(f"slot {given.slot} has the state after other tokens")
 
     def _patch(self, plan: StepPlan) -> None:
         """Give the first stage the tokens that it lacks for this step, and no others."""
@@ -324,7 +335,8 @@ class CheckingExecutor(Worker, StepRunner):
         logprobs = self._prompt_logprobs(row, part.start, share.num_tokens)
         if not tokens and logprobs is None:
             return None
-        return SlotResult(share.slot, tokens, prompt_logprobs=logprobs)
+        state = row.state if tokens else {}
+        return SlotResult(share.slot, tokens, prompt_logprobs=logprobs, state=state or None)
 
     def _draw(self, row: Row, share: ScheduledRequest, is_unmasked: bool) -> list[int]:
         """Draw one token, and one more behind each draft that is what would have been drawn."""

@@ -56,6 +56,38 @@ def test_logprobs_of_the_prompt_come_once_in_chunks_and_with_a_token():
     assert fourth.token_ids == [8]
 
 
+def test_the_state_after_the_last_token_comes_with_the_next_assignment():
+    scheduler = make_scheduler()
+    scheduler.add(Request(make_message("a", prompt=[5], max_tokens=9), 1))
+    assert scheduler.schedule().assignments[0].state == {}
+    scheduler.discard_steps()
+    for number in (1, 2):
+        take_rows(scheduler, SlotResult(0, [7], state={"mu": float(number)}))
+    scheduler.schedule()
+    scheduler.discard_steps()  # the third token is sampled again, from the state after the second
+    plan = scheduler.schedule()
+    assert (plan.assignments[0].token_ids, plan.assignments[0].state) == ([5, 7, 7], {"mu": 2.0})
+
+
+def test_a_token_that_is_dropped_changes_no_state_of_the_next_request():
+    scheduler = make_scheduler(max_num_seqs=1)
+    for name in ("a", "b"):
+        scheduler.add(Request(make_message(name, prompt=[5], max_tokens=9, stop_token_ids=(9,)), 1))
+    first, second = scheduler.schedule(), scheduler.schedule()
+    take(scheduler, first, SlotResult(0, [9], state={"mu": 1.0}))
+    take(scheduler, second, SlotResult(0, [7], state={"mu": 2.0}))
+    (assignment,) = scheduler.schedule().assignments
+    assert (assignment.state, list(scheduler.requests)) == ({}, ["b"])
+
+
+def test_a_request_with_state_gets_no_drafts():
+    scheduler = make_scheduler()
+    scheduler.add(Request(make_message("a", prompt=[5], max_tokens=9), 1))
+    take_rows(scheduler, SlotResult(0, [7], state={"mu": 1.0}))
+    assert not scheduler.set_drafts("a", [8])
+    assert scheduler.requests["a"].sampler_state == {"mu": 1.0}
+
+
 def test_a_result_for_a_slot_without_request_is_an_error_of_the_worker():
     scheduler = make_scheduler()
     scheduler.add(Request(make_message("a"), 1))
