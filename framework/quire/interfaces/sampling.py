@@ -175,11 +175,12 @@ class SamplerCapabilities:
                 "a sampler of stage 'sample' runs for every request: leave is_opt_in out, or "
                 "choose another stage"
             )
-        if self.is_fusible and (self.stage == "sample" or self.is_opt_in or self.reads_counts):
+        needs_more = self.is_opt_in or self.reads_counts or bool(self.states)
+        if self.is_fusible and (self.stage == "sample" or needs_more):
             raise PluginError(
                 "a sampler step that declares is_fusible must be a logits processor that runs by "
-                "its fields alone: choose another stage than 'sample', and leave out is_opt_in "
-                "and reads_counts"
+                "its fields alone: choose another stage than 'sample', and leave out is_opt_in, "
+                "reads_counts and states"
             )
         if self.needs_kernels not in KERNELS:
             raise PluginError(

@@ -76,7 +76,8 @@ def test_penalties_and_biases_come_before_the_temperature_and_filters_behind_it(
         ({"stage": "sample", "is_opt_in": True}, "leave is_opt_in out"),
         ({"stage": "sample", "is_fusible": True}, "another stage than 'sample'"),
         ({"stage": "filter", "is_fusible": True, "is_opt_in": True}, "leave out is_opt_in"),
-        ({"stage": "penalty", "is_fusible": True, "reads_counts": True}, "and reads_counts"),
+        ({"stage": "penalty", "is_fusible": True, "reads_counts": True}, "reads_counts and states"),
+        ({"stage": "filter", "is_fusible": True, "states": ("mu",)}, "reads_counts and states"),
     ],
 )
 def test_capabilities_that_exclude_each_other_are_refused(declared, words):
