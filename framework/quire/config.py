@@ -34,7 +34,7 @@ DEFAULT_EXECUTOR = "in_process"  # of one worker
 GRID_EXECUTOR = "processes"  # of several workers
 DEFAULT_SCHEDULING_POLICY = "fcfs"
 DEFAULT_LOGITS_PROCESSORS = (
-    "dry", "repetition_penalty", "sampled_token_penalties",
+    "classifier_free_guidance", "dry", "repetition_penalty", "sampled_token_penalties",
     "logit_bias", "allowed_token_ids", "bad_words", "watermark",
     "dynamic_temperature", "quadratic_smoothing", "temperature",
     "epsilon_cutoff", "eta_cutoff", "min_p", "mirostat", "top_a", "top_k_top_p", "top_n_sigma",
@@ -45,6 +45,10 @@ DEFAULT_SAMPLERS = {
     "triton": "gumbel",
     "native": "cpu_gumbel",
 }  # by the kernels that samplers run
+OPTIONS_ELSEWHERE = {  # options of other engines -> the way out here
+    "logits_processors": "a logits processor comes with a plugin, and its name goes into the "
+    "option samplers, after `default`",
+}
 STEP_SIZES = {  # on a GPU, a step of 256 requests takes little more time than a step of one
     "cpu": {"max_num_seqs": 64, "max_num_batched_tokens": 2048},
     "cuda": {"max_num_seqs": 256, "max_num_batched_tokens": 8192},
@@ -553,6 +557,8 @@ class Settings:
             if name not in known:
                 near = get_close_matches(name, known, 1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
+                if name in OPTIONS_ELSEWHERE:
+                    hint = f": {OPTIONS_ELSEWHERE[name]}"
                 raise SettingsError(f"there is no option {name!r}{hint}; see `quire serve --help`")
             group, declared = known[name]
             chosen[group][name] = _convert(name, _parse_shorthand(declared, value), hints[name])

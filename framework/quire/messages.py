@@ -68,6 +68,18 @@ class ThinkingBudget(msgspec.Struct, frozen=True):
     is_open: bool
 
 
+class Companion(msgspec.Struct, frozen=True):
+    """A request that has another prompt, and gets the tokens that are sampled for the first one.
+
+    Attributes:
+        token_ids: Its prompt; at least one token.
+        params: Its parameters: greedy, without log probabilities or constraints.
+    """
+
+    token_ids: list[int]
+    params: SamplingParams
+
+
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request to the engine to generate one completion of a prompt.
 
@@ -94,6 +106,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         timeout_s: Seconds from the arrival after which it fails; None: the engine's limit, if any.
         beam_search: Parameters of a beam search, whose best `params.n` hypotheses are the output;
             None: the completion is sampled.
+        companion: A second request whose logits guide this one's; None: there is none.
     """
 
     request_id: str
@@ -112,6 +125,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     arrival_s: float = 0.0
     timeout_s: float | None = None
     beam_search: BeamSearchParams | None = None
+    companion: Companion | None = None
 
     def deadline_s(self, max_timeout_s: float | None) -> float:
         """Return the time by which it must finish, on the clock of `arrival_s`.
@@ -333,6 +347,7 @@ class SlotAssignment(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()
     adapter: AdapterRef | None = None
     block_copies: list[BlockCopy] = []
+    companion_slot: int | None = None  # whose logits guide this one, and which gets its tokens
     state: dict[str, float] = {}  # of sampler steps, after the last token; empty: before the first
 
 

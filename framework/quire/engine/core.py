@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from quire.engine.grammar.grammars import Grammars
+from quire.engine.guidance import computed_with
 from quire.engine.request import Request, Status
 from quire.engine.results import failed_output, outcome_of, report_of
 from quire.engine.scheduling.scheduler import Scheduler
@@ -292,7 +293,8 @@ class EngineCore:
         plans = [plan for plan in self._in_flight if plan.plan_id == error.plan_id]
         slots = [scheduled.slot for plan in plans for scheduled in plan.requests]
         owners = {slot: self.scheduler.request_in(slot) for slot in {*slots, *error.slots}}
-        suspects = [owner for slot in slots if (owner := owners[slot]) is not None]
+        found = [owner for slot in slots if (owner := owners[slot]) is not None]
+        suspects = list(dict.fromkeys(map(computed_with, found)))
         reports = dict(error.slots)
         if not reports and len(suspects) == 1:
             reports = {slots[0]: error.report or report_of(error)}
@@ -412,6 +414,8 @@ class EngineCore:
     def _remove(self, request_id: str) -> Request | None:
         """Remove a request and its grammar, and return it; None: it has ended already."""
         request = self.scheduler.remove(request_id)
+        if request is not None:
+            request_id = request.request_id
         self._budgets.release(request_id)
         if request is not None and request.has_grammar:
             self._release_grammar(request_id)
@@ -427,6 +431,12 @@ class EngineCore:
                 f"a beam search of beam_width {search.beam_width} runs as many requests, and this "
                 f"engine runs {num_slots} at the same time; ask for fewer beams, or start the "
                 "engine with a larger --max-num-seqs",
+            )
+        if request.message.companion is not None and num_slots < 2:
+            return ErrorReport(
+                CapacityError.code,
+                "a guided request runs as two requests, and this engine runs one at the same time; "
+                "start it with --max-num-seqs 2 or more",
             )
         if not kv.can_ever_fit(request):
             return ErrorReport(

@@ -26,6 +26,7 @@ class Status(Enum):
     WAITING_FOR_GRAMMAR = "waiting for grammar"  # its grammar is being compiled
     WAITING = "waiting"  # in the queue
     WAITING_FOR_PREFIX = "waiting for prefix"  # another request computes their shared prefix
+    STANDING_BY = "standing by"  # a companion, which starts with the request that it guides
     WAITING_FOR_KV_LOOKUP = "waiting for KV lookup"  # the KV store's lookup is pending
     WAITING_FOR_REMOTE_KV = "waiting for remote KV"  # a KV store loads its prefix
     RUNNING = "running"
@@ -69,7 +70,9 @@ class Request:
         num_freed: Number of leading table entries of each KV group whose blocks are freed, as no
             later token attends to them.
         key: Sort key in the waiting queue.
-        beam_search: The `BeamSearch` of which it computes a beam; None: it is no beam.
+        companion: Request that gets the same tokens, and whose logits guide this one; None: there
+            is none.
+        group: The `RequestGroup` of which it is a member; None: it runs by itself.
         sampler_state: State of sampler steps after its last known token; empty if there is none.
         needs_assignment: Whether its tokens and blocks were replaced while it runs, so that its
             slot is assigned again.
@@ -79,12 +82,13 @@ class Request:
     __slots__ = (
         "__weakref__",
         "awaited_hash",
-        "beam_search",
         "block_copies",
         "block_ids",
+        "companion",
         "deadline_s",
         "draft_token_ids",
         "followers",
+        "group",
         "hashes",
         "is_cacheable",
         "is_thinking",
@@ -157,7 +161,8 @@ class Request:
         self.num_prompt_logprobs_sent = 0  # to the caller
         self.num_prompt_logprobs_seen = 0  # since it last started
         self.is_thinking = message.thinking_end_token_id is not None  # grammar not active yet
-        self.beam_search: Any = None
+        self.group: Any = None
+        self.companion: Request | None = None
         self.sampler_state: dict[str, float] = {}
         self.needs_assignment = False
         self.block_copies: list[BlockCopy] = []
@@ -203,6 +208,12 @@ class Request:
         return max(0, len(self.token_ids) - self.num_computed_tokens)
 
     @property
+    def num_prefill_tokens(self) -> int:
+        """Number of pending tokens that can be computed without other members of its group."""
+        num_held_back = 0 if self.group is None else self.group.num_held_back
+        return max(0, self.num_pending_tokens - num_held_back)
+
+    @property
     def last_computed(self) -> int:
         """Maximum number of computed tokens: the last generated token is never computed."""
         return self.max_total_tokens - 1
@@ -228,7 +239,15 @@ class Request:
         request.request_id = f"{self.request_id}/{index}"
         request.key = (*self.key, index)
         request.token_ids = []
-        request.beam_search = self.beam_search
+        request.group = self.group
+        return request
+
+    def with_companion(self, message: EngineRequest) -> Request:
+        """Return a companion, which starts with this request and is next to it in the order."""
+        request = Request(message, len(self.block_ids))
+        request.request_id = f"{self.request_id}/companion"
+        request.key = (*self.key, 1)
+        request.status = Status.STANDING_BY
         return request
 
     def reset_progress(self) -> None:
@@ -265,6 +284,7 @@ class Request:
             adapter=message.adapter,
             block_copies=self.block_copies,
             state=self.sampler_state,
+            companion_slot=None if self.companion is None else self.companion.slot,
         )
 
     @property

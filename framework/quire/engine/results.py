@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from quire.engine.beam_search.beam_search import BeamSearch
+from quire.engine.guidance import GuidedPair, computed_with
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
 from quire.engine.kv_store.kv_transfers import KVTransfers
 from quire.engine.request import Request, Status
@@ -48,6 +49,7 @@ class ResultProcessor:
         self._remove = remove
         self._start_member = start_member
         self._failed_searches: dict[BeamSearch, ErrorReport] = {}  # in the rows of one step
+        self._ended_pairs: dict[str, None] = {}  # likewise: ids of the guided requests
 
     def apply(self, rows: Sequence[SlotResult]) -> list[EngineOutput]:
         """Apply the rows of the oldest step in flight, and return their outputs.
@@ -68,7 +70,7 @@ class ResultProcessor:
                 or request.num_drafts_in_flight
                 or row.error is not None
                 or row.prompt_logprobs is not None
-                or request.beam_search is not None
+                or request.group is not None
             ):
                 outputs += self._apply_other(request, row)
                 continue
@@ -97,7 +99,10 @@ class ResultProcessor:
                     num_cached_tokens=request.num_cached_tokens,
                 )
             )
-        if self._failed_searches:  # once no row of their other members is left
+        for request_id in self._ended_pairs:  # once no row of their other members is left
+            self._remove(request_id)
+        self._ended_pairs.clear()
+        if self._failed_searches:
             outputs += [self._fail_search(*failed) for failed in self._failed_searches.items()]
             self._failed_searches = {}
         return outputs
@@ -129,19 +134,25 @@ class ResultProcessor:
         """Apply a row with drafts, prompt logprobs or an error, or of a preempted request."""
         if request.status is Status.FINISHED:
             return []  # finished while this step ran: its tokens are dropped
-        if request.beam_search is not None and row.state is not None:
+        if isinstance(request.group, BeamSearch) and row.state is not None:
             row = msgspec.structs.replace(row, error=_state_in_beams(row.state))
         if row.error is not None:
             request.is_cacheable = False  # the KV that this step wrote may be wrong
-            if request.beam_search is not None:
-                self._failed_searches.setdefault(request.beam_search, row.error)
+            if isinstance(request.group, BeamSearch):
+                self._failed_searches.setdefault(request.group, row.error)
                 return []
-            self._remove(request.request_id)
-            return [failed_output(request.request_id, row.error)]
+            root = computed_with(request)
+            if root.request_id in self._ended_pairs:
+                return []
+            self._remove_ended(root)
+            return [failed_output(root.request_id, row.error)]
         if request.slot not in (None, row.slot):
             return []  # a chunk of a prompt that is being computed again
-        if request.beam_search is not None:
-            return self._apply_beam(request, request.beam_search, row)
+        if isinstance(request.group, BeamSearch):
+            return self._apply_beam(request, request.group, row)
+        if isinstance(request.group, GuidedPair) and request.group.companion is request:
+            self._apply_companion(request, row)
+            return []
         prompt_logprobs = _fresh_prompt_logprobs(request, row)
         num_drafts, request.num_drafts_in_flight = request.num_drafts_in_flight, 0
         if request.status is not Status.RUNNING:
@@ -186,6 +197,14 @@ class ResultProcessor:
         search.advance(continuations, self._kv, self._start_member)
         return []
 
+    def _apply_companion(self, request: Request, row: SlotResult) -> None:
+        """Apply the row of a companion: the token of the request that it guides."""
+        request.token_ids += row.token_ids
+        if request.status is Status.RUNNING:
+            self.commit(request, len(request.token_ids) - 1)
+        else:
+            request.num_tokens_in_flight -= bool(row.token_ids)
+
     def _fail_search(self, search: BeamSearch, error: ErrorReport) -> EngineOutput:
         self._remove(search.root.request_id)
         return failed_output(search.root.request_id, error)
@@ -193,7 +212,14 @@ class ResultProcessor:
     def _finish(self, request: Request) -> None:
         if request.status is Status.RUNNING:
             self.commit(request, len(request.token_ids) - 1)
-        self._remove(request.request_id)
+        self._remove_ended(request)
+
+    def _remove_ended(self, request: Request) -> None:
+        """Remove a request; a guided one once the row of its companion has been read."""
+        if request.companion is None:
+            self._remove(request.request_id)
+        else:
+            self._ended_pairs[request.request_id] = None
 
 
 def _state_in_beams(state: Iterable[str]) -> ErrorReport:

@@ -137,7 +137,7 @@ class Text(FieldType):
         Raises:
             InvalidRequestError: It is too long, or not valid Unicode.
         """
-        return _checked_text(value, name, self.max_bytes)
+        return checked_text(value, name, self.max_bytes)
 
     def json_schema(self) -> dict[str, Any]:
         """Return a string with a limit; a character has up to four bytes."""
@@ -365,7 +365,7 @@ class TokenTexts(FieldType):
         """
         items = _checked_list(value, name, self.max_items)
         texts = [
-            _checked_text(item, f"{name}[{index}]", self.max_bytes, name)
+            checked_text(item, f"{name}[{index}]", self.max_bytes, name)
             for index, item in enumerate(items)
         ]
         for index, text in enumerate(texts):
@@ -501,7 +501,12 @@ def _checked_list(value: Any, name: str, max_items: int) -> list[Any]:
     return list(value)
 
 
-def _checked_text(value: Any, name: str, max_bytes: int, param: str | None = None) -> str:
+def checked_text(value: Any, name: str, max_bytes: int, param: str | None = None) -> str:
+    """Return a text of a request.
+
+    Raises:
+        InvalidRequestError: It is no text, too long, or not valid Unicode.
+    """
     if not isinstance(value, str):
         raise _refused(name, "must be a string", value, param)
     try:

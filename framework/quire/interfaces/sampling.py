@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from quire.errors import InvalidRequestError, PluginError
+from quire.interfaces.companion_prompt import CompanionPrompt
 from quire.interfaces.field_types import (
     MAX_FLOAT32,
     FieldType,
@@ -164,6 +165,7 @@ class SamplerCapabilities:
 
     def __post_init__(self) -> None:
         self._check_states()
+        self._check_companion()
         if self.probe is not None:
             check_reference(self.probe, "a sampler's probe")
         if self.stage not in STAGES:
@@ -187,6 +189,20 @@ class SamplerCapabilities:
                 "a sampler's needs_kernels must be 'triton', 'native' or None, got "
                 f"{self.needs_kernels!r}"
             )
+
+    def _check_companion(self) -> None:
+        switches = {field.name for field in self.fields if not isinstance(field.type, FieldType)}
+        for field in self.fields:
+            if isinstance(field.type, CompanionPrompt) and field.type.switch not in switches:
+                raise PluginError(
+                    f"the request field {field.name!r} holds the prompt of a companion, and its "
+                    f"switch {field.type.switch!r} is no number among the fields of the step"
+                )
+            if isinstance(field.type, CompanionPrompt) and self.is_opt_in:
+                raise PluginError(
+                    f"the request field {field.name!r} holds the prompt of a companion, whose row "
+                    "a step does not get that runs for requests that name it: leave is_opt_in out"
+                )
 
     def _check_states(self) -> None:
         taken = [*RESERVED_NAMES, *(field.name for field in self.fields)]
@@ -231,6 +247,8 @@ class SampledRows:
         num_counted: `[max_num_seqs]` int64, number of tokens after which the counts of a slot end.
         max_uncounted: Upper bound of the tokens between `num_counted` and a row's position; above 0
             with several rows per slot.
+        companions: `[N]` int64, row of the batch that has the logits after each row's other prompt,
+            or the row itself if it has none; None: no row has one. See `CompanionPrompt`.
     """
 
     slots: Tensor
@@ -245,6 +263,7 @@ class SampledRows:
     output_counts: Tensor | None = None
     num_counted: Tensor | None = None
     max_uncounted: int = 0
+    companions: Tensor | None = None
 
     def field(self, name: str) -> Tensor:
         """Return the value of a field or a state for each row: `[N, 1]`, of a choice its index."""
@@ -280,7 +299,7 @@ class SampledRows:
         return token_ids * is_known, is_known
 
     def only(self, rows: Sequence[int], index: Tensor) -> SampledRows:
-        """Return some of the rows.
+        """Return some of the rows, without their companions.
 
         Args:
             rows: Indexes of the rows.
@@ -291,6 +310,7 @@ class SampledRows:
             slots=self.slots[index],
             positions=self.positions[index],
             host_fields=[self.host_fields[row] for row in rows] if self.host_fields else (),
+            companions=None,
         )
 
     def _indexes(self, start: int, length: int) -> Tensor:  # [length] int64

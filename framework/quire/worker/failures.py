@@ -32,7 +32,8 @@ class BatchWork(Generic[BatchT, ResultT]):
         what: Name of the work, the subject of error messages.
         run: Function that does the work for a batch.
         slots_of: Function that returns the slots of a batch.
-        split: Function that returns a batch for each request of a batch, in turn.
+        split: Function that returns the batches that can be tried alone: one for each request, or
+            for requests that need each other.
     """
 
     what: str
@@ -68,7 +69,10 @@ class FailurePolicy(ABC):
 
 
 class IsolateAlone(FailurePolicy):
-    """Policy of a single worker: after a failure, each request is computed alone."""
+    """Policy of a single worker: after a failure, each request is computed alone.
+
+    Requests that need each other fail together.
+    """
 
     def run(
         self, work: BatchWork[BatchT, ResultT], batch: BatchT, errors: dict[int, ErrorReport]
@@ -80,10 +84,11 @@ class IsolateAlone(FailurePolicy):
             end_if_device_failed(error)
             slots = work.slots_of(batch)
             logger.warning("%s failed for %d request(s)", work.what, len(slots), exc_info=True)
-            if len(slots) == 1:
-                errors[slots[0]] = failure(work.what, error)
+            parts = list(work.split(batch)) if len(slots) > 1 else []
+            if len(parts) < 2:
+                errors |= dict.fromkeys(slots, failure(work.what, error))
                 return []
-        return [done for part in work.split(batch) for done in self.run(work, part, errors)]
+        return [done for part in parts for done in self.run(work, part, errors)]
 
     def attempt(
         self, what: str, slots: Sequence[int], run: Callable[[], ResultT]

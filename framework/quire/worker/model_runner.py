@@ -51,6 +51,7 @@ from quire.worker.failures import BatchWork, FailurePolicy, IsolateAlone
 from quire.worker.graphs.cpu_graphs import CPUGraphs
 from quire.worker.kv_store_host import KVStoreHost
 from quire.worker.lora.adapter_manager import AdapterManager
+from quire.worker.sampling.companion_rows import rows_alone
 from quire.worker.sampling.prompt_logprobs import PromptLogprobs, compute_prompt_logprobs
 from quire.worker.sampling.sampled_tokens import SampledTokens
 from quire.worker.sampling.sampling_pipeline import SamplingPipeline
@@ -314,7 +315,7 @@ class ModelRunner(StepRunner):
         if replayed is not None:
             return [replayed]
         what = f"the forward pass of {self.computed_by}"
-        work = BatchWork(what, self._forward, _slots_of, _each_alone)
+        work = BatchWork(what, self._forward, _slots_of, self._each_alone)
         return self._failures.run(work, requests, errors)
 
     def _forward(self, requests: Sequence[ScheduledRequest]) -> _Pass:
@@ -440,11 +441,18 @@ class ModelRunner(StepRunner):
         work = BatchWork("sampling", sample, lambda rows: rows.slots, self._rows_alone)
         return self._failures.run(work, part, errors)
 
+    def _each_alone(self, requests: Sequence[ScheduledRequest]) -> list[Sequence[ScheduledRequest]]:
+        """Return each request alone, or with its companion."""
+        slots = _slots_of(requests)
+        alone = rows_alone(slots, [self.tables.info_of(slot) for slot in slots])
+        return [[requests[row] for row in rows] for rows in alone]
+
     def _rows_alone(self, part: _Rows) -> Iterator[_Rows]:
-        """Return each row alone, with new logits: sampling has overwritten them."""
-        for row, slot in enumerate(part.slots):
-            hidden = part.hidden_states[row : row + 1]
-            yield _Rows([slot], hidden, self.logits_of(hidden))
+        """Return each row alone, or with its companion's; sampling has overwritten the logits."""
+        infos = [self.tables.info_of(slot) for slot in part.slots]
+        for rows in rows_alone(part.slots, infos):
+            hidden = part.hidden_states[rows]
+            yield _Rows([part.slots[row] for row in rows], hidden, self.logits_of(hidden))
 
     def _sample(self, part: _Rows, masks: Sequence[RowBitmask]) -> SampledTokens:
         captured, slots = part.captured, np.array(part.slots)
@@ -464,7 +472,3 @@ class ModelRunner(StepRunner):
 
 def _slots_of(requests: Iterable[ScheduledRequest]) -> list[int]:
     return [request.slot for request in requests]
-
-
-def _each_alone(requests: Sequence[ScheduledRequest]) -> list[Sequence[ScheduledRequest]]:
-    return [[request] for request in requests]

@@ -1,6 +1,7 @@
 """Registration of the sampler steps of this package. Imports nothing heavy."""
 
 from quire import Registrar, hookimpl
+from quire.interfaces.companion_prompt import CompanionPrompt
 from quire.interfaces.field_types import TokenMap, TokenSet, TokenTexts
 from quire.interfaces.sampling import RequestField, SamplerCapabilities, SamplerStep, Stage
 from quire.sampling_params import LIMITS, MAX_BAD_WORDS, MAX_LOGIT_BIASES
@@ -152,24 +153,19 @@ FURTHER: dict[str, tuple[Stage, str, tuple[RequestField, ...]]] = {  # name -> c
     "xtc": ("filter", "xtc:XTC", (XTC_PROBABILITY, XTC_THRESHOLD)),
 }
 
-FURTHER: dict[str, tuple[Stage, str, tuple[RequestField, ...]]] = {  # name -> class and fields
-    "dynamic_temperature": (
-        "temperature",
-        "dynamic_temperature:DynamicTemperature",
-        (DYNATEMP_LOW, DYNATEMP_HIGH, DYNATEMP_EXPONENT),
+GUIDANCE = SamplerCapabilities(
+    stage="penalty",
+    fields=(
+        RequestField(
+            "guidance_scale", float, 1.0, 0.0, 100.0,
+            "Factor of what the prompt changes beside the negative prompt; 1 is off.",
+        ),
+        RequestField(
+            "negative_prompt", CompanionPrompt("guidance_scale"), "",
+            help="Prompt to move away from; empty: the last token of the prompt.",
+        ),
     ),
-    "quadratic_smoothing": (
-        "temperature",
-        "quadratic_smoothing:QuadraticSmoothing",
-        (SMOOTHING_FACTOR, SMOOTHING_CURVE),
-    ),
-    "epsilon_cutoff": ("filter", "cutoffs:EpsilonCutoff", (EPSILON_CUTOFF,)),
-    "eta_cutoff": ("filter", "cutoffs:EtaCutoff", (ETA_CUTOFF,)),
-    "top_a": ("filter", "cutoffs:TopA", (TOP_A,)),
-    "top_n_sigma": ("filter", "top_n_sigma:TopNSigma", (TOP_N_SIGMA,)),
-    "typical_p": ("filter", "typical_p:TypicalP", (TYPICAL_P,)),
-    "xtc": ("filter", "xtc:XTC", (XTC_PROBABILITY, XTC_THRESHOLD)),
-}
+)  # fmt: skip
 
 PENALTIES = SamplerCapabilities(
     stage="penalty", fields=(REPETITION_PENALTY,), is_vocab_parallel=True
@@ -192,6 +188,7 @@ FUSED = ("temperature", "min_p", "top_k_top_p")
 def register_samplers(registry: Registrar[type[SamplerStep]]) -> None:
     """Register the sampler steps."""
     for name, reference, capabilities in (
+        ("classifier_free_guidance", "guidance:ClassifierFreeGuidance", GUIDANCE),
         ("repetition_penalty", "penalties:RepetitionPenalty", PENALTIES),
         ("sampled_token_penalties", "penalties:SampledTokenPenalties", SAMPLED_PENALTIES),
         ("logit_bias", "token_control:LogitBias", BIAS),

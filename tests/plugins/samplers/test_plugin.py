@@ -47,12 +47,13 @@ def filtered(registries, logits, requests):
 def test_they_run_in_a_known_order(quire_registries):
     names = [entry.name for entry in built_in(quire_registries)]
     samplers = ["categorical", "cpu_gumbel", "gumbel"]
+    guidance = ["classifier_free_guidance"]
     penalties = ["dry", "repetition_penalty", "sampled_token_penalties"]
     control = ["allowed_token_ids", "bad_words", "logit_bias", "watermark"]
     temperatures = ["dynamic_temperature", "quadratic_smoothing", "temperature"]
     filters = ["epsilon_cutoff", "eta_cutoff", "min_p", "mirostat", "top_a", "top_k_top_p"]
     further = ["top_n_sigma", "typical_p", "xtc"]
-    assert names == [*penalties, *control, *temperatures, *filters, *further, *samplers]
+    assert names == [*guidance, *penalties, *control, *temperatures, *filters, *further, *samplers]
 
 
 def test_the_whole_pipeline_equals_transformers(quire_registries):

@@ -8,6 +8,7 @@ from quire.compose.choices.probes import cause_of
 from quire.compose.composition import Choice, Rejection
 from quire.config import DEFAULT_LOGITS_PROCESSORS, DEFAULT_SAMPLERS
 from quire.errors import RefusedError, SettingsError
+from quire.interfaces.companion_prompt import CompanionPrompt
 from quire.interfaces.sampling import STAGES, RequestField
 from quire.plugins.loading import Registries
 from quire.plugins.registry import Entry
@@ -66,6 +67,7 @@ def choose_samplers(
             "write `--samplers default NAME` to add NAME to the built-in ones"
         )
     _check_fields(entries)
+    _check_companions(entries)
     _check_states(entries)
     return tuple(
         Choice("sampler", entry, names[entry.name], rejected.get(entry.name, ()))
@@ -156,6 +158,22 @@ def _check_fields(entries: Iterable[Entry]) -> None:
                     f"{entry.source} both read the request field {field.name!r}, but with "
                     "different types or defaults; leave one of them out"
                 )
+
+
+def _check_companions(entries: Iterable[Entry]) -> None:
+    """Check that requests have at most one companion."""
+    owners = {
+        field.name: entry
+        for entry in entries
+        for field in entry.capabilities.fields
+        if isinstance(field.type, CompanionPrompt)
+    }
+    if len(owners) > 1:
+        named = " and ".join(f"{entry.name!r} of {entry.source}" for entry in owners.values())
+        raise SettingsError(
+            f"a request has at most one companion, and the samplers {named} need one each for "
+            f"{' and '.join(owners)}; leave one of them out"
+        )
 
 
 def _check_states(entries: Sequence[Entry]) -> None:

@@ -20,26 +20,24 @@ from collections.abc import Callable, Sequence
 from quire.engine.beam_search.beam_selection import BeamSelection, Continuation
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
 from quire.engine.request import Request
+from quire.engine.request_group import RequestGroup
 from quire.messages import EngineOutput, TokenLogprobs
 
 
-class BeamSearch:
+class BeamSearch(RequestGroup):
     """The members of one beam search.
 
     Args:
         root: Its first member, which computes the prompt.
 
     Attributes:
-        root: The first member; the search has its id.
-        members: All members.
-        width: Number of beams after the first tokens.
+        selection: The selection of the beams.
     """
 
     def __init__(self, root: Request) -> None:
-        self.root = root
-        self.members = [root]
+        params = root.message.beam_search
+        super().__init__(root, width=1 if params is None else params.beam_width)
         self.selection = BeamSelection(root.message)
-        self.width = 1 if root.message.beam_search is None else root.message.beam_search.beam_width
         self._beams = [root]  # the member of each beam
         self._rows: dict[Request, TokenLogprobs] = {}  # of the members that wait for others
         self._num_started = 1

@@ -97,6 +97,9 @@ class KVCacheManager:
         """
         tokens, step = request.last_computed, self.max_step_tokens
         held = [spec.max_blocks_held(tokens, step) for spec in self.specs]
+        if request.message.companion is not None:
+            tokens += len(request.message.companion.token_ids) - request.num_prompt_tokens
+            held += [spec.max_blocks_held(tokens, step) for spec in self.specs]
         if request.message.beam_search is None:
             return sum(held)
         num_shared = request.num_prompt_tokens // self.block_size if self.has_cache else 0
@@ -270,7 +273,7 @@ class KVCacheManager:
         total = request.num_computed_tokens if num_tokens is None else num_tokens
         room = -(-total // self.block_size) * self.block_size
         is_watched = bool(request.draft_token_ids or request.num_drafts_in_flight)
-        is_watched |= request.beam_search is not None
+        is_watched |= request.group is not None
         request.next_check = 0 if is_watched else min(room, request.last_computed)
 
     def commit(self, request: Request, num_computed: int) -> range:
@@ -304,7 +307,7 @@ class KVCacheManager:
 
     def free_unneeded(self, request: Request, num_computed: int) -> None:
         """Free the blocks that no token from `num_computed` on reads, where a spec allows it."""
-        if request.beam_search is not None:  # a fork may compute its last block again
+        if request.message.beam_search is not None:  # a fork may compute its last block again
             num_computed -= num_computed % self.block_size
         for group, frees_early in enumerate(self._frees_early):
             if frees_early:

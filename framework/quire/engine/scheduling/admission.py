@@ -5,6 +5,8 @@ requests bypass a request only if that does not delay it: while it waits for blo
 request computes or a KV store loads, for an adapter slot, or for its turn among partial prefills.
 """
 
+from collections.abc import Callable
+
 from quire.config import SchedulerSettings
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager, PrefixHit
 from quire.engine.kv_cache.prefix_stats import PrefixStats
@@ -22,7 +24,18 @@ RETRY_INTERVAL_STEPS = 32  # between prefix lookups of a blocked request: O(pref
 
 
 class Admission:
-    """Moves requests from the waiting queue to the running set."""
+    """Moves requests from the waiting queue to the running set.
+
+    Args:
+        settings: Budgets of a step.
+        kv: Block tables and the prefix cache.
+        policy: Policy of order and admission.
+        waiting: Queue of the requests.
+        running: Running set.
+        sharing: Requests that wait for blocks of others.
+        store: Queue for the external KV store, if there is one.
+        start_member: Gives a companion the slot that is reserved for it.
+    """
 
     def __init__(
         self,
@@ -33,6 +46,7 @@ class Admission:
         running: RunningSet,
         sharing: PromptSharing,
         store: StoreQueue | None,
+        start_member: Callable[[Request], None],
     ) -> None:
         self.stats = PrefixStats()
         self._settings = settings
@@ -42,6 +56,7 @@ class Admission:
         self._running = running
         self._sharing = sharing
         self._store = store
+        self._start_member = start_member
         self._num_steps = 0
         self._num_available_blocks = 0  # free, and not needed soon by running requests
         self._has_adapter_waiting = False
@@ -67,7 +82,7 @@ class Admission:
             request = self._waiting[index]
             if self._lacks_blocks(request) or last_rank < request.rank or urgent + others >= budget:
                 break
-            pending = request.num_pending_tokens
+            pending = request.num_prefill_tokens
             if request.rank < last_rank:
                 urgent += pending
             elif allows_partial or pending <= budget // 2:
@@ -106,7 +121,7 @@ class Admission:
             return True
         attempt = self._recent_attempt(request)
         if attempt is not None:  # do not repeat the prefix lookup
-            if not self._first_chunk(request, attempt.num_hit_blocks, step):
+            if self._first_chunk(request, attempt.num_hit_blocks, step) is None:
                 return self._allows_bypass
             if self._lacks_blocks(request):
                 return False
@@ -121,18 +136,35 @@ class Admission:
         """Start the request after a prefix hit, or record the attempt; returns as `_try_admit`."""
         num_hit_blocks = 0 if hit is None else hit.num_blocks
         needed = self._kv.needed_to_begin(request, hit)
+        if request.companion is not None:
+            needed += self._kv.needed_to_begin(request.companion, None)
         request.last_attempt = AdmissionAttempt(self._num_steps, num_hit_blocks, needed)
         num_tokens = self._first_chunk(request, num_hit_blocks, step)
-        if not num_tokens:
+        if num_tokens is None:
             return self._allows_bypass
         running = self._running.requests
         if self._lacks_blocks(request) or (running and not self._policy.admits(request, running)):
             return False
         if self._start(request, hit, num_tokens):
             self._num_available_blocks -= needed + len(self._kv.specs)
-            step.new_requests.append(request)
-            step.add(request, num_tokens)
+            request.needs_assignment = True
+            if num_tokens:
+                step.add(request, num_tokens)
+            if request.companion is not None:
+                self._start_companion(request.companion, step)
         return False
+
+    def _start_companion(self, companion: Request, step: StepInProgress) -> None:
+        """Start a companion beside the request that it guides, with what the step has left."""
+        hit = self._kv.find_prefix(companion)
+        if hit is not None:
+            self._kv.attach_prefix(companion, hit)
+        self._start_member(companion)
+        companion.needs_assignment = True
+        num_tokens = min(companion.num_prefill_tokens, step.budget_left)
+        num_computed = companion.num_computed_tokens + num_tokens
+        if num_tokens and self._kv.grow(companion, num_computed) is not None:
+            step.add(companion, num_tokens)
 
     def _waits_for_adapter(self, request: Request) -> bool:
         """Whether the request waits for an adapter slot, or behind another that does.
@@ -155,14 +187,21 @@ class Admission:
         is_short = attempt is not None and attempt.num_needed_blocks > self._num_available_blocks
         return is_short and bool(len(self._running))
 
-    def _first_chunk(self, request: Request, num_hit_blocks: int, step: StepInProgress) -> int:
-        """Return the number of tokens to start a request with after a hit; 0: it must wait."""
-        pending = len(request.token_ids) - num_hit_blocks * self._kv.block_size
+    def _first_chunk(
+        self, request: Request, num_hit_blocks: int, step: StepInProgress
+    ) -> int | None:
+        """Return the number of tokens to start a request with after a hit; None: it must wait.
+
+        It is 0 if the last token is the only one, and is computed together with a companion's.
+        """
+        num_held_back = 0 if request.group is None else request.group.num_held_back
+        num_known = len(request.token_ids) - num_held_back
+        pending = num_known - num_hit_blocks * self._kv.block_size
         if pending <= step.budget_left:
             return pending
         if self._partial_prefills is None:
             self._partial_prefills = PartialPrefills(self._settings, step)
-        return self._partial_prefills.first_chunk(request, pending, step)
+        return self._partial_prefills.first_chunk(request, pending, step) or None
 
     @property
     def _allows_bypass(self) -> bool:

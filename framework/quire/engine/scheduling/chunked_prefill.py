@@ -18,7 +18,7 @@ class PartialPrefills:
 
     def __init__(self, settings: SchedulerSettings, step: StepInProgress) -> None:
         self._settings = settings
-        lacking = [r.num_pending_tokens - step.chunks.get(r, 0) for r in step.prompts]
+        lacking = [r.num_prefill_tokens - step.chunks.get(r, 0) for r in step.prompts]
         self._num_partial = sum(1 for count in lacking if count > 0)
         self._num_long = sum(1 for count in lacking if self._is_long(count))
         self._last_rank = step.prompts[-1].rank if step.prompts else None

@@ -7,9 +7,9 @@ they are freed when the last step planned so far completes: until then the worke
 from collections import Counter, deque
 from dataclasses import dataclass
 
-from quire.engine.beam_search.beam_search import BeamSearch
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager, Tables
 from quire.engine.request import Request, Status
+from quire.engine.request_group import RequestGroup
 from quire.engine.scheduling.waiting_queue import insert_into, remove_from
 from quire.messages import AdapterRef
 
@@ -51,14 +51,14 @@ class RunningSet:
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._adapters: Counter[AdapterRef] = Counter()
         self._deferred: deque[_DeferredFree] = deque()
-        self._reserved: dict[BeamSearch, int] = {}  # slots for members that do not run yet
+        self._reserved: dict[RequestGroup, int] = {}  # slots for members that do not run yet
 
     def __len__(self) -> int:
         return len(self.requests)
 
     @property
     def num_free_slots(self) -> int:
-        """Number of requests that can still be added, beside the members of beam searches."""
+        """Number of requests that can still be added, beside the members of groups."""
         return self._num_free_slots - sum(self._reserved.values())
 
     @property
@@ -66,11 +66,11 @@ class RunningSet:
         return min(len(self._free_slots), self._max_running - len(self.requests))
 
     def has_slot_for(self, request: Request) -> bool:
-        """Whether a request can be added, and of a beam search that starts all its members."""
-        search: BeamSearch | None = request.beam_search
-        if search in self._reserved:
+        """Whether a request can be added, and of a group that starts all its members."""
+        group: RequestGroup | None = request.group
+        if group in self._reserved:
             return self._num_free_slots > 0
-        return self.num_free_slots >= (1 if search is None else search.width)
+        return self.num_free_slots >= (1 if group is None else group.width)
 
     @property
     def has_deferred(self) -> bool:
@@ -91,8 +91,8 @@ class RunningSet:
         request.num_sent_tokens = len(request.token_ids)  # with the assignment of the slot
         self.by_slot[request.slot] = request
         insert_into(self.requests, request)
-        if (search := request.beam_search) is not None:
-            self._reserved[search] = self._reserved.get(search, search.width) - 1
+        if (group := request.group) is not None:
+            self._reserved[group] = self._reserved.get(group, group.width) - 1
         if request.adapter is not None:
             self._adapters[request.adapter] += 1
 
@@ -104,10 +104,10 @@ class RunningSet:
             plan_id: Id of the last step in flight; None: no step is in flight.
         """
         remove_from(self.requests, request)
-        if (search := request.beam_search) is not None:
-            self._reserved[search] += 1
-            if self._reserved[search] == search.width:
-                del self._reserved[search]
+        if (group := request.group) is not None:
+            self._reserved[group] += 1
+            if self._reserved[group] == group.width:
+                del self._reserved[group]
         self._release_adapter(request.adapter)
         slot, request.slot = request.slot, None
         if slot is None:

@@ -36,10 +36,12 @@ from operator import attrgetter
 from quire.config import SchedulerSettings
 from quire.engine.beam_search.beam_search import BeamSearch
 from quire.engine.deadlines import Deadlines, timeout_report
+from quire.engine.guidance import GuidedPair, computed_with
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
 from quire.engine.kv_store.kv_transfers import NO_TRANSFERS, KVTransfers
 from quire.engine.kv_store.store_queue import StoreQueue
 from quire.engine.request import Request, Status
+from quire.engine.request_group import RequestGroup
 from quire.engine.results import ResultProcessor
 from quire.engine.scheduling.admission import Admission
 from quire.engine.scheduling.decode_spread import decode_quota
@@ -101,7 +103,14 @@ class Scheduler:
         self._sharing = PromptSharing(self._waiting)
         self._store = None if transfers is None else StoreQueue(kv, transfers)
         self._admission = Admission(
-            settings, kv, self._policy, self._waiting, self._running, self._sharing, self._store
+            settings,
+            kv,
+            self._policy,
+            self._waiting,
+            self._running,
+            self._sharing,
+            self._store,
+            self._start_member,
         )
         self._results = ResultProcessor(
             kv, self._running, self._sharing, transfers, self.remove, self._start_member
@@ -136,7 +145,10 @@ class Scheduler:
         if request.deadline_s < math.inf:
             self._deadlines.add(request)
         if request.message.beam_search is not None:
-            request.beam_search = BeamSearch(request)
+            request.group = BeamSearch(request)
+        if request.message.companion is not None:
+            request.group = GuidedPair(request, request.message.companion)
+            self.kv.prepare(request.group.companion)
         self.requests[request.request_id] = request
         if request.status is Status.WAITING:
             self._waiting.push(request)
@@ -144,18 +156,18 @@ class Scheduler:
     def remove(self, request_id: str) -> Request | None:
         """Remove a request at any time; its slot and blocks are freed when no step uses them.
 
-        A member of a beam search is removed with all others.
+        A member of a group is removed with all others, and the root of the group is returned.
         """
         request = self.requests.get(request_id)
         if request is None:
             return None
-        search: BeamSearch | None = request.beam_search
-        for member in [request] if search is None else search.members:
+        group: RequestGroup | None = request.group
+        for member in [request] if group is None else group.members:
             self._remove(member)
-        return request
+        return request if group is None else group.root
 
     def _remove(self, request: Request) -> None:
-        del self.requests[request.request_id]
+        self.requests.pop(request.request_id, None)  # that of a companion is there while it runs
         if request.status is Status.RUNNING:
             self._stop_running(request)
         elif request.status is Status.WAITING:
@@ -167,7 +179,7 @@ class Scheduler:
         request.status = Status.FINISHED
 
     def _start_member(self, member: Request) -> None:
-        """Give a new member of a beam search one of the slots that are reserved for it."""
+        """Give a new member of a group one of the slots that are reserved for it."""
         self.requests[member.request_id] = member
         self._running.add(member)
         self._policy.began(member)
@@ -228,7 +240,7 @@ class Scheduler:
                 "would know which drafts are right; use --pipeline-parallel-size 1"
             )
         request = self.requests.get(request_id)
-        if request is None or request.status is not Status.RUNNING or request.beam_search:
+        if request is None or request.status is not Status.RUNNING or request.group:
             return False
         if request.sampler_state:
             return False  # its sampler steps must see one token before they get the next
@@ -299,9 +311,11 @@ class Scheduler:
         if self._in_flight:
             return True
         if suspect.status is Status.RUNNING:
+            if isinstance(suspect.group, GuidedPair):
+                return self._schedule_pair_alone(suspect.group, step)
             num_tokens = min(suspect.num_pending_tokens, step.budget_left)
             self._schedule_chunk(suspect, num_tokens, step)
-            has_news = self._num_stages > 1 or suspect.beam_search is not None
+            has_news = self._num_stages > 1 or suspect.group is not None
             if has_news and suspect in step.chunks:
                 step.patch(suspect)
         elif suspect.status is Status.WAITING:
@@ -339,7 +353,7 @@ class Scheduler:
         if len(ready) > quota:
             ready.sort(key=LAST_PLAN_ID)  # those that waited longest first
         for request in ready:
-            if len(step.decodes) == quota:
+            if len(step.decodes) >= quota:
                 break
             if request.num_computed_tokens < request.next_check or self._can_decode(request, step):
                 request.num_computed_tokens += 1
@@ -356,7 +370,11 @@ class Scheduler:
             return False  # its last token is in flight
         if request.draft_token_ids and self._schedule_drafts(request, step):
             return False
-        if request.beam_search is not None:
+        if isinstance(request.group, GuidedPair):
+            if request is request.group.root and request.group.is_in_step:
+                self._schedule_pair(request.group, step)
+            return False
+        if request.group is not None:
             return self._can_decode_beam(request, step)
         return self._allocate_blocks(request, request.num_computed_tokens + 1, step)
 
@@ -371,6 +389,35 @@ class Scheduler:
         if is_ready:
             step.patch(request)
         return is_ready
+
+    def _schedule_pair(self, pair: GuidedPair, step: StepInProgress) -> bool:
+        """Schedule the next token of a guided request and its companion, if it fits for both."""
+        for member in pair.members:
+            if not self._allocate_blocks(member, member.num_computed_tokens + 1, step):
+                return False
+        for member in pair.members:
+            self._decode(member, step)
+        return True
+
+    def _decode(self, request: Request, step: StepInProgress) -> None:
+        """Schedule the next token of a running request, whose blocks are allocated."""
+        if self._num_stages > 1:
+            request.last_plan_id = self._last_plan_id + 1
+            step.patch(request)
+        if request.needs_assignment:
+            step.add(request, 1)
+        else:
+            request.num_computed_tokens += 1
+            step.decodes.append(self._decode_entries[request.slot])  # type: ignore[index]
+
+    def _schedule_pair_alone(self, pair: GuidedPair, step: StepInProgress) -> bool:
+        """Schedule a guided request and its companion; False: there is no room for them."""
+        if pair.is_in_step:
+            return self._schedule_pair(pair, step)
+        for member in pair.members:
+            if num_tokens := min(member.num_prefill_tokens, step.budget_left):
+                self._schedule_chunk(member, num_tokens, step)
+        return bool(step.chunks)
 
     def _schedule_drafts(self, request: Request, step: StepInProgress) -> bool:
         """Schedule a request's draft tokens, if the budget and the pool allow it."""
@@ -396,7 +443,8 @@ class Scheduler:
             if missing <= self._running.num_deferred_blocks:
                 return False  # they become free when the step in flight has completed
             victim = self._running.requests[self._policy.victim(self._running.requests)]
-            if victim is request and not self.is_quiescent:
+            is_itself = victim is request or victim.group is request.group is not None
+            if is_itself and not self.is_quiescent:
                 return False  # a step in flight or a KV transfer may free blocks soon
             self._preempt(victim, step)
             if request.status is not Status.RUNNING:
@@ -410,7 +458,7 @@ class Scheduler:
         prompts, budget = step.prompts, step.budget_left
         if prompts and not step.is_short:
             budget = max(len(prompts), budget - self._admission.tokens_to_reserve(step))
-        demands = [request.num_pending_tokens for request in prompts]
+        demands = [request.num_prefill_tokens for request in prompts]
         for request, num_tokens in zip(prompts, _split(prompts, demands, budget), strict=True):
             if num_tokens and request.status is Status.RUNNING:
                 self._schedule_chunk(request, num_tokens, step)
@@ -425,7 +473,7 @@ class Scheduler:
     def _extend_chunks(self, prompts: list[Request], step: StepInProgress) -> None:
         """Split the tokens that admission left over among the prompts, without preemption."""
         taken = [step.chunks.get(request, 0) for request in prompts]
-        lacking = [r.num_pending_tokens - count for r, count in zip(prompts, taken, strict=True)]
+        lacking = [r.num_prefill_tokens - count for r, count in zip(prompts, taken, strict=True)]
         further = _split(prompts, lacking, step.budget_left)
         for request, num_tokens, more in zip(prompts, taken, further, strict=True):
             if not more:
@@ -440,10 +488,11 @@ class Scheduler:
     def _preempt(self, request: Request, step: StepInProgress) -> None:
         """Preempt a request: free its slot and blocks, keep its tokens, and queue it again.
 
-        The other members of a beam search would wait for it, so they are preempted too.
+        The other members of a group would wait for it, so they are preempted too.
         """
-        search: BeamSearch | None = request.beam_search
-        for member in [request] if search is None else tuple(search.members):
+        group: RequestGroup | None = request.group
+        search = group if isinstance(group, BeamSearch) else None
+        for member in [request] if group is None else tuple(group.members):
             if member.status is not Status.RUNNING:
                 continue
             step.undo(member)
@@ -456,13 +505,16 @@ class Scheduler:
 
     def _restart(self, request: Request) -> None:
         """Queue a running request again, to be computed from its first token."""
-        search: BeamSearch | None = request.beam_search
-        if search is not None and search.forget(request):
+        if isinstance(request.group, BeamSearch) and request.group.forget(request):
             self._remove(request)
             return
         self._stop_running(request)
         request.reset_progress()
-        self._waiting.push(request)
+        if isinstance(request.group, GuidedPair) and request is request.group.companion:
+            del self.requests[request.request_id]
+            request.status = Status.STANDING_BY
+        else:
+            self._waiting.push(request)
 
     def _stop_running(self, request: Request) -> None:
         """Remove a request from the running set; its slot and blocks are freed when unused."""
@@ -490,7 +542,8 @@ class Scheduler:
             request.is_cacheable = False
             self._restart(request)
         for request in self._waiting:
-            request.num_tokens_in_flight = 0
+            for member in [request] if request.group is None else request.group.members:
+                member.num_tokens_in_flight = 0
         if self.transfers is not None:
             self.transfers.confirm_sent() if have_failed else self.transfers.interrupt()
 
@@ -499,7 +552,7 @@ class Scheduler:
 
         To be called after `discard_steps`.
         """
-        self._isolation.begin(requests)
+        self._isolation.begin(map(computed_with, requests))
 
     # -- apply the results of a step -------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from quire.errors import (
     RequestError,
 )
 from quire.frontend.chat.thinking import Thinking
+from quire.frontend.intake.companions import Companions
 from quire.frontend.intake.constraint_values import check_values
 from quire.frontend.intake.logits_processor_names import LogitsProcessorNames
 from quire.frontend.intake.prompt import EncodedPrompt, check_token_ids, prompt_parts
@@ -131,6 +132,9 @@ class Intake:
         self._defaults = {
             name: self._resolved(field, field.default) for name, field in self.extra_fields.items()
         }
+        self._companions = Companions(
+            fields, lambda text: self._encode_text(text, True), max_model_len
+        )
         self._hooks = [WatchedHook(source, call) for source, call in hooks]
         self._check_grammar = check_grammar
         self._thinking = thinking
@@ -187,12 +191,19 @@ class Intake:
             params = msgspec.structs.replace(params, logprobs=0)
         encoded = prompt if isinstance(prompt, EncodedPrompt) else self.encode(prompt)
         _check_prompt_logprobs(len(encoded.token_ids), params.prompt_logprobs)
+        resolved = self._resolve_fields(params)
+        companion = self._companions.made(
+            resolved.extra_args,
+            encoded.token_ids,
+            lambda: self._resolve_fields(SamplingParams(temperature=0.0)),
+        )
+        longest = max(len(encoded.token_ids), len(companion.token_ids) if companion else 0)
         request_id = uuid.uuid4().hex
         first = EngineRequest(
             request_id=f"{request_id}-0",
             token_ids=encoded.token_ids,
-            params=self._resolve_fields(params),
-            max_tokens=self._resolve_max_tokens(len(encoded.token_ids), params),
+            params=self._companions.without_prompt(resolved),
+            max_tokens=self._resolve_max_tokens(longest, params),
             seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed,
             stop_token_ids=self._resolve_stop_token_ids(params),
             thinking_end_token_id=self._resolve_constraint(encoded, params),
@@ -203,6 +214,7 @@ class Intake:
             arrival_s=time.monotonic(),
             timeout_s=timeout_s,
             beam_search=beam_search,
+            companion=companion,
         )
         requests = (first, *_sibling_requests(first, request_id))
         for request in requests:

@@ -46,6 +46,7 @@ class SlotInfo:
     num_prompt_logprobs: int | None = None
     logprob_token_ids: tuple[int, ...] = ()
     active_steps: int = 0  # bit i: sampler step i is not neutral
+    companion_slot: int | None = None  # whose row guides this one
 
 
 class SlotTables:
@@ -157,6 +158,7 @@ class SlotTables:
             message.adapter,
             message.num_prompt_logprobs,
             message.logprob_token_ids,
+            companion_slot=message.companion_slot,
         )
         self.info[slot] = info
         return info

@@ -32,6 +32,7 @@ from quire.messages import RowBitmask
 from quire.worker.batch.slots import SlotInfo, SlotTables
 from quire.worker.device.copies import upload
 from quire.worker.sampling.carried_state import StatefulStep, StatefulSteps
+from quire.worker.sampling.companion_rows import CompanionRows
 from quire.worker.sampling.logit_masks import LogitMasks
 from quire.worker.sampling.row_logprobs import row_logprobs
 from quire.worker.sampling.sampled_tokens import SampledTokens
@@ -55,6 +56,7 @@ class _SamplingNeeds:
         logprob_rows: Rows that need log probabilities.
         named: Tokens that each request names to have their log probabilities.
         has_min_tokens: Whether some request has `min_tokens`.
+        pairs: Guided requests and their companions; None if there are none.
     """
 
     active: int
@@ -64,10 +66,15 @@ class _SamplingNeeds:
     logprob_rows: Sequence[int]
     named: Sequence[Sequence[int]]
     has_min_tokens: bool
+    pairs: CompanionRows | None
 
     @classmethod
-    def of(cls, infos: Sequence[SlotInfo]) -> _SamplingNeeds:
-        """Return the combined needs of the requests in some slots."""
+    def of(cls, slots: Sequence[int], infos: Sequence[SlotInfo]) -> _SamplingNeeds:
+        """Return the combined needs of the requests in some slots.
+
+        Raises:
+            RequestFailedError: The companion of a guided request is not among them.
+        """
         num_logprobs = [info.num_logprobs for info in infos]
         active_each = [info.active_steps for info in infos]
         return cls(
@@ -78,6 +85,7 @@ class _SamplingNeeds:
             logprob_rows=[row for row, count in enumerate(num_logprobs) if count is not None],
             named=[info.logprob_token_ids for info in infos],
             has_min_tokens=any(info.min_tokens for info in infos),
+            pairs=CompanionRows.of(slots, infos),
         )
 
 
@@ -166,7 +174,7 @@ class SamplingPipeline:
         self.reports_logits = logprobs_mode.endswith("_logits")
         self._reports_processed = logprobs_mode.startswith("processed_")
         self._last_infos: list[SlotInfo | None] = []
-        self._last_needs = _SamplingNeeds.of(())
+        self._last_needs = _SamplingNeeds.of((), ())
 
     @property
     def sampler_name(self) -> str:
@@ -267,6 +275,9 @@ class SamplingPipeline:
             all_greedy=not needs.active & self._sampler_bit,
             max_position=int(num_known.max(initial=0)),
         )
+        if needs.pairs is not None:
+            companions = upload(np.array(needs.pairs.companions), slot_index.device)
+            rows = replace(rows, companions=companions)
         if needs.active & self._counting:
             counts, num_counted = self._counts.update(slots)
             rows = replace(rows, output_counts=counts, num_counted=num_counted)
@@ -282,6 +293,9 @@ class SamplingPipeline:
                 needs.named,
                 as_logits=self.reports_logits,
             )
+        if needs.pairs is not None:
+            sources = upload(np.array(needs.pairs.sources), slot_index.device)
+            sampled.packed = sampled.packed.index_select(1, sources)
         return sampled
 
     @torch.inference_mode()
@@ -356,7 +370,8 @@ class SamplingPipeline:
         """Return the sampling needs of the rows, cached while the requests stay the same."""
         infos = [self.tables.info[slot] for slot in slots]
         if infos != self._last_infos:
-            self._last_needs = _SamplingNeeds.of([self.tables.info_of(slot) for slot in slots])
+            known = [self.tables.info_of(slot) for slot in slots]
+            self._last_needs = _SamplingNeeds.of(slots, known)
             self._last_infos = infos
         return self._last_needs
 

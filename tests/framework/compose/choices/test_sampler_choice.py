@@ -13,7 +13,7 @@ from quire.compose.choices.sampler_choice import (
 from quire.compose.composition import Choice
 from quire.errors import RefusedError
 
-PENALTIES = ("dry", "repetition_penalty", "sampled_token_penalties")
+PENALTIES = ("classifier_free_guidance", "dry", "repetition_penalty", "sampled_token_penalties")
 CONTROL = ("allowed_token_ids", "bad_words", "logit_bias", "watermark")
 TEMPERATURES = ("dynamic_temperature", "quadratic_smoothing", "temperature")
 FILTERS = (

@@ -1,0 +1,82 @@
+"""Companions of requests: second prompts that sampler steps compare with the first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from quire.errors import InvalidRequestError, PromptTooLongError
+from quire.interfaces.companion_prompt import CompanionPrompt
+from quire.interfaces.sampling import RequestField
+from quire.messages import Companion
+from quire.sampling_params import SamplingParams
+
+
+class Companions:
+    """Makes the companions that the sampler fields of requests ask for.
+
+    Args:
+        fields: Request fields of the samplers in use; at most one is a `CompanionPrompt`.
+        encode: Function that returns the token ids of a text, with special tokens.
+        max_model_len: Largest number of tokens, prompt and completion together.
+    """
+
+    def __init__(
+        self,
+        fields: Sequence[RequestField],
+        encode: Callable[[str], list[int]],
+        max_model_len: int,
+    ) -> None:
+        self._encode = encode
+        self._max_model_len = max_model_len
+        self._prompt: RequestField | None = None
+        self._switch: RequestField | None = None
+        for field in fields:
+            if isinstance(field.type, CompanionPrompt):
+                self._prompt = field
+                self._switch = next(each for each in fields if each.name == field.type.switch)
+
+    def made(
+        self,
+        fields: Mapping[str, Any],
+        prompt: Sequence[int],
+        neutral: Callable[[], SamplingParams],
+    ) -> Companion | None:
+        """Return the companion of a request, if it needs one.
+
+        Args:
+            fields: Sampler fields of the request, resolved.
+            prompt: Tokens of its prompt.
+            neutral: Function that returns complete parameters to which no step reacts.
+
+        Raises:
+            InvalidRequestError: It has a prompt for a companion, and does not need one.
+            PromptTooLongError: The prompt leaves no tokens for a completion.
+        """
+        if self._prompt is None or self._switch is None:
+            return None
+        name, given = self._prompt.name, fields[self._prompt.name]
+        if fields[self._switch.name] == self._switch.default:
+            if given:
+                raise InvalidRequestError(
+                    f"{name} does nothing without {self._switch.name}; set it, or leave {name} out",
+                    param=name,
+                )
+            return None
+        token_ids = self._encode(given) if isinstance(given, str) and given else list(given)
+        if len(token_ids) >= self._max_model_len:
+            raise PromptTooLongError(
+                f"{name} has {len(token_ids)} tokens and leaves no room for a completion: this "
+                f"model takes {self._max_model_len} tokens, prompt and completion together",
+                param=name,
+            )
+        return Companion(token_ids or list(prompt[-1:]), neutral())
+
+    def without_prompt(self, params: SamplingParams) -> SamplingParams:
+        """Return parameters without the prompt of a companion, which the worker does not need."""
+        if self._prompt is None or not params.extra_args.get(self._prompt.name):
+            return params
+        extra_args = {**params.extra_args, self._prompt.name: self._prompt.default}
+        return msgspec.structs.replace(params, extra_args=extra_args)
