@@ -266,3 +266,8 @@ def test_no_more_requests_run_than_a_step_has_tokens():
 
     assert most(max_num_seqs=8, max_num_batched_tokens=5) == 5
     assert most(max_num_seqs=5, max_num_batched_tokens=8) == 5
+
+
+def test_an_option_of_another_engine_names_ours():
+    with pytest.raises(SettingsError, match="its name goes into the option samplers"):
+        Settings.from_options({"logits_processors": ["acme.steps:Loud"]})

@@ -63,8 +63,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _refuse(parser: argparse.ArgumentParser, unknown: str) -> NoReturn:
     from quire.cli.options import all_options
+    from quire.config import OPTIONS_ELSEWHERE
     from quire.plugins.registry import did_you_mean
 
     flag = unknown.partition("=")[0]
     hint = did_you_mean(flag, [option.flag for option in all_options()])
+    name = flag.removeprefix("--").replace("-", "_")
+    if name in OPTIONS_ELSEWHERE:
+        hint = f"; {OPTIONS_ELSEWHERE[name]}"
     parser.error(f"unrecognized argument: {unknown}{hint if flag.startswith('-') else ''}")

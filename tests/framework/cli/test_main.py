@@ -109,3 +109,9 @@ sys.exit(main(["plugins", "list"]))
     assert done.returncode == 0, done.stderr
     assert "Current thread" in done.stderr
     assert "quire_samplers" in done.stdout
+
+
+def test_an_option_of_another_engine_names_ours(capsys):
+    with pytest.raises(SystemExit):
+        main(["serve", "--logits-processors=acme.steps:Loud"])
+    assert "its name goes into the option samplers" in capsys.readouterr().err
