@@ -41,7 +41,7 @@ BAD_WORDS = RequestField(
 MAX_CONTEXT_WIDTH = 8
 WATERMARK_KEY = RequestField(
     "watermark_key", int, 15_485_863, 0, 2**63 - 1,
-    "Secret that the green lists depend on; only who has it can detect the watermark.",
+    "Secret that the green lists depend on; detection needs it.",
 )  # fmt: skip
 WATERMARK_GREENLIST_RATIO = RequestField(
     "watermark_greenlist_ratio", float, 0.25, 0.01, 0.99, "Fraction of tokens that are green."
