@@ -49,10 +49,6 @@ OPTIONS_ELSEWHERE = {  # options of other engines -> the way out here
     "logits_processors": "a logits processor comes with a plugin, and its name goes into the "
     "option samplers, after `default`",
 }
-OPTIONS_ELSEWHERE = {  # options of other engines -> the way out here
-    "logits_processors": "a logits processor comes with a plugin, and its name goes into the "
-    "option samplers, after `default`",
-}
 STEP_SIZES = {  # on a GPU, a step of 256 requests takes little more time than a step of one
     "cpu": {"max_num_seqs": 64, "max_num_batched_tokens": 2048},
     "cuda": {"max_num_seqs": 256, "max_num_batched_tokens": 8192},
@@ -561,8 +557,6 @@ class Settings:
             if name not in known:
                 near = get_close_matches(name, known, 1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
-                if name in OPTIONS_ELSEWHERE:
-                    hint = f": {OPTIONS_ELSEWHERE[name]}"
                 if name in OPTIONS_ELSEWHERE:
                     hint = f": {OPTIONS_ELSEWHERE[name]}"
                 raise SettingsError(f"there is no option {name!r}{hint}; see `quire serve --help`")
