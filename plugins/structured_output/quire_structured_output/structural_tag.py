@@ -7,7 +7,6 @@ in llguidance's dialect of Lark. Free text ends at the first trigger, wherever i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,20 +26,24 @@ from quire_structured_output.grammar_parts import (
 )
 from quire_structured_output.lark_syntax import check_length, is_gbnf
 from quire_structured_output.lark_writing import in_slashes, json_part, literal
-from quire_structured_output.regex_syntax import check_regex, check_text, without_anchors
+from quire_structured_output.regex_syntax import check_regex, without_anchors
+from quire_structured_output.tag_fields import (
+    MAX_CHARACTERS,
+    MAX_FORMATS,
+    Format,
+    TagFields,
+    check_fields,
+    flag,
+    items,
+    parsed,
+)
 
-MAX_FORMATS = 500
 MAX_DEPTH = 16
-MAX_WORDS = 256  # of one list
-MAX_WORD = 1_024  # characters of a begin, an end, a trigger or a separator
-MAX_CHARACTERS = 64 * 1024  # of all texts
 DIGITS = tuple("0123456789.eE")  # a number that could end may go on with them
 BEGINNINGS = {  # of JSON, by its type
     "object": ("{",), "array": ("[",), "string": ('"',), "boolean": ("t", "f"), "null": ("n",),
     "number": tuple("-0123456789"), "integer": tuple("-0123456789"),
 }  # fmt: skip
-
-Format = dict[str, Any]
 
 
 def lark_of_tag(tag: Format | str, normal_form: Callable[[Any], dict[str, Any]]) -> str:
@@ -54,37 +57,25 @@ def lark_of_tag(tag: Format | str, normal_form: Callable[[Any], dict[str, Any]])
         GrammarError: It is not a structural tag, is too large, or has a part that cannot be
             followed exactly; the message names it.
     """
-    given = _parsed(tag)
-    _check_fields(given, "structural_tag", ("type", "format", "structures", "triggers"))
+    given = parsed(tag)
+    check_fields(given, "structural_tag", ("type", "format", "structures", "triggers"))
     if ("format" in given) == ("structures" in given):
         raise GrammarError("structural_tag has either 'format', or 'structures' and 'triggers'")
     writer = _Writer(normal_form)
     if "format" in given:
-        _check_fields(given, "structural_tag", ("type", "format"))
+        check_fields(given, "structural_tag", ("type", "format"))
         part = writer.part(given["format"], "structural_tag/format", 0)
     else:
         part = writer.part(_newer(given), "structural_tag", 0)
     return writer.grammar(part)
 
 
-def _parsed(tag: Format | str) -> Format:
-    try:
-        given = json.loads(tag) if isinstance(tag, str) else tag
-    except (ValueError, RecursionError) as error:
-        raise GrammarError(f"structural_tag is not JSON: {error}") from None
-    if not isinstance(given, dict):
-        raise GrammarError("structural_tag must be an object")
-    if given.get("type", "structural_tag") != "structural_tag":
-        raise GrammarError("structural_tag.type must be 'structural_tag'")
-    return given
-
-
 def _newer(given: Format) -> Format:
     """Return the format that `structures` and `triggers` stand for."""
     tags = []
-    for i, structure in enumerate(_list(given, "structures", "structural_tag")):
+    for i, structure in enumerate(items(given, "structures", "structural_tag")):
         where = f"structural_tag/structures/{i}"
-        _check_fields(structure, where, ("begin", "schema", "end"))
+        check_fields(structure, where, ("begin", "schema", "end"))
         if "schema" not in structure:
             raise GrammarError(f"{where} has no 'schema'")
         content = {"type": "json_schema", "json_schema": structure["schema"]}
@@ -99,7 +90,8 @@ class _Writer:
     def __init__(self, normal_form: Callable[[Any], dict[str, Any]]) -> None:
         self._normal_form = normal_form
         self._rules: list[str] = []
-        self._num_formats = self._num_characters = 0
+        self._fields = TagFields()
+        self._num_formats = 0
         self._formats: dict[str, Callable[[Format, str, int, tuple[str, ...]], Part]] = {
             "const_string": self._const_string,
             "json_schema": self._json_schema,
@@ -153,20 +145,20 @@ class _Writer:
 
     def _const_string(self, given: Format, where: str, depth: int, ends: tuple[str, ...]) -> Part:
         del depth
-        _check_fields(given, where, ("type", "value"))
-        value = self._word(given, "value", where, MAX_CHARACTERS)
+        check_fields(given, where, ("type", "value"))
+        value = self._fields.word(given, "value", where, MAX_CHARACTERS)
         return self._ended(constant(value), ends, where)
 
     def _any_text(self, given: Format, where: str, depth: int, ends: tuple[str, ...]) -> Part:
         del depth
-        _check_fields(given, where, ("type", "excludes"))
-        excludes = self._words(given, "excludes", where) if "excludes" in given else []
+        check_fields(given, where, ("type", "excludes"))
+        excludes = self._fields.words(given, "excludes", where) if "excludes" in given else []
         return self._ended(pattern(without(excludes)), ends, where)
 
     def _regex(self, given: Format, where: str, depth: int, ends: tuple[str, ...]) -> Part:
         del depth
-        _check_fields(given, where, ("type", "pattern"))
-        expression = self._word(given, "pattern", where, MAX_CHARACTERS)
+        check_fields(given, where, ("type", "pattern"))
+        expression = self._fields.word(given, "pattern", where, MAX_CHARACTERS)
         check_regex(expression, f"the regex at {where}")
         text = f"/{in_slashes(without_anchors(expression))}/"
         return self._ended(pattern(text), ends, where)
@@ -174,8 +166,8 @@ class _Writer:
     def _grammar(self, given: Format, where: str, depth: int, ends: tuple[str, ...]) -> Part:
         """Return a grammar, whose terminals are single characters, so what follows it must be."""
         del depth
-        _check_fields(given, where, ("type", "grammar"))
-        text = self._word(given, "grammar", where, MAX_CHARACTERS)
+        check_fields(given, where, ("type", "grammar"))
+        text = self._fields.word(given, "grammar", where, MAX_CHARACTERS)
         check_length(text)
         if not is_gbnf(text):
             raise GrammarError(f"the grammar at {where} must be in GBNF: root ::= ...")
@@ -217,7 +209,7 @@ class _Writer:
 
     def _json_schema(self, given: Format, where: str, depth: int, ends: tuple[str, ...]) -> Part:
         del depth
-        _check_fields(given, where, ("type", "json_schema", "style"))
+        check_fields(given, where, ("type", "json_schema", "style"))
         if "json_schema" not in given:
             raise GrammarError(f"the format at {where} has no 'json_schema'")
         if given.get("style", "json") != "json":
@@ -234,8 +226,8 @@ class _Writer:
         )
 
     def _sequence(self, given: Format, where: str, depth: int, ends: tuple[str, ...]) -> Part:
-        _check_fields(given, where, ("type", "elements"))
-        elements = _list(given, "elements", where)
+        check_fields(given, where, ("type", "elements"))
+        elements = items(given, "elements", where)
         parts = [
             self.part(
                 element,
@@ -248,8 +240,8 @@ class _Writer:
         return self._followed(parts, where)
 
     def _or(self, given: Format, where: str, depth: int, ends: tuple[str, ...]) -> Part:
-        _check_fields(given, where, ("type", "elements"))
-        elements = _list(given, "elements", where)
+        check_fields(given, where, ("type", "elements"))
+        elements = items(given, "elements", where)
         parts = [
             self.part(element, f"{where}/elements/{i}", depth + 1, ends)
             for i, element in enumerate(elements)
@@ -260,9 +252,9 @@ class _Writer:
         self, given: Format, where: str, depth: int, ends: tuple[str, ...], *, written: str = ""
     ) -> Part:
         """Return a tag, without the beginning of it that is `written` already."""
-        _check_fields(given, where, ("type", "begin", "content", "end"))
-        begin = self._word(given, "begin", where)
-        own = tuple(self._words(given, "end", where))
+        check_fields(given, where, ("type", "begin", "content", "end"))
+        begin = self._fields.word(given, "begin", where)
+        own = tuple(self._fields.words(given, "end", where))
         if "content" not in given:
             raise GrammarError(f"the tag at {where} has no 'content'")
         content = self.part(given["content"], f"{where}/content", depth + 1, own or ends)
@@ -272,7 +264,7 @@ class _Writer:
         return self._followed(parts, where)
 
     def _tags(self, given: Format, where: str) -> list[Format]:
-        tags = _list(given, "tags", where)
+        tags = items(given, "tags", where)
         for i, tag in enumerate(tags):
             if not isinstance(tag, dict) or tag.get("type", "tag") != "tag":
                 raise GrammarError(f"{where}/tags/{i} must be a tag")
@@ -281,28 +273,28 @@ class _Writer:
     def _tags_with_separator(
         self, given: Format, where: str, depth: int, ends: tuple[str, ...]
     ) -> Part:
-        _check_fields(
+        check_fields(
             given, where, ("type", "tags", "separator", "at_least_one", "stop_after_first")
         )
-        separator = constant(self._word(given, "separator", where))
+        separator = constant(self._fields.word(given, "separator", where))
         tags = self._tags(given, where)
         parts = [self._tag(tag, f"{where}/tags/{i}", depth + 1, ()) for i, tag in enumerate(tags)]
         tag = self._named(self._as_rule(self._either(parts, where)))
-        if not _flag(given, "stop_after_first", where):
+        if not flag(given, "stop_after_first", where):
             again = self._followed([separator, tag], where)
             sequence([tag, again], where)  # a tag must not go on with the separator
             tag = replace(
                 tag, text=f"({tag.text} ({again.text})*)", more=tag.more + again.beginnings
             )
-        if not _flag(given, "at_least_one", where):
+        if not flag(given, "at_least_one", where):
             tag = replace(tag, text=f"({tag.text})?", may_be_empty=True)
         return self._ended(tag, ends, where)
 
     def _triggered_tags(self, given: Format, where: str, depth: int, ends: tuple[str, ...]) -> Part:
         known = ("type", "triggers", "tags", "at_least_one", "stop_after_first", "excludes")
-        _check_fields(given, where, known)
-        triggers = list(dict.fromkeys(self._words(given, "triggers", where)))
-        excludes = self._words(given, "excludes", where) if "excludes" in given else []
+        check_fields(given, where, known)
+        triggers = list(dict.fromkeys(self._fields.words(given, "triggers", where)))
+        excludes = self._fields.words(given, "excludes", where) if "excludes" in given else []
         tags = self._tags(given, where)
         _check_triggers(triggers, tags, [*ends, *excludes], where)
         chunks, whole = [], []
@@ -336,8 +328,8 @@ class _Writer:
         else:
             tail, end = self._in_rule(pattern(without([*events, *excludes]))), ""
         chunk, whole = (self._named(Part(" | ".join(each), ANYTHING)).text for each in tags)
-        is_first = _flag(given, "at_least_one", where)
-        is_last = _flag(given, "stop_after_first", where)
+        is_first = flag(given, "at_least_one", where)
+        is_last = flag(given, "stop_after_first", where)
         if is_last:
             text = f"({whole}{end})" if is_first else f"({chunk}{end} | {tail})"
         else:
@@ -348,34 +340,6 @@ class _Writer:
             () if ends or (is_first and is_last) else ANYTHING,
             may_be_empty=not ends and not is_first,
         )
-
-    # --- fields -------------------------------------------------------------------------------
-
-    def _word(self, given: Format, name: str, where: str, most: int = MAX_WORD) -> str:
-        value = given.get(name)
-        if not isinstance(value, str) or len(value) > most:
-            raise GrammarError(f"'{name}' at {where} must be a text of at most {most} characters")
-        check_text(value, f"'{name}' at {where}")
-        if "\0" in value:
-            raise GrammarError(f"'{name}' at {where} has the character U+0000")
-        self._num_characters += len(value)
-        if self._num_characters > MAX_CHARACTERS:
-            raise GrammarError(f"structural_tag has texts of more than {MAX_CHARACTERS} characters")
-        return value
-
-    def _words(self, given: Format, name: str, where: str) -> list[str]:
-        """Return texts that are not empty; one text stands for itself, an empty one for none."""
-        value = given.get(name)
-        if isinstance(value, str):
-            value = [value] if value else []
-        if not isinstance(value, list):
-            raise GrammarError(f"'{name}' at {where} must be a list of texts")
-        if len(value) > MAX_WORDS:
-            raise GrammarError(f"'{name}' at {where} has more than {MAX_WORDS} texts")
-        words = [self._word({name: each}, name, where) for each in value]
-        if "" in words:
-            raise GrammarError(f"'{name}' at {where} has an empty text")
-        return words
 
 
 def _check_triggers(
@@ -417,27 +381,3 @@ def _types_of(schema: dict[str, Any]) -> set[str]:
     if named is None:
         return set(BEGINNINGS)
     return {named} if isinstance(named, str) else set(named)
-
-
-def _flag(given: Format, name: str, where: str) -> bool:
-    value = given.get(name, False)
-    if not isinstance(value, bool):
-        raise GrammarError(f"'{name}' at {where} must be true or false")
-    return value
-
-
-def _list(given: Format, name: str, where: str) -> list[Any]:
-    value = given.get(name)
-    if not isinstance(value, list) or not value:
-        raise GrammarError(f"'{name}' at {where} must be a list that is not empty")
-    if len(value) > MAX_FORMATS:
-        raise GrammarError(f"'{name}' at {where} has more than {MAX_FORMATS} formats")
-    return value
-
-
-def _check_fields(given: Any, where: str, known: Sequence[str]) -> None:
-    if not isinstance(given, dict):
-        raise GrammarError(f"{where} must be an object")
-    for name in given:
-        if name not in known:
-            raise GrammarError(f"{where} has the field {name!r:.80}; it takes {', '.join(known)}")
