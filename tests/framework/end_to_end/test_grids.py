@@ -90,7 +90,7 @@ def params():
         of(temperature=0, ignore_eos=False, structured_outputs=IN_FORM),
         of(temperature=0.9, seed=4, min_p=0.01, top_k=50),
         of(temperature=0),
-        of(temperature=0.7, seed=5, n=2),
+        of(temperature=0.7, seed=5, n=2, extra_args={"mirostat_mode": 2, "mirostat_tau": 3.0}),
     ]  # fmt: skip
 
 
