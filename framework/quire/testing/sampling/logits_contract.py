@@ -288,7 +288,7 @@ class LogitsProcessorContract:
         """Return the rows of a batch with the given row numbers, by default the first ones."""
         histories = self._histories()
         numbers = range(len(fields)) if rows is None else rows
-        by_number = {
+        by_number: dict[str, Any] = {
             "histories": [histories[number % len(histories)] for number in numbers],
             "states": [self._state(number) for number in numbers],
         }
