@@ -26,7 +26,7 @@ from quire.interfaces.tool_parsing import CallGrammar, SchemaPiece
 from quire.sampling_params import StructuredOutputsParams
 from quire_structured_output.choices import check_choice
 from quire_structured_output.gbnf_syntax import lark_of_gbnf
-from quire_structured_output.lark_syntax import check_lark, check_length, is_gbnf
+from quire_structured_output.lark_syntax import check_length, checked_lark, is_gbnf
 from quire_structured_output.lark_writing import in_slashes, json_part, literal
 from quire_structured_output.regex_syntax import check_regex, check_text, without_anchors
 from quire_structured_output.schema_normal_form import normal_form
@@ -291,8 +291,7 @@ def _context_free(text: str) -> str:
     check_text(text, "the grammar")
     if is_gbnf(text):
         return lark_of_gbnf(text)
-    check_lark(text)
-    return text
+    return checked_lark(text, _form_beside_text(Counter()))
 
 
 def _calls(calls: CallGrammar) -> str:

@@ -127,7 +127,10 @@ GRAMMARS = {
     "half a megabyte of Lark": ('start: "' + "a" * 2**19 + '"', "characters"),
     "left recursion": ('root ::= root root | "a" | ""', None),
     "a large repetition": ('root ::= "a"{0,1000000000}', None),
-    "a schema with options": ('start: %json {"x-guidance": {}}', "the directive %json"),
+    "a schema in the grammar": ('start: %json {"contains": {}}', "'contains'"),
+    "a schema that is not closed": ("start: %json {" * 4_000, "not JSON"),
+    "a schema that is nested": ("start: %json " + "[" * 60_000, "not JSON"),
+    "4,000 schemas": ("start: " + "%json {} " * 4_000, "more than 256 JSON schemas"),
 }
 CONSTRAINTS = {
     **{name: ({"json": schema}, reason) for name, (schema, reason) in SCHEMAS.items()},

@@ -85,6 +85,15 @@ def test_what_looks_like_a_directive_in_a_text_is_allowed():
     assert accepts(params, "<b> %import<x>")
 
 
+def test_a_schema_in_a_grammar_is_followed_as_one_by_itself():
+    grammar = 'start: "<" %json {"pattern": "^\\\\d$", "type": "string"} "]" end // "a"\nend: "<"?'
+    params = StructuredOutputsParams(grammar=grammar)
+    assert accepts(params, '<"1"]')
+    assert accepts(params, '<"1"]<')
+    assert not accepts(params, '<"\u0661"]')
+    assert not accepts(params, "<1]")
+
+
 def test_left_recursion_is_no_problem():
     params = StructuredOutputsParams(grammar='start: start "," "a" | "a"')
     assert accepts(params, "a,a,a")
