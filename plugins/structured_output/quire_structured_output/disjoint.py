@@ -18,7 +18,7 @@ def are_disjoint(first: Any, second: Any) -> bool:
         return False
     values, other_values = _values(first), _values(second)
     if values is not None and other_values is not None:
-        return {_key(value) for value in values}.isdisjoint(map(_key, other_values))
+        return {key_of(value) for value in values}.isdisjoint(map(key_of, other_values))
     types, other_types = _types(first), _types(second)
     if types is None or other_types is None:
         return False
@@ -90,7 +90,7 @@ def _excludes(first: dict[str, Any], second: dict[str, Any]) -> bool:
     return False
 
 
-def _key(value: Any) -> str:
+def key_of(value: Any) -> str:
     """Return a text that is the same for equal JSON values only; 1.0 is 1, and true is not 1."""
     return json.dumps(_plain(value), sort_keys=True)
 

@@ -4,15 +4,36 @@ import json
 import re
 from typing import Any
 
+from quire.errors import GrammarError
 from quire_structured_output.regex_syntax import check_text
+from quire_structured_output.unique_places import UNIQUE
 
 BLANK = "[ ]?"  # where JSON allows blanks
-ESCAPES = r'"\bfnrt'  # so each character has one spelling
+ESCAPES = r'"\bfnrt'  # with which each character has one spelling, and some controls have none
+ALL_ESCAPES = ESCAPES + "u"  # of control characters only
+CONTROL = r"\\(?:u00[01]|u007f|[bfnrt])"  # in JSON
+_CONTROL_IN_NAME = re.compile(CONTROL + r'(?:[^"\\]|\\.)*": ')
+_WITHOUT_SPELLING = re.compile(r"\\u00(?:[01]|7f)|(?<![\[\-}])\\\\x\{1?[0-9a-f]\}(?!-)")
 
 
 def json_part(schema: dict[str, Any]) -> str:
-    """Return the part that is JSON by a schema in normal form."""
-    options = {"whitespace_pattern": BLANK, "json_allowed_escapes": ESCAPES}
+    r"""Return the part that is JSON by a schema in normal form.
+
+    Control characters may be written as `\u0000`, unless that would be a second spelling of a
+    property's name, or of an item that must be unique.
+
+    Raises:
+        GrammarError: Then, the schema has a control character that has no other spelling.
+    """
+    text = json.dumps(schema)
+    has_one_spelling = f'"{UNIQUE}"' in text or _CONTROL_IN_NAME.search(text)
+    if has_one_spelling and (found := _WITHOUT_SPELLING.search(text)):
+        raise GrammarError(
+            f"no backend supports the control character {found[0]} in a schema with 'uniqueItems' "
+            "or with such a character in the name of a property"
+        )
+    escapes = ESCAPES if has_one_spelling else ALL_ESCAPES
+    options = {"whitespace_pattern": BLANK, "json_allowed_escapes": escapes}
     return f"%json {json.dumps(schema | {'x-guidance': options})}"
 
 

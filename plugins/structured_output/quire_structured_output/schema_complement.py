@@ -1,4 +1,4 @@
-"""Complements of schemas in normal form, and the separation of the branches of `oneOf`.
+"""Complements of schemas in normal form, and the properties that a schema evaluates.
 
 An automaton has no `not`. But the complement of what schemas are negated in practice (a required
 property, a constant, a type) can be written with other keywords. Each function returns schemas that
@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from quire_structured_output.disjoint import are_disjoint, json_type_of
+from quire_structured_output.disjoint import json_type_of
 
 MAX_ALTERNATIVES = 32
 MAX_WORDS = 200  # of an enum whose complement is written
@@ -121,93 +121,6 @@ def _char(char: str) -> str:
 
 def _all_of(parts: Sequence[Schema]) -> Schema:
     return parts[0] if len(parts) == 1 else {"allOf": list(parts)}
-
-
-def separated(branches: Sequence[Any], base: Schema, resolve: Resolve) -> list[list[Schema] | None]:
-    """Return what to demand of each branch so that a value of it satisfies no other.
-
-    Args:
-        branches: Branches of `oneOf`, in normal form.
-        base: Types and properties beside `oneOf`.
-        resolve: Function that follows a reference.
-
-    Returns:
-        For each branch the schemas to add; None: it must be left out.
-    """
-    full = [_with_base(resolve(branch), base, resolve) for branch in branches]
-    found: list[list[Schema] | None] = []
-    for i, own in enumerate(full):
-        demands: list[Schema] | None = []
-        for k, other in enumerate(full):
-            if i == k or demands is None or are_disjoint(own, other):
-                continue
-            apart = _apart(own, other)
-            if apart is None:
-                demands = None
-            else:
-                demands.append(apart)
-        found.append(demands)
-    return found
-
-
-def _apart(own: Any, other: Any) -> Schema | None:
-    """Return a demand on `own` that no value of `other` meets; None: there is none."""
-    if not isinstance(own, dict) or not isinstance(other, dict):
-        return None
-    if (demand := _by_length(own, other)) is not None:
-        return demand
-    properties, others = own.get("properties", {}), other.get("properties", {})
-    for name in properties:
-        if name in others and are_disjoint(properties[name], others[name]):
-            return {"required": [name]}
-    own_needs = set(own.get("required", []))
-    parts = [
-        {"properties": {name: False}} for name in other.get("required", []) if name not in own_needs
-    ]
-    if parts:
-        return parts[0] if len(parts) == 1 else {"anyOf": parts}
-    types, own_types = _types_of(other), _types_of(own)
-    if types is not None:
-        left = [each for each in other_types(types) if own_types is None or each in own_types]
-        return {"type": left} if left else None
-    return None
-
-
-def _by_length(own: Schema, other: Schema) -> Schema | None:
-    """Return an empty demand if the lengths of strings cannot be equal."""
-    if own.get("type") != "string" or other.get("type") != "string":
-        return None
-    first = own.get("minLength", 0), own.get("maxLength", 2**31)
-    second = other.get("minLength", 0), other.get("maxLength", 2**31)
-    return {} if first[1] < second[0] or second[1] < first[0] else None
-
-
-def _types_of(schema: Schema) -> set[str] | None:
-    if "enum" in schema:
-        return {json_type_of(value) for value in schema["enum"]}
-    named = schema.get("type")
-    if named is None:
-        return None
-    return {named} if isinstance(named, str) else set(named)
-
-
-def _with_base(schema: Any, base: Schema, resolve: Resolve) -> Any:
-    """Return a branch with the types and properties beside `oneOf`, for comparisons."""
-    if not isinstance(schema, dict):
-        return schema
-    merged = dict(schema)
-    for part in schema.get("allOf", ()):
-        part = resolve(part)
-        if isinstance(part, dict):
-            merged["properties"] = {**part.get("properties", {}), **merged.get("properties", {})}
-            merged["required"] = [*merged.get("required", []), *part.get("required", [])]
-            if "type" in part:
-                merged.setdefault("type", part["type"])
-    if "type" in base and "enum" not in merged:
-        merged.setdefault("type", base["type"])
-    merged["properties"] = {**base.get("properties", {}), **merged.get("properties", {})}
-    merged["properties"] = {name: resolve(part) for name, part in merged["properties"].items()}
-    return merged
 
 
 def evaluated(schema: Any, resolve: Resolve, depth: int = 0) -> tuple[set[str], set[str]] | None:

@@ -20,6 +20,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from referencing import Registry
@@ -30,8 +31,10 @@ from quire.errors import GrammarError
 from quire_structured_output.disjoint import json_type_of, keeps_type
 from quire_structured_output.ecma_regex import whole_match
 from quire_structured_output.ecma_search import is_found
+from quire_structured_output.one_of import ExclusiveBranches
 from quire_structured_output.regex_syntax import check_text
-from quire_structured_output.schema_complement import complement, evaluated, separated
+from quire_structured_output.schema_complement import complement, evaluated
+from quire_structured_output.schema_facts import Comparison
 from quire_structured_output.unique_places import UNIQUE
 from quire_structured_output.value_counts import most_values
 
@@ -39,10 +42,19 @@ MAX_CHARACTERS = 512 * 1024
 MAX_SCHEMAS = 20_000  # subschemas, each target of references once
 MAX_DEPTH = 64
 MAX_VALUES = 20_000  # of all enums
-MAX_COMPARED = 500_000  # characters that checks of `oneOf` compare
+MAX_COMPARED = 10_000  # schemas, by checks of `oneOf`
 MAX_WORK = 20_000  # of complements, of evaluated properties and of names that a regex matches
 MAX_DEPENDENCIES = 4  # of one object; each doubles the alternatives
 MAX_EXACT = 2**53
+BESIDE = (
+    "type",
+    "enum",
+    "properties",
+    "required",
+    "items",
+    "additionalProperties",
+    "patternProperties",
+)  # what counts beside `oneOf`
 MALFORMED = (
     ValueError,
     TypeError,
@@ -80,6 +92,9 @@ _REGEX_ATOM = (
     r"(?:(?:[A-Za-z0-9 _,:;=@#%&/<>!~'-]|\\[dDwWsS.\\/^$*+?()\[\]{}|-]|\."
     r"|\[\^?(?:a-z|A-Z|0-9|[A-Za-z0-9_. ]|\\[dws-])+\])(?:[*+?]|\{[0-9]{1,3}\})?)"
 )
+_PLAIN_LABEL = r"[A-Za-z0-9]{1,15}(?:-[A-Za-z0-9]{1,15}){0,2}"  # none begins with xn--
+_VARIABLE = r"[A-Za-z0-9_]+(?:\.[A-Za-z0-9_]+)*(?:\*|:[1-9][0-9]{0,3})?"
+_EXPRESSION = rf"\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}}"
 FORMATS = {  # of which a parser's own would be lenient, or that it lacks; some are narrower
     "date": _DATE,
     "time": _TIME,
@@ -90,19 +105,19 @@ FORMATS = {  # of which a parser's own would be lenient, or that it lacks; some 
     "relative-json-pointer": rf"(?:0|[1-9][0-9]*)(?:#|{_POINTER})",
     "uri-reference": rf"(?:{_URI}|{_RELATIVE})",
     "regex": rf"\^?(?:{_REGEX_ATOM}|\((?:\?:)?{_REGEX_ATOM}+(?:\|{_REGEX_ATOM}+)*\)[*+?]?)*\$?",
+    "uri-template": rf"(?:[A-Za-z0-9!#$&()*+,\-./:;=?@\[\]_~]|%[0-9A-Fa-f]{{2}}|{_EXPRESSION})*",
+    "idn-hostname": rf"{_PLAIN_LABEL}(?:\.{_PLAIN_LABEL}){{0,4}}",
     "iri": _URI,
     "iri-reference": rf"(?:{_URI}|{_RELATIVE})",
 }
 SAME_FORMATS = ("email", "hostname", "ipv6", "uri", "duration")  # as a parser has them
 NARROWER_FORMATS = {"idn-email": "email"}
-KNOWN_FORMATS = ("idn-hostname", "uri-template", "color")
+KNOWN_FORMATS = ("color",)
 
 Schema = dict[str, Any]
 
 
-def normal_form(
-    schema: Schema | str | bool, spent: Counter[str] | None = None
-) -> Schema:
+def normal_form(schema: Schema | str | bool, spent: Counter[str] | None = None) -> Schema:
     """Return the normal form of a schema; quick and safe for any schema.
 
     Args:
@@ -129,6 +144,21 @@ def normal_form(
         raise GrammarError(f"the JSON schema is not JSON: {error}") from None
 
 
+@dataclass(frozen=True, slots=True)
+class _OneOf:
+    """The translation of a `oneOf` whose branches do not exclude each other yet.
+
+    Attributes:
+        alternatives: Schema with the branches as its `anyOf`.
+        base: What is beside `oneOf`.
+        where: Its place.
+    """
+
+    alternatives: Schema
+    base: Schema
+    where: str
+
+
 class _Normalizer:
     """State of the translation of one schema."""
 
@@ -138,6 +168,7 @@ class _Normalizer:
         self._root = root
         self._defs: dict[str, Any] = {}
         self._names: dict[tuple[int, str, str], str] = {}  # targets of references
+        self.one_ofs: list[_OneOf] = []
         self._targets: list[Any] = []  # kept, so that their ids are not used again
         self._spent = spent
         self._spec = DRAFT202012
@@ -160,6 +191,7 @@ class _Normalizer:
         found = self._schema(self._root, resolver, "", 0, is_root=True)
         if not isinstance(found, dict):
             raise GrammarError("nothing can satisfy the schema")
+        self._complete_one_ofs()
         return {**found, "$defs": self._defs} if self._defs else dict(found)
 
     def _resolver(self) -> Any:
@@ -237,13 +269,33 @@ class _Normalizer:
             self._defs[name] = found
         return {"$ref": f"#/$defs/{self._names[key]}"}
 
-    def resolved(self, schema: Any) -> Any:
-        """Follow references of the normal form; charges the work that it is done for."""
-        self.charge(2)
+    def _complete_one_ofs(self) -> None:
+        """Let the branches of each `oneOf` exclude each other."""
+        exclusive = ExclusiveBranches(Comparison(self._followed, lambda: self.compare(1)))
+        found = []
+        for each in self.one_ofs:
+            branches = each.alternatives["anyOf"]
+            demands = exclusive.demands(branches, each.base)
+            for i, more in enumerate(demands):
+                if more is None:
+                    raise _refusal(
+                        "oneOf", each.where, f"as its schema {i} and another may match; use anyOf"
+                    )
+            found.append([_all_of([b, *(d or [])]) for b, d in zip(branches, demands, strict=True)])
+        for each, parts in zip(self.one_ofs, found, strict=True):
+            each.alternatives["anyOf"] = parts
+
+    def _followed(self, schema: Any) -> Any:
         for _ in range(MAX_DEPTH):
             if not (isinstance(schema, dict) and set(schema) == {"$ref"}):
                 break
             schema = self._defs[schema["$ref"].rsplit("/", 1)[1]]
+        return schema
+
+    def resolved(self, schema: Any) -> Any:
+        """Follow references of the normal form; charges the work that it is done for."""
+        self.charge(2)
+        schema = self._followed(schema)
         if isinstance(schema, dict) and "enum" in schema:
             self.charge(sum(len(each) for each in schema["enum"] if isinstance(each, str)) // 8)
         return schema
@@ -263,9 +315,9 @@ class _Normalizer:
         if self._spent["values"] > MAX_VALUES:
             raise GrammarError(f"the enums have more than {MAX_VALUES} values together")
 
-    def compare(self, num_characters: int) -> None:
-        """Charge a comparison of schemas."""
-        self._spent["compared"] += num_characters
+    def compare(self, count: int) -> None:
+        """Charge comparisons of schemas."""
+        self._spent["compared"] += count
         if self._spent["compared"] > MAX_COMPARED:
             raise GrammarError(
                 "'oneOf' has too many or too large schemas to check that they exclude each other; "
@@ -580,24 +632,17 @@ class _Translation:
             if word == "allOf":
                 self._also += parts
                 continue
-            self._also.append(_any_of(self._exclusive(parts) if word == "oneOf" else parts))
+            self._also.append(self._exclusive(parts) if word == "oneOf" else _any_of(parts))
 
-    def _exclusive(self, parts: list[Schema | bool]) -> list[Schema | bool]:
-        """Return branches of which at most one can hold, with the meaning of `oneOf`."""
+    def _exclusive(self, parts: list[Schema | bool]) -> Schema | bool:
+        """Return the equivalent of `oneOf`, which is completed when references lead somewhere."""
         kept = [part for part in parts if part is not False]
         if len(kept) < 2:
-            return list(kept)
-        resolve = self._all.resolved
-        resolved = [resolve(part) for part in kept]
-        self._all.compare(sum(len(json.dumps(each)) for each in resolved) * len(resolved))
-        base: Schema = {key: self._out[key] for key in ("type", "properties") if key in self._out}
-        demands = separated(kept, base, resolve)
-        found = []
-        for i, (part, more) in enumerate(zip(kept, demands, strict=True)):
-            if more is None:
-                raise self._refusal("oneOf", f"as its schema {i} and another may match; use anyOf")
-            found.append(_all_of([part, *more]))
-        return found
+            return kept[0] if kept else False
+        base = {key: self._out[key] for key in BESIDE if key in self._out}
+        alternatives: Schema = {"anyOf": kept}
+        self._all.one_ofs.append(_OneOf(alternatives, base, self._where))
+        return alternatives
 
     def _negated(self) -> None:
         if "not" not in self._given:
@@ -670,11 +715,15 @@ class _Translation:
         return GrammarError(f"'{word}' at {self._where} {what}")
 
     def _refusal(self, word: str, why: str = "") -> GrammarError:
-        detail = f" {why}" if why else ""
-        return GrammarError(
-            f"no backend supports '{word}' at {self._where}{detail}; remove it, and validate the "
-            "completion yourself"
-        )
+        return _refusal(word, self._where, why)
+
+
+def _refusal(word: str, where: str, why: str = "") -> GrammarError:
+    detail = f" {why}" if why else ""
+    return GrammarError(
+        f"no backend supports '{word}' at {where}{detail}; remove it, and validate the "
+        "completion yourself"
+    )
 
 
 def _anchored(expression: str) -> str:

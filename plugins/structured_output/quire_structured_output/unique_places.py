@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from quire_structured_output.ecma_regex import in_python
+
 UNIQUE = "x-unique"  # marks the arrays of a normal form whose items are unique
 
 Schema = Mapping[str, Any]
@@ -107,9 +109,7 @@ class UniqueSchema:
 
     def _regex(self, expression: str) -> re.Pattern[str] | None:
         if expression not in self._regexes:
-            python = re.sub(r"\\x\{([0-9a-f]+)\}", lambda m: rf"\U{m[1]:0>8}", expression)
-            is_known = r"\p{" not in python and r"\P{" not in python
-            self._regexes[expression] = re.compile(python, re.DOTALL) if is_known else None
+            self._regexes[expression] = in_python(expression)
         return self._regexes[expression]
 
     def _leaves(self, parts: list[Any]) -> Iterator[Schema]:

@@ -53,7 +53,33 @@ SCHEMAS = [
      [{"a": 1}, {"b": 1}, {"a": 1, "b": 1}, {}]),
     ({"oneOf": [{"required": ["a", "c"]}, {"required": ["b", "c"]}], "type": "object"},
      [{"a": 1, "c": 1}, {"b": 1, "c": 1}, {"a": 1, "b": 1, "c": 1}]),
+    ({"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}, [5, "a", None, [], {"a": 1}]),
     ({"oneOf": [{"type": "integer"}, {"type": "string"}]}, [1, "a", None]),
+    ({"oneOf": [{"minimum": 1}, {"maximum": 3}], "type": "number"}, [0, 1, 2.5, 3, 3.5]),
+    ({"type": "array", "oneOf": [{"items": {"type": "string"}}, {"items": {"type": "null"}}]},
+     [[], ["a"], [None], [1]]),
+    ({"oneOf": [{"type": "object", "properties": {name: {}}, "additionalProperties": False}
+                for name in "ab"]}, [{}, {"a": 1}, {"b": 1}, {"a": 1, "b": 1}]),
+    ({"oneOf": [{"$ref": "#/$defs/tree"}, {"$ref": "#/$defs/link"}],
+      "$defs": {
+          "tree": {"type": "object", "additionalProperties": False,
+                   "properties": {"a": {"oneOf": [{"$ref": "#/$defs/tree"},
+                                                  {"$ref": "#/$defs/link"}]}}},
+          "link": {"type": "object", "required": ["to"], "properties": {"to": {}}}}},
+     [{}, {"a": {}}, {"to": 1}, {"a": {"to": 1}}, {"a": {"a": 1}}, 5]),
+    ({"oneOf": [{"enum": ["long", "int"]},
+                {"type": "string", "pattern": "^[a-z]+$", "not": {"enum": ["long", "int"]}}]},
+     ["long", "int", "other", "A"]),
+    ({"oneOf": [{"type": "object", "required": ["kind"],
+                 "properties": {"kind": {"enum": ["a", "b"]}, "x": {}}},
+                {"type": "object", "required": ["kind"], "properties": {"kind": {"const": "c"}}},
+                {"type": "object", "properties": {"kind": False}}]},
+     [{"kind": "a"}, {"kind": "c"}, {"kind": "d"}, {}, {"x": 1}]),
+    ({"const": "a\0b"}, ["a\0b", "ab"]),
+    ({"pattern": "^\\cC|\\s$"}, ["\x03", "", "\v", "\n", "a"]),
+    ({"properties": {"a\n": {"type": "integer"}, "b": {}}, "required": ["a\n"]},
+     [{"a\n": 1}, {"a\n": "x"}, {"b": "a\n"}]),
+    ({"format": "uri-template"}, ["/a/{b}", "{", "{?x,y*}"]),
     ({"type": "string", "oneOf": [{"maxLength": 1}, {"minLength": 3}]}, ["", "ab", "abc"]),
     ({"type": "array", "items": {"enum": ["a", "b", "c"]}, "uniqueItems": True, "minItems": 1},
      [["a"], ["c", "a"], ["a", "a"], []]),
@@ -89,7 +115,7 @@ REFUSED = {
     "remote": ({"$ref": "https://example.com/schema"}, "nothing is fetched"),
     "missing": ({"$ref": "#/$defs/none"}, "'\\$ref' at / leads to '#/\\$defs/none'"),
     "lookahead": ({"pattern": "(?!a)b"}, "'pattern' at / uses a lookahead"),
-    "overlap": ({"oneOf": [{"minimum": 1}, {"maximum": 3}]}, "'oneOf' at /"),
+    "overlap": ({"oneOf": [{"pattern": "a"}, {"pattern": "b"}], "type": "string"}, "'oneOf' at /"),
     "not": ({"not": {"multipleOf": 3}}, "'not' at /"),
     "if": ({"if": {"pattern": "a"}, "then": False}, "'if' at /"),
     "wide": ({"minProperties": 3}, "'minProperties' at /"),
@@ -148,3 +174,13 @@ def test_a_hostile_schema_is_refused_or_translated_soon(case):
     with contextlib.suppress(GrammarError):
         json.dumps(normal_form(HOSTILE[case]))
     assert time.process_time() - started < 5, "seconds, on any machine"
+
+
+def test_a_name_with_a_control_character_has_no_second_spelling():
+    schema = {"properties": {"a\n": {"type": "integer"}}}
+    matcher = BACKEND.compile(StructuredOutputsParams(json=schema)).matcher()
+    assert all(matcher.accept(octet) for octet in rb'{"a\n":1')
+    matcher.rollback(8)
+    assert not all(matcher.accept(octet) for octet in rb'{"a\u000a":"x"}')
+    with pytest.raises(GrammarError, match="control character"):
+        BACKEND.check(StructuredOutputsParams(json=schema | {"required": ["a\0"]}))
