@@ -1,7 +1,9 @@
 import pytest
+import torch
 
 from quire.errors import InvalidRequestError, PluginError
 from quire.interfaces.sampling import STAGES, RequestField, SamplerCapabilities
+from quire.testing.sampling.sampled_rows import sampled_rows
 
 
 @pytest.mark.parametrize(
@@ -83,3 +85,41 @@ def test_penalties_and_biases_come_before_the_temperature_and_filters_behind_it(
 def test_capabilities_that_exclude_each_other_are_refused(declared, words):
     with pytest.raises(PluginError, match=words):
         SamplerCapabilities(**declared)
+
+
+@pytest.mark.parametrize(
+    ("states", "fields"),
+    [
+        (("mu", "mu"), ()),
+        (("seed",), ()),
+        (("child",), ()),
+        (("tau",), (RequestField("tau", float, 1.0),)),
+        (("no name",), ()),
+        (("",), ()),
+    ],
+)
+def test_a_state_has_a_name_of_its_own(states, fields):
+    with pytest.raises(
+        PluginError, match=f"no field or other state of the step, got {states[-1]!r}"
+    ):
+        SamplerCapabilities(stage="filter", fields=fields, states=states)
+
+
+@pytest.mark.parametrize(
+    "given", [{"stage": "sample"}, {"stage": "bias", "is_vocab_parallel": True}]
+)
+def test_only_logits_processors_of_whole_rows_carry_state(given):
+    with pytest.raises(PluginError, match="with the state 'mu' must be a logits processor"):
+        SamplerCapabilities(states=("mu",), **given)
+
+
+def test_some_of_the_rows_have_their_own_values():
+    shift = SamplerCapabilities(stage="bias", fields=(RequestField("shift", float, 0.0),))
+    fields = [{"shift": float(row)} for row in range(4)]
+    rows = sampled_rows(shift, fields, slots=[5, 0, 9, 2], positions=[4, 5, 6, 7])
+    some = rows.only([3, 1], torch.tensor([3, 1]))
+    assert (some.slots.tolist(), some.positions.tolist()) == ([2, 0], [7, 5])
+    assert some.field("shift").flatten().tolist() == [3.0, 1.0]
+    assert some.host_fields == [{"shift": 3.0}, {"shift": 1.0}]
+    unknown = sampled_rows(shift, fields, is_known_to_host=False)
+    assert unknown.only([3, 1], torch.tensor([3, 1])).host_fields == ()

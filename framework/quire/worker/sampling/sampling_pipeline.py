@@ -166,7 +166,6 @@ class SamplingPipeline:
         self._steps_for_greedy = self._all_steps & ~keeping_order
         self._fused = sum(1 << index for index in fused)
         self._not_fused = self._all_steps & ~self._fused  # the sampler cannot fuse these
-        self._not_fused |= self._stateful.bits
         whole_row_steps = self._all_steps | self._sampler_bit
         whole_row_steps &= ~sum(1 << index for index in vocab_parallel)
         self._whole_row_steps = 0 if self.vocabulary.is_whole else whole_row_steps
