@@ -63,7 +63,7 @@ SAMPLER = """
     @hookimpl
     def register_samplers(registry):
         field = RequestField("FIELD", float, DEFAULT)
-        there = SamplerCapabilities(stage="STAGE", fields=(field,))
+        there = SamplerCapabilities(stage="STAGE", states=(STATES), fields=(field,))
         registry.add("acme", "quire.errors:QuireError", capabilities=there)
 """
 PARSER = """
@@ -90,8 +90,9 @@ MODEL = """
 """
 
 
-def sampler(field="acme_field", default="1.0", stage="filter"):
-    return SAMPLER.replace("FIELD", field).replace("DEFAULT", default).replace("STAGE", stage)
+def sampler(field="acme_field", default="1.0", stage="filter", states=""):
+    source = SAMPLER.replace("FIELD", field).replace("DEFAULT", default)
+    return source.replace("STATES", states).replace("STAGE", stage)
 
 
 def parser(markers="'<acme>',", priority="0"):
@@ -421,6 +422,19 @@ def test_samplers_bring_their_request_fields_each_once(site):
 def test_two_samplers_must_mean_the_same_by_a_request_field(site):
     site.install("acme", sampler(field="min_p", default="0.5"))
     with pytest.raises(SettingsError, match="both read the request field 'min_p'"):
+        composed(samplers=["default", "acme"])
+
+
+def test_the_states_of_samplers_are_in_the_order_of_the_steps(site):
+    site.install("acme", sampler(states="'acme_state',"))
+    states = composed(samplers=["default", "acme"]).sampler_states
+    assert states == ["acme_state", "mirostat_mu"]
+
+
+@pytest.mark.parametrize("name", ["mirostat_mu", "mirostat_tau", "min_p"])
+def test_a_state_is_no_field_or_state_of_another_step(site, name):
+    site.install("acme", sampler(states=f"'{name}',"))
+    with pytest.raises(SettingsError, match=f"carries the state '{name}', which is a field or"):
         composed(samplers=["default", "acme"])
 
 
