@@ -1,5 +1,6 @@
 """Rows of a step become outputs of their requests, and what is computed is found from then on."""
 
+import msgspec
 import pytest
 from engine_parts import (
     finish_step,
@@ -18,6 +19,7 @@ from quire.engine.request import Request, Status
 from quire.engine.scheduling.step_in_progress import StepInProgress
 from quire.interfaces.kv_cache import KVLayer
 from quire.messages import ErrorReport, SlotResult, TokenLogprobs
+from quire.sampling_params import BeamSearchParams
 from quire_kv_cache_specs.sliding_window import SlidingWindowSpec
 
 # -- rows ------------------------------------------------------------------------------------------
@@ -78,6 +80,18 @@ def test_a_token_that_is_dropped_changes_no_state_of_the_next_request():
     take(scheduler, second, SlotResult(0, [7], state={"mu": 2.0}))
     (assignment,) = scheduler.schedule().assignments
     assert (assignment.state, list(scheduler.requests)) == ({}, ["b"])
+
+
+def test_a_beam_search_with_state_fails_by_the_names_of_the_states():
+    scheduler = make_scheduler(max_num_seqs=4)
+    beams = BeamSearchParams(beam_width=2)
+    message = msgspec.structs.replace(make_message("a", prompt=[5]), beam_search=beams)
+    scheduler.add(Request(message, 1))
+    row = SlotResult(0, [7], [LOGPROBS], state={"mu": 1.0, "sum": 2.0})
+    (failed,) = take_rows(scheduler, row)
+    assert (failed.finish_reason, failed.error.code) == ("error", "refused")
+    assert "one carries mu, sum; start the engine without that step" in failed.error.message
+    assert not scheduler.requests
 
 
 def test_a_request_with_state_gets_no_drafts():
