@@ -53,8 +53,11 @@ TAG = {"type": "structural_tag", "format": {"type": "any_text"}}
 @pytest.mark.parametrize(
     ("fields", "param", "named"),
     [
-        ({"response_format": TAG}, "response_format", "'structural_tag'"),
-        ({"structured_outputs": {"structural_tag": TAG}}, "structured_outputs", "'structural_tag'"),
+        (
+            {"structured_outputs": {"structural_tag": TAG, "backend": "outlines"}},
+            "structured_outputs",
+            "'structural_tag'",
+        ),
         (
             {"structured_outputs": {"grammar": "root ::= x", "backend": "outlines"}},
             "structured_outputs",
