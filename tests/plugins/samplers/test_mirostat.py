@@ -118,15 +118,13 @@ def test_a_whole_completion_is_that_of_the_definition(mode):
 
 
 @pytest.mark.parametrize("mode", [1, 2])
-@pytest.mark.parametrize(
-    ("scale", "tau"), [(0.5, 1.0), (0.5, 3.0), (0.5, 6.0), (2.5, 1.0), (2.5, 3.0)]
-)
+@pytest.mark.parametrize(("scale", "tau"), [(0.5, 3.0), (0.5, 6.0), (2.5, 1.0), (2.5, 3.0)])
 def test_the_mean_surprise_comes_near_the_target(mode, tau, scale):
-    """200 tokens of each of 20 requests; without mirostat it is 8 bits, and 4.6 if peaked."""
+    """120 tokens of each of 20 requests; without mirostat it is 8 bits, and 4.6 if peaked."""
     random = torch.Generator().manual_seed(1)
     table = torch.randn(300, 20, 300, generator=random) * scale
     request = {"mirostat_mode": mode, "mirostat_tau": tau, "mirostat_eta": 0.3}
-    _, surprises, _ = completion([request] * 20, lambda position: table[position], 200)
+    _, surprises, _ = completion([request] * 20, lambda position: table[position], 120)
     assert surprises.mean().item() == pytest.approx(tau, abs=0.15)
 
 
