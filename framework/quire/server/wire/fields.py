@@ -61,6 +61,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "num_beams": (1,),
     "do_sample": (True,),
     "repeat_penalty": (1,),
+    "mirostat": (0,),
     "no_repeat_ngram_size": (0,),
 }
 _HINTS = {
@@ -88,6 +89,7 @@ _HINTS = {
     "num_beams": "; send use_beam_search: true, with n beams",
     "do_sample": "; send temperature: 0",
     "repeat_penalty": "; send repetition_penalty",
+    "mirostat": "; send mirostat_mode, with the same number",
     "no_repeat_ngram_size": "; send dry_multiplier, which penalizes repetitions of any length",
 }
 _MAX_SHOWN = 16

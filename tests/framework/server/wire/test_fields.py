@@ -69,6 +69,7 @@ def test_what_would_change_the_completion_is_refused_by_name(name, value):
         ("do_sample", False, "send temperature: 0"),
         ("repeat_penalty", 1.1, "send repetition_penalty"),
         ("no_repeat_ngram_size", 2, "send dry_multiplier"),
+        ("mirostat", 2, "send mirostat_mode"),
     ],
 )
 def test_a_field_of_another_engine_is_refused_with_ours(name, value, way_out):
