@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from ctypes import addressof, c_char
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -62,6 +61,7 @@ class LLGuidanceBackend(StructuredOutputBackend):
         self._tokenizer = LLTokenizer(
             TokenizerWrapper(_Tokens(vocabulary)), eos_token=list(vocabulary.eos_token_ids)
         )
+        self._unique_tokens = UniqueTokens(vocabulary.tokens)  # before processes are forked
         self._same = [ids for ids in vocabulary.tokens.values() if len(ids) > 1]
 
     @classmethod
@@ -101,13 +101,11 @@ class LLGuidanceBackend(StructuredOutputBackend):
         return matcher
 
     def _unique(self, text: str, places: UniqueSchema) -> UniqueGrammar:
-        octets = OctetTokenizer().build()
-        start = LLMatcher(octets, text, log_level=0, limits=PARSER_LIMITS)
-        return UniqueGrammar(places, self._unique_tokens, start)
+        def start() -> LLMatcher:
+            octets = OctetTokenizer().build()
+            return LLMatcher(octets, text, log_level=0, limits=PARSER_LIMITS)
 
-    @cached_property
-    def _unique_tokens(self) -> UniqueTokens:
-        return UniqueTokens(self.vocabulary.tokens)
+        return UniqueGrammar(places, self._unique_tokens, start)
 
 
 class LLGuidanceGrammar(CompiledGrammar):

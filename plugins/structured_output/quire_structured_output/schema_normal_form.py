@@ -21,6 +21,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from referencing import Registry
@@ -465,8 +466,7 @@ class _Translation:
             raise self._error("format", "must be a string")
         name = NARROWER_FORMATS.get(name, name)
         if name in FORMATS:
-            pattern = {"pattern": _anchored(whole_match(f"^(?:{FORMATS[name]})$", "a format"))}
-            self._also.append(pattern)
+            self._also.append({"pattern": _pattern_of_format(name)})
         elif name in SAME_FORMATS:
             self._also.append({"format": name})
         elif name in KNOWN_FORMATS:
@@ -724,6 +724,11 @@ def _refusal(word: str, where: str, why: str = "") -> GrammarError:
         f"no backend supports '{word}' at {where}{detail}; remove it, and validate the "
         "completion yourself"
     )
+
+
+@cache
+def _pattern_of_format(name: str) -> str:
+    return _anchored(whole_match(f"^(?:{FORMATS[name]})$", "a format"))
 
 
 def _anchored(expression: str) -> str:

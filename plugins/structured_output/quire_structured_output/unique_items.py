@@ -8,9 +8,10 @@ bytes: as long as a text goes along the beginning of an earlier item, some byte 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import addressof, c_char
-from dataclasses import dataclass
+from functools import cached_property
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
@@ -62,19 +63,26 @@ class OctetTokenizer:
         return LLTokenizer(TokenizerWrapper(self), eos_token=[NUM_OCTETS])
 
 
-@dataclass(frozen=True, slots=True)
 class UniqueGrammar:
     """What a grammar with unique arrays has in common for all completions.
 
-    Attributes:
+    Args:
         schema: The places of its arrays.
         tokens: The tokens by what they may do.
-        start: The grammar over single bytes, at the start; never advanced.
+        build: Function that returns the grammar over single bytes, at the start.
     """
 
-    schema: UniqueSchema
-    tokens: UniqueTokens
-    start: LLMatcher
+    def __init__(
+        self, schema: UniqueSchema, tokens: UniqueTokens, build: Callable[[], LLMatcher]
+    ) -> None:
+        self.schema = schema
+        self.tokens = tokens
+        self._build = build
+
+    @cached_property
+    def start(self) -> LLMatcher:
+        """The grammar over single bytes, at the start; never advanced."""
+        return self._build()
 
 
 class UniqueItems:
@@ -85,7 +93,7 @@ class UniqueItems:
         self._text = UniqueText()
         self._states = [TextState(None, grammar.schema.root)]  # after each token
         self._lengths = [0]  # of the completion, in bytes
-        self._parser = _OctetParser(grammar.start)
+        self._parser = _OctetParser(grammar)
         self._harmless: set[bytes] = set()  # tails of tokens, after the current string
         self._string: tuple[Frame | None, int] = None, VALUE  # to which they belong
 
@@ -112,8 +120,7 @@ class UniqueItems:
         found: set[bytes] = set()
         if state.mode in (STRING, NAME_STRING) and not state.is_escaped and _is_recorded(state):
             found.update(self._with_harmful_tails(state, octets))
-        found.update(self._candidates(state))
-        for token in found:
+        for token in itertools.chain(found, self._candidates(state)):
             ids = self._tokens.ids[token]
             if _is_allowed(octets, ids) and self._state_after(token) is None:
                 yield ids
@@ -149,8 +156,8 @@ class UniqueItems:
     def _in_string(self, state: TextState) -> Iterator[bytes]:
         """Yield the tokens that go along an earlier item, a string in one, or a way out."""
         mode = ESCAPED if state.is_escaped else IN_STRING
-        yield from self._tokens.odd
         if state.is_escaped:  # so that a quote does not end the string
+            yield from self._tokens.odd
             for tokens in self._tokens.tails.values():
                 yield from tokens
         for frame in state.open_items():
@@ -273,7 +280,7 @@ class UniqueItems:
         """Return the bytes after which a risk remains; None: after one there is none."""
         is_string = state.mode in (STRING, NAME_STRING)
         risky = []
-        for octet in self._parser.allowed():
+        for octet in reversed(self._parser.allowed()):  # the first are those of usual texts
             if octet == BLANK and not is_string:
                 continue
             following = self._text.feed(state, bytes([octet]))
@@ -316,8 +323,8 @@ class _OctetParser:
         text: The completion.
     """
 
-    def __init__(self, start: LLMatcher) -> None:
-        self._start = start
+    def __init__(self, grammar: UniqueGrammar) -> None:
+        self._grammar = grammar
         self._matcher: LLMatcher | None = None
         self._num_read = 0  # of the text
         self._mask = bytearray(MASK_BYTES)
@@ -355,7 +362,7 @@ class _OctetParser:
     def _following(self) -> LLMatcher:
         """Return the parser after the completion; what was read ahead is kept."""
         if self._matcher is None:
-            self._matcher = self._start.deep_copy()
+            self._matcher = self._grammar.start.deep_copy()
         behind = self.text[self._num_read :]
         if behind:
             self._matcher.try_consume_tokens(list(behind))

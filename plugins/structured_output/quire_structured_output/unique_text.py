@@ -164,23 +164,24 @@ class UniqueText:
             is_closed = found is not None and found[0] == b'"'
         part = octets[start:at]
         raw = state.raw + part
-        read = replace(state, raw=raw, is_escaped=is_escaped, length=self._record(state, part))
+        length = self._record(state, part)
         if not is_closed:
-            return read, at
+            return TextState(state.frame, None, state.mode, raw, is_escaped, length), at
         if state.mode == STRING:
-            return self._complete(replace(read, mode=AFTER, raw=b"")), at
+            return self._complete(TextState(state.frame, None, AFTER, length=length)), at
         holder = state.frame.place if state.frame is not None else None
         place = holder.value(raw) if holder is not None else None
-        return TextState(state.frame, place, VALUE, length=read.length), at
+        return TextState(state.frame, place, VALUE, length=length), at
 
     def _structure(self, state: TextState, octet: int) -> TextState | None:
         """Read one byte outside of strings."""
         if state.mode == NUMBER:
             if octet in IN_NUMBER:
-                return replace(state, raw=state.raw + bytes([octet]))
+                raw = state.raw + bytes([octet])
+                return TextState(state.frame, None, NUMBER, raw, length=state.length)
             number = canonical_number(state.raw) + END_OF_NUMBER
-            ended = replace(state, mode=AFTER, raw=b"", length=self._record(state, number))
-            completed = self._complete(ended)
+            length = self._record(state, number)
+            completed = self._complete(TextState(state.frame, None, AFTER, length=length))
             return None if completed is None else self._structure(completed, octet)
         if octet <= BLANK:
             return state
@@ -199,7 +200,7 @@ class UniqueText:
             mode = NAME_STRING if state.mode == NAME else STRING
             return TextState(state.frame, None, mode, b'"', length=length)
         if octet in IN_NUMBER and state.mode != LITERAL:
-            return replace(state, mode=NUMBER, raw=bytes([octet]))
+            return TextState(state.frame, None, NUMBER, bytes([octet]), length=length)
         return self._literal(state, octet, length)
 
     def _literal(self, state: TextState, octet: int, length: int) -> TextState | None:
@@ -207,8 +208,8 @@ class UniqueText:
         if state.mode != LITERAL:
             length = self._record(state, raw)
         if raw in LITERALS:
-            return self._complete(replace(state, mode=AFTER, raw=b"", length=length))
-        return replace(state, mode=LITERAL, raw=raw, length=length)
+            return self._complete(TextState(state.frame, None, AFTER, length=length))
+        return TextState(state.frame, None, LITERAL, raw, length=length)
 
     def _open(self, state: TextState, octet: int) -> TextState:
         length = self._record(state, bytes([octet]))
@@ -234,7 +235,7 @@ class UniqueText:
         parent = frame.parent
         closed = TextState(parent, None, AFTER, length=state.length)
         if parent is not None and parent.is_recorded:
-            closed = replace(closed, length=self._record(closed, bytes([octet])))
+            closed = TextState(parent, None, AFTER, length=self._record(closed, bytes([octet])))
         return self._complete(closed)
 
     def _complete(self, state: TextState) -> TextState | None:
@@ -244,7 +245,8 @@ class UniqueText:
             return state
         if not frame.items.add(self.recorded(frame, state), frame.count):
             return None
-        return replace(state, frame=replace(frame, count=frame.count + 1))
+        counted = replace(frame, count=frame.count + 1)
+        return TextState(counted, state.place, state.mode, length=state.length)
 
     def _record(self, state: TextState, octets: bytes) -> int:
         """Append bytes to the recorded text; return its length."""

@@ -18,6 +18,7 @@ OUTSIDE, IN_STRING, ESCAPED = range(3)
 NUMBER_STARTS = frozenset(b"0123456789-")
 _GOES_ON = rb"[,\]}0-9-]"  # what ends an item and goes on, or begins a number
 _IN_STRING = re.compile(rb'".*' + _GOES_ON, re.DOTALL)
+_STRING_END = re.compile(rb'(?:[^"\\]|\\.)*"', re.DOTALL)
 _OUTSIDE = re.compile(
     rb'[ ]?(?:(?:"[^"]*"|[:\[{]).*' + _GOES_ON + rb"|[tfnaelrsu]*[ ]?[,\]}]|[0-9-])", re.DOTALL
 )
@@ -34,7 +35,7 @@ class UniqueTokens:
     Attributes:
         ids: The same.
         tails: What follows the end of a string -> tokens that end one and go on so.
-        odd: Tokens that end a string and go on, and have a backslash before.
+        odd: Tokens with a quote and a backslash, which ends the string if it is escaped.
         outside: Tokens that may end an item, or begin a number, where no string is open.
         in_number: Tokens that may end a number.
         whole: Tokens that may hold several items of an array.
@@ -60,11 +61,10 @@ class UniqueTokens:
 
     def _note_tail(self, token: bytes) -> None:
         """Note what a token has after the end of a string."""
-        head, _, tail = token.partition(b'"')
-        if b"\\" in head:
+        if b"\\" in token:
             self.odd.append(token)
-        else:
-            self.tails.setdefault(tail, []).append(token)
+        if found := _STRING_END.match(token):
+            self.tails.setdefault(token[found.end() :], []).append(token)
 
     def along(self, texts: Sequence[bytes], depth: int, mode: int) -> Iterator[bytes]:
         """Yield the tokens that go along texts, and perhaps beyond their ends.
