@@ -11,15 +11,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quire_samplers.uniform_noise import GOLDEN, mix, shift_right
+from quire_samplers.token_hash import shift_right_32, token_hash
+from quire_samplers.uniform_noise import GOLDEN, mix
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _NUM_BITS = 24  # of a token's hash: a float32 ratio times 2**24 is exact
-_GOLDEN_32 = 0x9E3779B1 - 2**32  # 2**32 / golden ratio
-_FIRST_32 = 0x7FEB352D
-_SECOND_32 = 0x846CA68B - 2**32
 
 
 def context_seeds(
@@ -40,20 +38,7 @@ def is_green(
     token_ids: Tensor,  # [M] or [N, M] int64
     ratios: Tensor,  # [N, 1] float32
 ) -> Tensor:  # [N, M] bool
-    """Return which tokens are in the green lists of the contexts.
-
-    A token and the halves of a seed are hashed to 32 bits: two rounds of shift and multiply, with
-    the constants of C. Wellons' search for unbiased hash functions ("lowbias32").
-    """
-    word = token_ids.int() * _GOLDEN_32 + seeds.int()  # the low half
-    word = word.bitwise_xor_(_shift_right_32(word, 16)).mul_(_FIRST_32)
-    word.bitwise_xor_(_shift_right_32(word, 15)).bitwise_xor_(shift_right(seeds, 32).int())
-    word.mul_(_SECOND_32)
-    word.bitwise_xor_(_shift_right_32(word, 16))
-    return _shift_right_32(word, 32 - _NUM_BITS) < (ratios * 2**_NUM_BITS).int()
-
-
-def _shift_right_32(word: Tensor, num_bits: int) -> Tensor:  # int32, both
-    shifted = word.bitwise_right_shift(num_bits)
-    shifted &= (1 << (32 - num_bits)) - 1  # int32 has no logical shift: mask copies of the sign
-    return shifted
+    """Return which tokens are in the green lists of the contexts."""
+    bits = shift_right_32(token_hash(seeds, token_ids), 32 - _NUM_BITS)
+    green: Tensor = bits < (ratios * 2**_NUM_BITS).int()
+    return green

@@ -223,9 +223,11 @@ def register_samplers(registry: Registrar[type[SamplerStep]]) -> None:
         capabilities=SamplerCapabilities(stage="filter", fields=(TOP_K, TOP_P), is_fusible=True),
     )
     registry.add(
-        "categorical",
-        "quire_samplers.categorical:Categorical",
-        capabilities=SamplerCapabilities(stage="sample", fields=(TEMPERATURE,)),
+        "torch_gumbel",
+        "quire_samplers.torch_gumbel:TorchGumbel",
+        capabilities=SamplerCapabilities(
+            stage="sample", fields=(TEMPERATURE,), is_vocab_parallel=True
+        ),
     )
     registry.add(
         "gumbel",

@@ -27,7 +27,7 @@ _CHILD = _signed(0xD1B54A32D192ED03)  # odd, mixed bits: children do not collide
 _PURPOSE = _signed(0xABC98388FB8FAC03)
 _FIRST = _signed(0xBF58476D1CE4E5B9)
 _SECOND = _signed(0x94D049BB133111EB)
-_NUM_BITS = 52  # so that u * total < total in float64, for any total
+_NUM_BITS = 52  # a float64 holds them
 
 
 def uniform(rows: SampledRows, purpose: int) -> Tensor:
@@ -35,11 +35,16 @@ def uniform(rows: SampledRows, purpose: int) -> Tensor:
 
     It depends only on the row's seed, child and position, and on `purpose`.
     """
+    bits = row_keys(rows, purpose)
+    return shift_right(bits, 64 - _NUM_BITS).double() * 2.0**-_NUM_BITS
+
+
+def row_keys(rows: SampledRows, purpose: int) -> Tensor:
+    """Return 64 mixed bits for each row, `[N]` int64."""
     seed = rows.slot_fields["seed"][rows.slots]
     child = rows.slot_fields["child"][rows.slots]
     key = mix(seed + child * _CHILD + _signed(purpose * _PURPOSE % 2**64))
-    bits = mix(key + rows.positions * GOLDEN)
-    return shift_right(bits, 64 - _NUM_BITS).double() * 2.0**-_NUM_BITS
+    return mix(key + rows.positions * GOLDEN)
 
 
 def mix(word: Tensor) -> Tensor:  # [N] int64, both

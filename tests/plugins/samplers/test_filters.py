@@ -9,13 +9,13 @@ from kernel_device import DEVICE
 
 from quire.interfaces.sampling import SamplerCapabilities
 from quire.testing.sampling.sampled_rows import sampled_rows
-from quire_samplers.categorical import Categorical
 from quire_samplers.cpu_gumbel import CpuGumbel
 from quire_samplers.gumbel import Gumbel
 from quire_samplers.min_p import MinP
 from quire_samplers.plugin import MIN_P, TEMPERATURE, TOP_K, TOP_P
 from quire_samplers.temperature import Temperature
 from quire_samplers.top_k_top_p import MAX_PARTIAL, TopKTopP
+from quire_samplers.torch_gumbel import TorchGumbel
 
 ALL = SamplerCapabilities(stage="sample", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P))
 SIXTEENTHS = (2, 8, 2, 4)  # of probability: 1/2, 1/4 and twice 1/8
@@ -109,10 +109,10 @@ def test_fused_samplers_keep_the_expected_tokens(sampler):
 
 
 @pytest.mark.parametrize(("fields", "kept"), CASES, ids=str)
-def test_categorical_samples_all_kept_tokens_and_no_others(fields, kept):
+def test_the_torch_sampler_samples_all_kept_tokens_and_no_others(fields, kept):
     rows = sampled_rows(ALL, [fields] * 100)
     logits = stepwise(boundary_logits(100), rows)
-    assert set(Categorical(len(SIXTEENTHS), logits.device).sample(logits, rows).tolist()) == kept
+    assert set(TorchGumbel(len(SIXTEENTHS), logits.device).sample(logits, rows).tolist()) == kept
 
 
 @pytest.mark.parametrize("can_look", [True, False])

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from quire.testing.sampling import StatefulLogitsProcessorContract
 from quire.testing.sampling.sampled_rows import sampled_rows
-from quire_samplers.categorical import Categorical
 from quire_samplers.mirostat import Mirostat, num_kept
 from quire_samplers.plugin import MIROSTAT, TEMPERATURE
+from quire_samplers.torch_gumbel import TorchGumbel
 
 CPU = torch.device("cpu")
 FIELDS = MIROSTAT.fields
@@ -79,7 +79,7 @@ def completion(requests, logits_at, num_tokens):
     for position in range(1, num_tokens + 1):
         logits = logits_at(position)
         step = step or Mirostat(logits.shape[1], CPU)
-        sampler = sampler or Categorical(logits.shape[1], CPU)
+        sampler = sampler or TorchGumbel(logits.shape[1], CPU)
         rows = rows_of(requests, mus, position)
         filtered = step.apply(logits.clone(), rows)
         token_ids = sampler.sample(filtered, rows)
@@ -100,7 +100,7 @@ def test_a_whole_completion_is_that_of_the_definition(mode):
         {"mirostat_mode": mode, "mirostat_tau": tau, "mirostat_eta": eta} for tau, eta in targets
     ]
     references = [Reference(mode, *target) for target in targets]
-    step, sampler = Mirostat(90, CPU), Categorical(90, CPU)
+    step, sampler = Mirostat(90, CPU), TorchGumbel(90, CPU)
     mus = [reference.mu for reference in references]
     for position in range(1, 61):
         logits = table[position]

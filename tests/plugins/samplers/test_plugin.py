@@ -46,7 +46,7 @@ def filtered(registries, logits, requests):
 
 def test_they_run_in_a_known_order(quire_registries):
     names = [entry.name for entry in built_in(quire_registries)]
-    samplers = ["categorical", "cpu_gumbel", "gumbel"]
+    samplers = ["cpu_gumbel", "gumbel", "torch_gumbel"]
     guidance = ["classifier_free_guidance"]
     penalties = ["dry", "repetition_penalty", "sampled_token_penalties"]
     control = ["allowed_token_ids", "bad_words", "logit_bias", "watermark"]
@@ -147,13 +147,13 @@ def test_steps_without_sums_over_the_vocabulary_work_on_shards(quire_registries)
     parallel = {e.name for e in built_in(quire_registries) if e.capabilities.is_vocab_parallel}
     assert parallel == {
         "repetition_penalty", "sampled_token_penalties", "logit_bias", "watermark",
-        "temperature", "gumbel", "cpu_gumbel",
+        "temperature", "gumbel", "cpu_gumbel", "torch_gumbel",
     }  # fmt: skip
 
 
 def test_samplers_with_kernels_fuse_all_processors(quire_registries):
     entries = {entry.name: entry.capabilities for entry in built_in(quire_registries)}
-    for name, kernels in (("gumbel", "triton"), ("cpu_gumbel", "native"), ("categorical", None)):
+    for name, kernels in (("gumbel", "triton"), ("cpu_gumbel", "native"), ("torch_gumbel", None)):
         assert entries[name].needs_kernels == kernels
         steps = ("temperature", "min_p", "top_k_top_p") if kernels else ()
         assert entries[name].fuses == steps
