@@ -41,7 +41,7 @@ DEFAULT_LOGITS_PROCESSORS = (
     "typical_p", "xtc",
 )  # fmt: skip
 DEFAULT_SAMPLERS = {
-    "torch": "categorical",
+    "torch": "torch_gumbel",
     "triton": "gumbel",
     "native": "cpu_gumbel",
 }  # by the kernels that samplers run

@@ -21,12 +21,12 @@ from quire.plugins.loading import load_plugins
 from quire.testing.sampling.logits_contract import LogitsProcessorContract
 from quire.testing.sampling.sampled_rows import sampled_rows
 from quire.testing.sampling.sampler_contract import SamplerContract
-from quire_samplers.categorical import WIDTH, Categorical
 from quire_samplers.gumbel import Gumbel
 from quire_samplers.min_p import MinP
 from quire_samplers.plugin import MIN_P, TEMPERATURE, TOP_K, TOP_P
 from quire_samplers.temperature import Temperature
 from quire_samplers.top_k_top_p import TopKTopP
+from quire_samplers.torch_gumbel import TorchGumbel
 
 SAMPLERS = load_plugins(PluginSettings(disable_plugin_autoload=True)).registries.samplers
 FIELDS = SamplerCapabilities(stage="sample", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P))
@@ -66,16 +66,12 @@ class TestTopKTopP(LogitsProcessorContract):
     active = ({"top_p": 0.5}, {"top_k": 5}, {"top_k": 30, "top_p": 0.9}, {"top_k": 49})
 
 
-class TestCategorical(SamplerContract):
-    step_class = Categorical
-    capabilities = SAMPLERS.entry("categorical").capabilities
+class TestTorchGumbel(SamplerContract):
+    step_class = TorchGumbel
+    capabilities = SAMPLERS.entry("torch_gumbel").capabilities
     device = DEVICE
     active = ({"temperature": 1.0}, {"temperature": 0.7})
     neutral = MappingProxyType({"temperature": 0.0})
-
-
-class TestCategoricalOverSeveralBlocks(TestCategorical):
-    vocab_size = 3 * WIDTH + 5
 
 
 def rows_of(kinds, num_rows):

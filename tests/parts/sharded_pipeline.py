@@ -16,12 +16,12 @@ from quire.messages import RowBitmask
 from quire.testing.model.threaded_ranks import ThreadedGroup, run_ranks
 from quire.worker.sampling.sampled_tokens import HostTokens
 from quire.worker.sampling.sampling_pipeline import SamplingPipeline
-from quire_samplers.categorical import Categorical
 from quire_samplers.cpu_gumbel import CpuGumbel
 from quire_samplers.gumbel import Gumbel
 from quire_samplers.min_p import MinP
 from quire_samplers.temperature import Temperature
 from quire_samplers.top_k_top_p import TopKTopP
+from quire_samplers.torch_gumbel import TorchGumbel
 
 CPU = torch.device("cpu")
 FIELDS = (RequestField("penalty", float, 0.0), RequestField("bias", float, 0.0))
@@ -77,6 +77,10 @@ class OneAtATime(Gumbel):
         return self._locked(super().sample_shard_fused, *given)
 
 
+class WholeRows(TorchGumbel):
+    """A sampler that does not declare that it works on shards."""
+
+
 STEPS: dict[type[LogitsProcessor], Any] = {
     Penalty: "penalty",
     Bias: "bias",
@@ -85,9 +89,10 @@ STEPS: dict[type[LogitsProcessor], Any] = {
     TopKTopP: "filter",
 }
 FUSED = (2, 3, 4)
-WORK_ON_SHARDS = (Penalty, Bias, Temperature, Gumbel, OneAtATime, CpuGumbel)
+WORK_ON_SHARDS = (Penalty, Bias, Temperature, TorchGumbel, Gumbel, OneAtATime, CpuGumbel)
 KINDS: dict[str, tuple[type[Sampler], bool]] = {
-    "categorical": (Categorical, False),
+    "whole rows": (WholeRows, False),
+    "torch_gumbel": (TorchGumbel, False),
     "gumbel": (OneAtATime, False),
     "gumbel, fused": (OneAtATime, True),
     "cpu_gumbel": (CpuGumbel, False),

@@ -397,10 +397,10 @@ def test_an_unknown_sampler_is_refused_with_the_nearest():
 
 def test_samplers_run_by_stage_and_then_by_name_however_they_are_written(site):
     site.install("acme", sampler(stage="penalty"))
-    names = ["categorical", "acme", "top_k_top_p", "min_p", "temperature"]
+    names = ["torch_gumbel", "acme", "top_k_top_p", "min_p", "temperature"]
     composition = composed(samplers=names)
     order = [choice.name for choice in composition.samplers]
-    assert order == ["acme", "temperature", "min_p", "top_k_top_p", "categorical"]
+    assert order == ["acme", "temperature", "min_p", "top_k_top_p", "torch_gumbel"]
 
 
 def test_default_stands_for_the_built_in_samplers(site):
@@ -409,7 +409,7 @@ def test_default_stands_for_the_built_in_samplers(site):
     whys = {choice.name: choice.reason for choice in composition.samplers}
     assert whys["acme"] == "asked for"
     assert whys["min_p"] == "built in"
-    assert set(whys) == {*DEFAULT_LOGITS_PROCESSORS, "categorical", "acme"}
+    assert set(whys) == {*DEFAULT_LOGITS_PROCESSORS, "torch_gumbel", "acme"}
 
 
 def test_samplers_bring_their_request_fields_each_once(site):
@@ -439,7 +439,7 @@ def test_a_state_is_no_field_or_state_of_another_step(site, name):
 
 
 @pytest.mark.parametrize(
-    ("names", "samplers"), [(["temperature"], "none"), (["default", "acme"], "acme, categorical")]
+    ("names", "samplers"), [(["temperature"], "none"), (["default", "acme"], "acme, torch_gumbel")]
 )
 def test_exactly_one_step_samples(site, names, samplers):
     site.install("acme", sampler(stage="sample"))
@@ -597,7 +597,7 @@ GPU = Machine(frozenset(), has_cuda=True, has_triton=True, compute_capability=90
 def test_kernels_run_where_there_is_a_gpu_and_triton(machine, wanted, kernels):
     composition = composed(machine=machine, kernels=wanted)
     assert composition.kernels.value == kernels
-    samplers = {"torch": "categorical", "triton": "gumbel"}
+    samplers = {"torch": "torch_gumbel", "triton": "gumbel"}
     assert composition.samplers[-1].name == samplers[kernels]
 
 
@@ -867,7 +867,7 @@ def test_the_parts_are_chosen_again_without_those_that_cannot_run(quire_registri
         return composition
 
     assert without("nothing") == whole
-    assert without("gumbel").samplers[-1].name == "categorical"
+    assert without("gumbel").samplers[-1].name == "torch_gumbel"
     assert reasons(without("gumbel").samplers[-1]) == {"cpu_gumbel": "no gumbel"}
     assert [each.reason for each in without("gumbel").unavailable] == ["no gumbel"]
     assert backend_of(without("gumbel")).name == "cpu"

@@ -40,7 +40,8 @@ def kernels(request):
 @pytest.fixture(scope="module")
 def prompts():
     rng = random.Random(7)
-    return [[rng.randrange(3, 250) for _ in range(length)] for length in (1, 3, 17, 33, 40, 5, 48, 21, 30)]
+    lengths = (1, 3, 17, 33, 40, 5, 48, 21, 30)
+    return [[rng.randrange(3, 250) for _ in range(length)] for length in lengths]
 
 
 def llm_of(folder, **options):
@@ -135,3 +136,13 @@ def test_another_seed_gives_other_tokens(folder, kernels, prompts, expected):
         params = [msgspec.structs.replace(each, seed=11) for each in PARAMS]
         found = tokens_of(llm.generate(prompts, params))
     assert all(mine != theirs for mine, theirs in zip(found, expected, strict=True))
+
+
+def test_all_kernels_give_the_same_tokens(folder, prompts):
+    found, names = [], []
+    for options in ({}, TORCH):
+        with llm_of(folder, **options) as llm:
+            found.append(tokens_of(llm.generate(prompts, PARAMS)))
+            names.append(llm.composition.samplers[-1].name)
+    assert len(set(names)) == 2
+    assert found[0] == found[1]

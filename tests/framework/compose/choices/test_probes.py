@@ -327,10 +327,10 @@ def test_parts_that_do_not_need_what_failed_keep_their_kernels(folder, broken_pa
         "sampler": "cpu_gumbel",
     }
     lost = {
-        "layers": {"layers": "torch", "attention": "torch_sdpa", "sampler": "categorical"},
+        "layers": {"layers": "torch", "attention": "torch_sdpa", "sampler": "torch_gumbel"},
         "attention": {"attention": "torch_sdpa"},
         "weights": {},
-        "sampler": {"sampler": "categorical"},
+        "sampler": {"sampler": "torch_gumbel"},
     }
     assert (composition.quantization.value is None) == (broken_part in ("weights", "layers"))
     assert seen == whole | lost[broken_part]

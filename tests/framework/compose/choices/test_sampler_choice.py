@@ -28,7 +28,7 @@ def chosen(registries, *names, kernels="triton"):
 
 @pytest.mark.parametrize(
     ("kernels", "sampler"),
-    [("torch", "categorical"), ("triton", "gumbel"), ("native", "cpu_gumbel")],
+    [("torch", "torch_gumbel"), ("triton", "gumbel"), ("native", "cpu_gumbel")],
 )
 def test_the_default_sampler_is_the_one_that_can_run(quire_registries, kernels, sampler):
     samplers = chosen(quire_registries, "default", kernels=kernels)
@@ -37,7 +37,7 @@ def test_the_default_sampler_is_the_one_that_can_run(quire_registries, kernels, 
 
 
 def test_a_sampler_whose_kernels_are_off_is_refused_with_the_way_out(quire_registries):
-    with pytest.raises(RefusedError, match=r"'gumbel'.*use 'categorical', or --kernels triton"):
+    with pytest.raises(RefusedError, match=r"'gumbel'.*use 'torch_gumbel', or --kernels triton"):
         chosen(quire_registries, "temperature", "gumbel", kernels="torch")
     with pytest.raises(RefusedError, match=r"'cpu_gumbel'.*use 'gumbel', or --kernels native"):
         chosen(quire_registries, "temperature", "cpu_gumbel", kernels="triton")
@@ -60,7 +60,7 @@ def test_logits_processors_that_are_not_in_use_are_offered_by_name(quire_registr
     samplers = chosen(quire_registries, "temperature", "gumbel")
     offered = offered_logits_processors(quire_registries, samplers)
     assert "temperature" not in offered
-    assert "categorical" not in offered
+    assert "torch_gumbel" not in offered
     way = "start with --samplers default,xtc, and set its fields (xtc_probability, xtc_threshold)"
     assert way in offered["xtc"]
 

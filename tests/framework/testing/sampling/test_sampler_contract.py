@@ -10,12 +10,11 @@ from gumbel_reference import gumbel_sample, gumbel_scores
 from quire.interfaces.sampling import Sampler, SamplerCapabilities
 from quire.testing.sampling.sampled_rows import sampled_rows
 from quire.testing.sampling.sampler_contract import VARIED, FusedSamplerContract, SamplerContract
-from quire_samplers.categorical import Categorical, by_cumulative
 from quire_samplers.min_p import MinP
 from quire_samplers.plugin import MIN_P, TEMPERATURE, TOP_K, TOP_P
 from quire_samplers.temperature import Temperature
 from quire_samplers.top_k_top_p import TopKTopP
-from quire_samplers.uniform_noise import PURPOSE_SAMPLE, uniform
+from quire_samplers.torch_gumbel import TorchGumbel, gumbel_noise
 
 SAMPLE = SamplerCapabilities(stage="sample", fields=(TEMPERATURE,))
 ALL = SamplerCapabilities(stage="sample", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P))
@@ -23,7 +22,7 @@ STEPS = (Temperature, MinP, TopKTopP)
 MIXED = ({"top_k": 2}, {"temperature": 1.5, "min_p": 0.9}, {"temperature": 3.0, "top_p": 0.4})
 
 
-class Fusing(Categorical):
+class Fusing(TorchGumbel):
     """Runs the logits processors one by one."""
 
     steps = STEPS
@@ -58,8 +57,8 @@ class TestSharding(FusedSamplerContract):
     mixed = MIXED
 
 
-class TestCategorical(SamplerContract):
-    step_class = Categorical
+class TestTorchGumbel(SamplerContract):
+    step_class = TorchGumbel
     capabilities = SAMPLE
     active = ({"temperature": 1.0},)
     neutral = MappingProxyType({"temperature": 0.0})
@@ -75,7 +74,7 @@ class TestFusing(FusedSamplerContract):
 
 
 def sampler_contract_of(step):
-    return type("Contract", (TestCategorical,), {"step_class": step})()
+    return type("Contract", (TestTorchGumbel,), {"step_class": step})()
 
 
 def fused_contract(step):
@@ -86,34 +85,34 @@ def sharding_contract(step):
     return type("Contract", (TestSharding,), {"step_class": step})()
 
 
-class NeverNeutral(Categorical):
+class NeverNeutral(TorchGumbel):
     def is_neutral(self, fields):
         return False
 
 
-class AlwaysNeutral(Categorical):
+class AlwaysNeutral(TorchGumbel):
     def is_neutral(self, fields):
         return True
 
 
-class SamplesGreedyRows(Categorical):
+class SamplesGreedyRows(TorchGumbel):
     def sample(self, logits, rows):
-        return by_cumulative(logits.softmax(-1), uniform(rows, PURPOSE_SAMPLE))
+        return (logits + gumbel_noise(rows, logits.shape[1])).argmax(-1)
 
 
-class MistakesGreedyBatches(Categorical):
+class MistakesGreedyBatches(TorchGumbel):
     def sample(self, logits, rows):
         return logits.argmin(-1) if rows.all_greedy else super().sample(logits, rows)
 
 
-class GreedyByTheFirstRow(Categorical):
+class GreedyByTheFirstRow(TorchGumbel):
     def sample(self, logits, rows):
         is_greedy = rows.slot_fields["temperature"][rows.slots[0]] == 0
-        sampled = by_cumulative(logits.softmax(-1), uniform(rows, PURPOSE_SAMPLE))
+        sampled = (logits + gumbel_noise(rows, logits.shape[1])).argmax(-1)
         return torch.where(is_greedy, logits.argmax(-1), sampled)
 
 
-class UsesAGenerator(Categorical):
+class UsesAGenerator(TorchGumbel):
     def sample(self, logits, rows):
         return torch.multinomial(logits.softmax(-1), 1).squeeze(1)
 
@@ -130,19 +129,19 @@ def summed(rows, seed=1, child=100_003, position=1_000_000_007):
 def by_numbers(**weights):
     """Return a sampler whose randomness depends on a weighted sum of the three sources."""
 
-    class Summed(Categorical):
+    class Summed(TorchGumbel):
         def sample(self, logits, rows):
             return super().sample(logits, summed(rows, **weights))
 
     return Summed
 
 
-class SamplesInPlace(Categorical):
+class SamplesInPlace(TorchGumbel):
     def sample(self, logits, rows):
         return super().sample(logits.sub_(1.0), rows)
 
 
-class OneRowPerSlot(Categorical):
+class OneRowPerSlot(TorchGumbel):
     """Samples all rows of a slot at the position of its last one."""
 
     def sample(self, logits, rows):
@@ -151,17 +150,17 @@ class OneRowPerSlot(Categorical):
         return super().sample(logits, replace(rows, positions=positions[rows.slots]))
 
 
-class SquaresTheNoise(Categorical):
+class FoldsTheNoise(TorchGumbel):
     def sample(self, logits, rows):
-        return by_cumulative(logits.softmax(-1), uniform(rows, PURPOSE_SAMPLE) ** 2)
+        return (logits + gumbel_noise(rows, logits.shape[1]).abs()).argmax(-1)
 
 
-class IsSlightlySharper(Categorical):
+class IsSlightlySharper(TorchGumbel):
     def sample(self, logits, rows):
         return super().sample(logits * 1.1, rows)
 
 
-class CountsInTens(Categorical):
+class CountsInTens(TorchGumbel):
     """Has the same noise at ten positions."""
 
     def sample(self, logits, rows):
@@ -180,68 +179,68 @@ class FusesOneRowPerSlot(Fusing):
         return super().sample_fused(logits, replace(rows, positions=positions[rows.slots]))
 
 
-class LooksAtTheBatch(Categorical):
+class LooksAtTheBatch(TorchGumbel):
     def sample(self, logits, rows):
         rows.slot_fields["seed"].add_(len(rows.slots))
         return super().sample(logits, rows)
 
 
-class LooksAtTheSlot(Categorical):
+class LooksAtTheSlot(TorchGumbel):
     def sample(self, logits, rows):
         rows.slot_fields["seed"][rows.slots] += rows.slots
         return super().sample(logits, rows)
 
 
-class NeedsTheHost(Categorical):
+class NeedsTheHost(TorchGumbel):
     def sample(self, logits, rows):
         return super().sample(logits, rows) if rows.host_fields else logits.argmax(-1)
 
 
-class SamplesMaskedTokens(Categorical):
+class SamplesMaskedTokens(TorchGumbel):
     def sample(self, logits, rows):
         return super().sample(logits.nan_to_num(neginf=-1.0), rows)
 
 
-class TakesTheMostLikely(Categorical):
+class TakesTheMostLikely(TorchGumbel):
     def sample(self, logits, rows):
         return logits.argmax(-1)
 
 
-class KeepsADimension(Categorical):
+class KeepsADimension(TorchGumbel):
     def sample(self, logits, rows):
         return super().sample(logits, rows).unsqueeze(1)
 
 
-class GivesInt32(Categorical):
+class GivesInt32(TorchGumbel):
     def sample(self, logits, rows):
         return super().sample(logits, rows).int()
 
 
-class CountsFromOne(Categorical):
+class CountsFromOne(TorchGumbel):
     def sample(self, logits, rows):
         return super().sample(logits, rows) + self.vocab_size
 
 
-class CountsBelowZero(Categorical):
+class CountsBelowZero(TorchGumbel):
     def sample(self, logits, rows):
         return super().sample(logits, rows) - self.vocab_size
 
 
-class Waits(Categorical):
+class Waits(TorchGumbel):
     def sample(self, logits, rows):
         if (rows.field("temperature") == 0).all():
             return logits.argmax(-1)
         return super().sample(logits, rows)
 
 
-class WaitsWhereTheHostKnows(Categorical):
+class WaitsWhereTheHostKnows(TorchGumbel):
     def sample(self, logits, rows):
         if rows.host_fields and (rows.field("temperature") == 0).all():
             return logits.argmax(-1)
         return super().sample(logits, rows)
 
 
-class WaitsWhereTheHostKnowsNothing(Categorical):
+class WaitsWhereTheHostKnowsNothing(TorchGumbel):
     def sample(self, logits, rows):
         if not rows.host_fields and (rows.field("temperature") == 0).all():
             return logits.argmax(-1)
@@ -419,7 +418,7 @@ ONE_SLOT, FREQUENCIES = (
 PROOFS = [
     (SamplesInPlace, "sampling_does_not_change_the_logits", (), "must not change the logits"),
     (OneRowPerSlot, ONE_SLOT, (), "changes beside other rows of its slot"),
-    (SquaresTheNoise, FREQUENCIES, ("seeds",), "other seeds each do not follow"),
+    (FoldsTheNoise, FREQUENCIES, ("seeds",), "other seeds each do not follow"),
     (IsSlightlySharper, FREQUENCIES, ("children",), "other children each do not follow"),
     (CountsInTens, FREQUENCIES, ("positions",), "other positions each do not follow"),
     *(
@@ -552,11 +551,11 @@ def test_a_probe_that_imports_torch_fails():
 
 
 def test_a_sampler_of_another_distribution_gives_its_probabilities():
-    class Even(Categorical):
+    class Even(TorchGumbel):
         def sample(self, logits, rows):
             return super().sample(logits.masked_fill(logits.isfinite(), 0.0), rows)
 
-    class TestEven(TestCategorical):
+    class TestEven(TestTorchGumbel):
         step_class = Even
 
         def probabilities(self, logits, fields):
@@ -568,7 +567,7 @@ def test_a_sampler_of_another_distribution_gives_its_probabilities():
 
 
 def test_without_draws_no_frequencies_are_compared():
-    contract = type("Contract", (TestCategorical,), {"step_class": SquaresTheNoise, "num_draws": 0})
+    contract = type("Contract", (TestTorchGumbel,), {"step_class": FoldsTheNoise, "num_draws": 0})
     with pytest.raises(pytest.skip.Exception, match="num_draws is 0"):
         contract().test_tokens_occur_as_often_as_they_should("seeds")
 

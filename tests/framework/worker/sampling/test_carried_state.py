@@ -12,11 +12,11 @@ from quire.interfaces.sampling import LogitsProcessor, RequestField
 from quire.messages import ErrorReport
 from quire.worker.batch.step_results import LaunchedStep, token_digest
 from quire.worker.sampling.sampling_pipeline import SamplingPipeline
-from quire_samplers.categorical import Categorical
 from quire_samplers.gumbel import Gumbel
 from quire_samplers.min_p import MinP
 from quire_samplers.temperature import Temperature
 from quire_samplers.top_k_top_p import TopKTopP
+from quire_samplers.torch_gumbel import TorchGumbel
 
 CPU = torch.device("cpu")
 VOCAB_SIZE = 40
@@ -63,7 +63,7 @@ class LastToken(LogitsProcessor):
 STATES = {SumOfTokens: ("total", "count"), LastToken: ("last",)}
 
 
-def pipeline_of(requests, steps=(SumOfTokens, LastToken), sampler=Categorical, stage="bias"):
+def pipeline_of(requests, steps=(SumOfTokens, LastToken), sampler=TorchGumbel, stage="bias"):
     states = {
         i: STATES[kind] for i, step in enumerate(steps) for kind in STATES if issubclass(step, kind)
     }
@@ -191,7 +191,7 @@ def test_a_state_that_is_not_finite_fails_its_request_by_the_name_of_the_step():
 
     pipeline = pipeline_of([{"sum_of_tokens": 5}, {"sum_of_tokens": 9}], (Overflows,))
     sampled = run(pipeline, [0, 1])
-    result = LaunchedStep(1, [([0, 1], sampled)], [], {}, "sampler Categorical").read()
+    result = LaunchedStep(1, [([0, 1], sampled)], [], {}, "sampler TorchGumbel").read()
     right, failed = result.results
     assert right.state["count"] == 1
     assert right.error is None
@@ -203,12 +203,12 @@ def test_a_state_that_is_not_finite_fails_its_request_by_the_name_of_the_step():
 def test_a_row_without_a_token_fails_by_its_logits_not_by_its_state():
     pipeline = pipeline_of([{"sum_of_tokens": 5}])
     broken = torch.full((1, VOCAB_SIZE), torch.nan)
-    launched = LaunchedStep(1, [([0], run(pipeline, [0], broken))], [], {}, "sampler Categorical")
+    launched = LaunchedStep(1, [([0], run(pipeline, [0], broken))], [], {}, "sampler TorchGumbel")
     assert "logits are not finite" in launched.read().results[0].error.message
 
 
 def test_a_token_id_out_of_range_never_reaches_a_step():
-    class Wrong(Categorical):
+    class Wrong(TorchGumbel):
         def sample(self, logits, rows):
             return torch.full((len(logits),), VOCAB_SIZE + 3)
 

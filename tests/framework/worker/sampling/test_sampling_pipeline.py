@@ -10,11 +10,11 @@ from quire.errors import RequestFailedError
 from quire.interfaces.sampling import LogitsProcessor, RequestField, SampledRows
 from quire.worker.sampling.row_logprobs import row_logprobs
 from quire.worker.sampling.sampling_pipeline import SamplingPipeline
-from quire_samplers.categorical import Categorical
 from quire_samplers.gumbel import Gumbel
 from quire_samplers.min_p import MinP
 from quire_samplers.temperature import Temperature
 from quire_samplers.top_k_top_p import TopKTopP
+from quire_samplers.torch_gumbel import TorchGumbel
 
 CPU = torch.device("cpu")
 VOCAB_SIZE = 70
@@ -180,7 +180,7 @@ def test_only_what_the_sampler_alone_can_do_is_fused():
 
 
 def test_a_sampler_that_fuses_nothing_is_never_captured():
-    assert not pipeline_of(MIXED, sampler=Categorical, fuses=False).is_fused([0], ())
+    assert not pipeline_of(MIXED, sampler=TorchGumbel, fuses=False).is_fused([0], ())
 
 
 def test_rows_without_host_fields_sample_the_same_tokens():
@@ -328,7 +328,7 @@ def test_warming_up_samples_by_every_method_and_appends_nothing(fuses):
     assert (tables.num_known == num_known).all()
 
 
-@pytest.mark.parametrize("sampler", [Noting, Categorical])
+@pytest.mark.parametrize("sampler", [Noting, TorchGumbel])
 @pytest.mark.parametrize("steps", [(LeavesNone, Temperature), (Temperature, LeavesNone)])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_a_row_whose_steps_leave_no_token_fails_alone(sampler, steps, temperature):

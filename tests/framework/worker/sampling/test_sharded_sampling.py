@@ -16,7 +16,7 @@ from quire.testing.model.threaded_ranks import run_ranks
 from quire_samplers.cpu_gumbel import CpuGumbel
 
 VOCAB_SIZE = 71  # of which two, three and four ranks have unequal shards
-PARALLEL = [kind for kind in KINDS if kind != "categorical"]
+PARALLEL = [kind for kind in KINDS if kind != "whole rows"]
 TP_SIZES = [2, 3, 4]
 MIXED = (
     {"temperature": 0.0},
@@ -64,7 +64,7 @@ def test_a_filter_makes_ranks_gather_whole_rows(kind, tp_size, needs):
 def test_a_sampler_that_declares_nothing_gets_whole_rows(tp_size):
     batch = Batch(MIXED, random_logits(len(MIXED)))
     padded = -(-VOCAB_SIZE // tp_size)
-    assert assert_as_one_rank(batch, tp_size, "categorical") == [4 * padded * len(MIXED)]
+    assert assert_as_one_rank(batch, tp_size, "whole rows") == [4 * padded * len(MIXED)]
 
 
 @pytest.mark.parametrize("tp_size", TP_SIZES)
@@ -115,7 +115,7 @@ def test_a_logit_that_is_no_number_fails_its_row_on_every_rank(kind, bad, token_
     for rank in sample_on_ranks(Batch(MIXED, logits), 3, kind):
         assert rank.tokens.is_valid == [row % 2 == 0 for row in range(len(MIXED))]
         assert rank.tokens.token_ids[::2] == good.tokens.token_ids[::2]
-        if kind != "categorical":
+        if kind != "whole rows":
             assert rank.tokens.token_ids[1::2] == [token_id] * 3
 
 
@@ -182,7 +182,7 @@ def batches(draw):
 
 
 @settings(max_examples=80, deadline=None)
-@given(batches(), st.integers(2, 4), st.sampled_from(["categorical", *PARALLEL[2:]]))
+@given(batches(), st.integers(2, 4), st.sampled_from(["whole rows", *PARALLEL[2:]]))
 def test_any_batch_is_sampled_as_by_one_rank(batch, tp_size, kind):
     (alone,) = sample_on_ranks(batch, 1, kind)
     for rank in sample_on_ranks(batch, tp_size, kind):
@@ -255,7 +255,7 @@ def test_every_rank_warms_up_by_the_same_collectives(kind):
     assert ranks[0] == ranks[1] == ranks[2]
     tokens, sent_bytes = ranks[0]
     whole = 4 * 24 * 2
-    shards = [16] if kind == "categorical" else [16, 16, 16] if "fused" in kind else [16, 16]
+    shards = [16] if kind == "whole rows" else [16, 16, 16] if "fused" in kind else [16, 16]
     assert sent_bytes == [*shards, whole]
     greedy = random_logits(2).argmax(-1).tolist()
     assert tokens[0] == tokens[len(shards)] == greedy
