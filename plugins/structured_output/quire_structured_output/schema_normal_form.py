@@ -44,9 +44,11 @@ MAX_SCHEMAS = 20_000  # subschemas, each target of references once
 MAX_DEPTH = 64
 MAX_VALUES = 20_000  # of all enums
 MAX_COMPARED = 10_000  # schemas, by checks of `oneOf`
+MAX_FOLLOWED = 30_000  # references in these checks
 MAX_WORK = 20_000  # of complements, of evaluated properties and of names that a regex matches
 MAX_DEPENDENCIES = 4  # of one object; each doubles the alternatives
 MAX_EXACT = 2**53
+OF_OBJECTS = ("properties", "required", "additionalProperties", "patternProperties")
 BESIDE = (
     "type",
     "enum",
@@ -287,6 +289,10 @@ class _Normalizer:
             each.alternatives["anyOf"] = parts
 
     def _followed(self, schema: Any) -> Any:
+        """Follow references of the normal form for comparisons, of which it is charged."""
+        self._spent["followed"] += 1
+        if self._spent["followed"] > MAX_FOLLOWED:
+            raise _too_many_comparisons()
         for _ in range(MAX_DEPTH):
             if not (isinstance(schema, dict) and set(schema) == {"$ref"}):
                 break
@@ -320,10 +326,7 @@ class _Normalizer:
         """Charge comparisons of schemas."""
         self._spent["compared"] += count
         if self._spent["compared"] > MAX_COMPARED:
-            raise GrammarError(
-                "'oneOf' has too many or too large schemas to check that they exclude each other; "
-                "use anyOf"
-            )
+            raise _too_many_comparisons()
 
     def is_static(self, name: str) -> bool:
         """Whether a dynamic anchor occurs once, so that a dynamic reference to it is static."""
@@ -359,12 +362,20 @@ class _Translation:
         self._negated()
         self._conditional()
         self._unevaluated()
+        self._order()
         if False in self._also:
             return False
         also = [part for part in self._also if part]
         if not self._out and len(also) == 1:
             return also[0]
         return {**self._out, "allOf": also} if also else self._out
+
+    def _order(self) -> None:
+        """Put own properties behind those of `$ref` and `allOf` if these are written first."""
+        words = [word for word in self._given if word in ("$ref", "allOf", "properties")]
+        if "properties" not in self._out or not words or words[0] == "properties":
+            return
+        self._also.append({word: self._out.pop(word) for word in OF_OBJECTS if word in self._out})
 
     # --- references, types and values ---------------------------------------------------------
 
@@ -562,6 +573,10 @@ class _Translation:
             return
         if "patternProperties" in out:
             raise self._refusal("propertyNames", "beside 'patternProperties'")
+        found = _joined(found)
+        if found.keys() >= {"minLength", "pattern"} and found["minLength"] == 1:
+            del found["minLength"]
+            out["properties"] = {**out.get("properties", {}), "": False}
         regex = _regex_of_names(found)
         if regex is None:
             raise self._refusal("propertyNames", "of this kind; use a pattern or an enum")
@@ -731,6 +746,12 @@ def _pattern_of_format(name: str) -> str:
     return _anchored(whole_match(f"^(?:{FORMATS[name]})$", "a format"))
 
 
+def _too_many_comparisons() -> GrammarError:
+    return GrammarError(
+        "'oneOf' has too many or too large schemas to check that they exclude each other; use anyOf"
+    )
+
+
 def _anchored(expression: str) -> str:
     return f"^(?:{expression})$"
 
@@ -765,11 +786,17 @@ def _any_of(parts: list[Schema | bool]) -> Schema | bool:
     return {"anyOf": kept} if len(kept) > 1 else kept[0] if kept else False
 
 
+def _joined(found: Schema) -> Schema:
+    """Return a schema with the keywords of its `allOf`, unless two say something of the same."""
+    parts = [{word: value for word, value in found.items() if word != "allOf"}]
+    parts += found.get("allOf", ())
+    joined = {word: value for part in parts for word, value in part.items()}
+    return joined if len(joined) == sum(map(len, parts)) else found
+
+
 def _regex_of_names(found: Schema) -> str | None:
     """Return a regex of ECMA-262 for names that a schema allows; None: it is of another kind."""
-    rest = {word: value for word, value in found.items() if word not in ("type", "allOf")}
-    for part in found.get("allOf", ()):
-        rest |= part
+    rest = {word: value for word, value in found.items() if word != "type"}
     if found.get("type", "string") != "string":
         return None
     if set(rest) == {"pattern"}:

@@ -89,6 +89,8 @@ SCHEMAS = [
       {"tags": ["", ""]}, {"tags": [], "n": ["a", "a"]}, {"tags": ["a\n", "a\n"]}]),
     ({"type": "object", "propertyNames": {"pattern": "^a"}, "properties": {"b": {}}},
      [{"a1": 1}, {"b": 1}, {"c": 1}, {}]),
+    ({"type": "object", "propertyNames": {"format": "uri-template", "minLength": 1}},
+     [{"a/{b}": 1}, {"": 1}, {"{": 1}, {}]),
     ({"type": "object", "propertyNames": {"enum": ["a", "b.c"]}}, [{"b.c": 1}, {"bxc": 1}]),
     ({"dependentRequired": {"a": ["b"]}}, [{"a": 1, "b": 1}, {"a": 1}, {"b": 1}, 3]),
     ({"$schema": "http://json-schema.org/draft-07/schema#",
@@ -112,6 +114,7 @@ REFUSED = {
         {"items": {"enum": [1, 2]}, "uniqueItems": True, "minItems": 3},
         "nothing satisfies 'uniqueItems' and 'minItems' at /",
     ),
+    "propertyNames": ({"propertyNames": {"pattern": "^a", "format": "uuid"}}, "'propertyNames' at"),
     "remote": ({"$ref": "https://example.com/schema"}, "nothing is fetched"),
     "missing": ({"$ref": "#/$defs/none"}, "'\\$ref' at / leads to '#/\\$defs/none'"),
     "lookahead": ({"pattern": "(?!a)b"}, "'pattern' at / uses a lookahead"),
@@ -184,3 +187,12 @@ def test_a_name_with_a_control_character_has_no_second_spelling():
     assert not all(matcher.accept(octet) for octet in rb'{"a\u000a":"x"}')
     with pytest.raises(GrammarError, match="control character"):
         BACKEND.check(StructuredOutputsParams(json=schema | {"required": ["a\0"]}))
+
+
+def test_properties_come_in_the_order_of_the_schema():
+    base = {"properties": {"a": {}}, "required": ["a"]}
+    own = {"properties": {"b": {}}, "required": ["b"]}
+    for schema, first in (({"allOf": [base], **own}, "a"), ({**own, "allOf": [base]}, "b")):
+        grammar = BACKEND.compile(StructuredOutputsParams(json=schema))
+        assert is_accepted(grammar, {"a": 1, "b": 1}) is (first == "a")
+        assert is_accepted(grammar, {"b": 1, "a": 1}) is (first == "b")
