@@ -1,22 +1,37 @@
 """Time to compile grammars and to fill masks, through the host and its processes.
 
-    python benchmarks/grammars.py [--vocabulary 768 150000]
+    python benchmarks/grammars.py [--backend NAME ...] [--vocabulary SIZE ...] [--write]
 
-The vocabulary is made of random syllables; a line for each grammar: compile time, then the median
-and the 99th percentile of one mask, and of 16 masks of 16 requests in one step.
+The vocabulary is a byte-level BPE. The first table has a line for each grammar: the time until it
+is ready, and the round trip of one mask and of 16 masks of 16 requests in one step. The second has
+a line for each way in which 16 requests may share grammars, with a forward pass between the request
+for masks and their collection: multiplications of matrices on all cores. `--write` puts the tables
+of the largest vocabulary into `benchmarks/results/grammars.md`.
 """
 
 import argparse
+import datetime
+import os
+import platform
 import random
 import statistics
 import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from vocabulary import SIZE, large_tokenizer, large_vocabulary
 
 from quire.engine.grammar.grammar_host import GrammarHost
 from quire.engine.grammar.grammar_pool import GrammarLimits
+from quire.errors import GrammarError
 from quire.interfaces.structured_output import Vocabulary
 from quire.sampling_params import StructuredOutputsParams
 
+RESULTS = Path(__file__).parent / "results" / "grammars.md"
 NUM_STEPS = 200
+NUM_FORWARD_STEPS = 100
+FORWARD_S = 0.02
 PATIENT = GrammarLimits(timeout_s=120.0)  # so that no row of the table is missing
 BATCH = 16
 PERSON = {
@@ -42,17 +57,18 @@ GRAMMARS = {
     ),
     "any JSON object": StructuredOutputsParams(json_object=True),
 }
+Row = tuple[str, ...]
 
 
-def syllables(size: int) -> Vocabulary:
-    """Return `size` tokens: all bytes, words of random letters, and one end."""
-    rng = random.Random(0)
-    letters = "etaoinshrdlu cmfwypvbgk" * 4 + '0123456789{}[]":,.-_\\\n'
-    tokens = {bytes([byte]): [byte] for byte in range(256)}
-    while len(tokens) < size - 1:
-        word = "".join(rng.choices(letters, k=rng.randint(2, 8))).encode()
-        tokens.setdefault(word, [len(tokens)])
-    return Vocabulary(tokens, (size - 1,), size)
+def date(index: int) -> StructuredOutputsParams:
+    """Return one of different regexes of many dates."""
+    return StructuredOutputsParams(regex=rf"{index}(?: \d{{4}}-[01]\d-[0-3]\d){{200}}")
+
+
+def records(index: int) -> StructuredOutputsParams:
+    """Return one of different schemas of a long list of records."""
+    person = {**PERSON, "properties": PERSON["properties"] | {f"field_{index}": {"type": "null"}}}
+    return StructuredOutputsParams(json={"type": "array", "items": person, "minItems": 200})
 
 
 def compile_s(host: GrammarHost, name: str, params: StructuredOutputsParams) -> float:
@@ -67,42 +83,142 @@ def compile_s(host: GrammarHost, name: str, params: StructuredOutputsParams) -> 
     return time.perf_counter() - start
 
 
-def step_ms(host: GrammarHost, names: list[str], vocabulary: Vocabulary) -> list[float]:
-    """Walk through a grammar at random and time the masks of each step."""
+def walk(
+    host: GrammarHost,
+    names: Sequence[str],
+    vocabulary: Vocabulary,
+    num_steps: int,
+    forward: Callable[[], object] = lambda: None,
+) -> list[tuple[float, float]]:
+    """Walk through grammars at random; return the milliseconds of both parts of each step."""
     rng, times = random.Random(1), []
-    for _ in range(NUM_STEPS):
+    for _ in range(num_steps):
         start = time.perf_counter()
         host.request_masks(list(enumerate(names)))
+        sent = time.perf_counter()
+        forward()
+        done = time.perf_counter()
         masks = host.collect_masks()
-        times.append(1000 * (time.perf_counter() - start))
+        times.append((1000 * (sent - start), 1000 * (time.perf_counter() - done)))
         for name, mask in zip(names, masks, strict=True):
-            bits = int.from_bytes(mask.words, "little")
-            allowed = [v for v in range(min(512, vocabulary.size)) if bits >> v & 1]
-            host.accept(name, [rng.choice(allowed or [vocabulary.eos_token_ids[0]])])
-    return sorted(times)
+            host.accept(name, [_any_of(mask.words, vocabulary, rng)])
+    return times
+
+
+def _any_of(words: bytes, vocabulary: Vocabulary, rng: random.Random) -> int:
+    """Return an allowed token, of the first ones if it can be: they are short, as in BPE."""
+    allowed = [v for v in range(min(2048, vocabulary.size)) if words[v // 8] >> v % 8 & 1]
+    return rng.choice(allowed or [vocabulary.eos_token_ids[0]])
+
+
+def forward_pass() -> Callable[[], object]:
+    """Return a function that keeps all cores busy for `FORWARD_S`."""
+    matrix = torch.randn(512, 512)
+
+    def run() -> None:
+        until = time.perf_counter() + FORWARD_S
+        while time.perf_counter() < until:
+            torch.mm(matrix, matrix)
+
+    return run
+
+
+def of(times: Sequence[float]) -> str:
+    """Return median and 99th percentile."""
+    ordered = sorted(times)
+    return f"{statistics.median(ordered):.2f} / {ordered[round(0.99 * (len(ordered) - 1))]:.2f}"
+
+
+def grammar_rows(host: GrammarHost, backend: str, vocabulary: Vocabulary) -> list[Row]:
+    """Measure each grammar."""
+    rows = []
+    for name, params in GRAMMARS.items():
+        try:
+            seconds = compile_s(host, name, params)
+        except GrammarError as error:
+            rows.append((name, backend, str(error)[:40], "", ""))
+            continue
+        one = walk(host, [name], vocabulary, NUM_STEPS)
+        names = [f"{name} {i}" for i in range(BATCH)]
+        for other in names:
+            compile_s(host, other, params)
+        many = walk(host, names, vocabulary, NUM_STEPS)
+        for each in (name, *names):
+            host.release(each)
+        rows.append(
+            (name, backend, f"{1000 * seconds:.0f}", *(of(list(map(sum, t))) for t in (one, many)))
+        )
+    return rows
+
+
+def step_rows(host: GrammarHost, backend: str, vocabulary: Vocabulary) -> list[Row]:
+    """Measure steps of 16 requests, with a forward pass in between."""
+    rows, forward = [], forward_pass()
+    for what, grammar in (("dates", date), ("records", records)):
+        for sharing, num_grammars in (("one grammar", 1), ("each its own", BATCH)):
+            names = [f"{what} {sharing} {i}" for i in range(BATCH)]
+            for index, name in enumerate(names):
+                compile_s(host, name, grammar(index % num_grammars))
+            walk(host, names, vocabulary, 5, forward)
+            times = walk(host, names, vocabulary, NUM_FORWARD_STEPS, forward)
+            filling = walk(host, names, vocabulary, NUM_FORWARD_STEPS)
+            sending, collecting = zip(*times, strict=True)
+            both = [sum(each) for each in times]
+            filled = [sum(each) for each in filling]
+            rows.append(
+                (f"{what}, {sharing}", backend, *map(of, (sending, collecting, both, filled)))
+            )
+            for name in names:
+                host.release(name)
+    return rows
+
+
+GRAMMAR_HEADERS = ("grammar", "backend", "ready, ms", "1 mask, ms", f"{BATCH} masks, ms")
+STEP_HEADERS = (f"{BATCH} requests", "backend", "sending", "collecting", "both", "no forward pass")
+
+
+def table(headers: Sequence[str], rows: Sequence[Row]) -> list[str]:
+    """Return a table in Markdown."""
+    return [f"| {' | '.join(row)} |" for row in (headers, ["---"] * len(headers), *rows)]
+
+
+def measure(size: int, backends: Sequence[str]) -> list[str]:
+    """Return both tables of a vocabulary."""
+    vocabulary = large_vocabulary(large_tokenizer(size))
+    grammars: list[Row] = []
+    steps: list[Row] = []
+    for backend in backends:
+        host = GrammarHost(lambda: vocabulary, backends=(backend,), limits=PATIENT)
+        compile_s(host, "warm-up", StructuredOutputsParams(choice=("a",)))
+        grammars += grammar_rows(host, backend, vocabulary)
+        if backend == "llguidance":  # others cannot compile long ones with a large vocabulary
+            steps += step_rows(host, backend, vocabulary)
+        host.shutdown()
+    facts = (
+        f"{size:,} tokens, {datetime.datetime.now(datetime.UTC).date()}, Python "
+        f"{platform.python_version()}, {os.cpu_count()} CPU cores, load {os.getloadavg()[0]:.1f}"
+    )
+    return [facts, "", *table(GRAMMAR_HEADERS, grammars), "", *table(STEP_HEADERS, steps), ""]
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--vocabulary", type=int, nargs="+", default=[768, 150_000])
-    for size in parser.parse_args().vocabulary:
-        vocabulary = syllables(size)
-        host = GrammarHost(lambda vocabulary=vocabulary: vocabulary, limits=PATIENT)
-        compile_s(host, "warm-up", StructuredOutputsParams(choice=("a",)))
-        print(f"\n{size} tokens             compile     1 mask: median / p99     {BATCH} masks")
-        for name, params in GRAMMARS.items():
-            seconds = compile_s(host, name, params)
-            one = step_ms(host, [name], vocabulary)
-            names = [f"{name} {i}" for i in range(BATCH)]
-            for other in names:
-                compile_s(host, other, params)
-            many = step_ms(host, names, vocabulary)
-            print(
-                f"{name:22} {seconds:8.3f} s {statistics.median(one):9.2f} / "
-                f"{one[-3]:5.2f} ms {statistics.median(many):9.2f} / {many[-3]:5.2f} ms"
-            )
-        host.shutdown()
+    parser.add_argument("--backend", nargs="+", default=["llguidance", "outlines"])
+    parser.add_argument("--vocabulary", type=int, nargs="+", default=[768, SIZE])
+    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
+    arguments = parser.parse_args()
+    for size in sorted(arguments.vocabulary):
+        lines = measure(size, arguments.backend)
+        print("\n".join(lines))
+    if arguments.write:
+        head = [
+            "# Grammars: time to compile and to fill masks",
+            "",
+            "`python benchmarks/grammars.py`",
+        ]
+        note = "Median / 99th percentile, in milliseconds; the parts of a step are explained there."
+        RESULTS.write_text("\n".join([*head, "", note, "", *lines]), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -18,8 +18,10 @@ process is lost, each of its grammars gets its own, so that the one at fault fai
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 import msgspec
 
@@ -77,6 +79,15 @@ class _Request:
         return self.is_active and self.error is None
 
 
+class _Rows(NamedTuple):
+    """Rows of the shared table for one request: a mask, and one after each draft token."""
+
+    slot: int
+    request: _Request
+    first: int
+    draft_token_ids: list[int]
+
+
 class GrammarHost:
     """The grammars of one engine. Used from one thread; starts nothing before the first `submit`.
 
@@ -108,7 +119,7 @@ class GrammarHost:
         self._shares = CompileShares()
         self._failures: dict[bytes, GrammarError] = {}  # by digest of the grammar, oldest first
         self._outcomes: list[Outcome] = []
-        self._rows: list[tuple[int, _Request]] = []
+        self._rows: list[_Rows] = []
         self._num_submitted = 0
 
     # --- per request -------------------------------------------------------------------------
@@ -203,7 +214,11 @@ class GrammarHost:
 
     # --- per step ----------------------------------------------------------------------------
 
-    def request_masks(self, rows: Sequence[tuple[int, str]]) -> None:
+    def request_masks(
+        self,
+        rows: Sequence[tuple[int, str]],
+        drafts: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    ) -> None:
         """Start to fill the masks of a step; called before the forward pass.
 
         If an interrupt prevented the masks of the last step from being collected, the processes
@@ -211,14 +226,21 @@ class GrammarHost:
 
         Args:
             rows: Pairs of slot and request id. Requests that are still thinking get no mask.
+            drafts: Draft tokens by request id: there is a mask after each of them, too. It allows
+                nothing after a token that the grammar forbids.
 
         Raises:
-            ValueError: There are more rows than the table has.
+            ValueError: There are more masks than the table has rows.
         """
-        if len(rows) > self._max_rows:
-            raise ValueError(f"{len(rows)} masks in one step; the table has {self._max_rows} rows")
-        requests = [(slot, self._requests[request_id]) for slot, request_id in rows]
-        self._rows = [(slot, request) for slot, request in requests if request.is_active]
+        self._rows, num_rows = [], 0
+        for slot, request_id in rows:
+            draft_token_ids = list(drafts.get(request_id, ()))
+            if (request := self._requests[request_id]).is_active:
+                self._rows.append(_Rows(slot, request, num_rows, draft_token_ids))
+            num_rows += 1 + len(draft_token_ids)
+        if num_rows > self._max_rows:
+            self._rows = []
+            raise ValueError(f"{num_rows} masks in one step; the table has {self._max_rows} rows")
         if self._started is not None:
             self._pool.end_interrupted()
         for link in self._links_of_step():
@@ -227,26 +249,37 @@ class GrammarHost:
     def collect_masks(self) -> list[RowBitmask]:
         """Return the requested masks.
 
-        The mask of a failed grammar allows only the end-of-text token; its error is in the next
+        The masks of a failed grammar allow only the end-of-text token; its error is in the next
         `poll`.
         """
         for link in self._links_of_step():
             self._finish_turn(link)
-        masks = [
-            RowBitmask(slot, 0, self._masks.row(row) if request.error is None else self._masks.end)
-            for row, (slot, request) in enumerate(self._rows)
-        ]
+        masks = [mask for rows in self._rows for mask in self._bitmasks(rows)]
         self._rows = []
         return masks
 
+    def _bitmasks(self, rows: _Rows) -> list[RowBitmask]:
+        has_failed = rows.request.error is not None
+        return [
+            RowBitmask(
+                rows.slot,
+                sample,
+                self._masks.end if has_failed else self._masks.row(rows.first + sample),
+            )
+            for sample in range(1 + len(rows.draft_token_ids))
+        ]
+
     def _links_of_step(self) -> list[GrammarLink]:
-        links = [self._pool[r.key].link for _, r in self._rows if r.error is None]
+        requests = [rows.request for rows in self._rows if rows.request.error is None]
+        links = [self._pool[request.key].link for request in requests]
         return list({id(link): link for link in links}.values())
 
     def _fills(self, link: GrammarLink) -> list[Fill]:
-        requests = [request for _, request in self._rows]
-        rows = [(row, r) for row, r in enumerate(requests) if r.error is None]
-        return [Fill(r.matcher, row) for row, r in rows if self._pool[r.key].link is link]
+        return [
+            Fill(rows.request.matcher, rows.first, rows.draft_token_ids)
+            for rows in self._rows
+            if rows.request.error is None and self._pool[rows.request.key].link is link
+        ]
 
     def _finish_turn(self, link: GrammarLink) -> None:
         """Wait for a process. If it is lost, each of its grammars gets one of its own."""
@@ -256,18 +289,16 @@ class GrammarHost:
             keys = self._pool.lose(link)
             names = _request_ids([request for key in keys for request in self._users(key)])
             logger.warning("%s; restarting it for requests %s", error, names)
-            self._isolate(keys, was_alone=not link.is_shared)
+            self._isolate(keys)
 
-    def _isolate(self, keys: Sequence[bytes], *, was_alone: bool) -> None:
+    def _isolate(self, keys: Sequence[bytes]) -> None:
         """Start a process for each grammar, and bring its matchers to their previous state.
 
-        They compile at the same time. A failure is the grammar's own now, and fails its requests.
-        One whose own process is lost must not end a shared one later.
+        They compile at the same time. A failure is the grammar's own now: it fails its requests,
+        and the grammar does not move to the shared process again.
         """
         started = []
         for key in keys:
-            if was_alone:
-                self._pool.keep_unshared(key)
             if not (users := self._users(key)):
                 self._pool.remove(key)
                 continue

@@ -103,6 +103,9 @@ class GrammarPool:
         Raises:
             LinkLostError: The process cannot be started.
         """
+        found = self._grammars.get(key)
+        if found is not None and found.link.is_in_turn and not found.num_users:
+            self.remove(key)  # an interrupt stopped the turn, and the process is about to end
         grammar = self._grammars.pop(key, None)
         if grammar is None:
             if not self._make_room():
@@ -253,6 +256,8 @@ class GrammarPool:
 
     def _share(self, grammar: PooledGrammar, sendable: Sendable) -> None:
         """Move a compiled grammar to the shared process, which loads it with the next turn."""
+        if self._shared is not None and self._shared.is_in_turn:  # an interrupt stopped the turn
+            self.lose(self._shared)
         if self._shared is None:
             number = self._next_number()
             self._shared = GrammarLink.start_shared(self._fork_server, number, self._backends)

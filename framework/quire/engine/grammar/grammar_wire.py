@@ -143,10 +143,15 @@ class Accept(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Fill(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Write a mask into a row of the shared table."""
+    """Write a mask into a row of the shared table, and those after draft tokens into the next ones.
+
+    Where the grammar forbids a draft token, the rows after it are all zero: nothing is sampled
+    there. The matcher stays where it was.
+    """
 
     matcher: int
     row: int
+    draft_token_ids: list[int] = []
 
 
 class Drop(msgspec.Struct, frozen=True, tag=True, array_like=True):

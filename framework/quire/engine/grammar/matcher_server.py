@@ -119,7 +119,13 @@ class MatcherServer:
         Raises:
             GrammarError: It has kept the others waiting for too long.
         """
-        num_tokens = len(operation.token_ids) if isinstance(operation, Accept) else 1
+        match operation:
+            case Accept(token_ids=token_ids):
+                num_tokens = len(token_ids)
+            case Fill(draft_token_ids=token_ids):
+                num_tokens = 1 + len(token_ids)
+            case _:
+                num_tokens = 1
         if (excess_s := cpu_s - num_tokens * SLOW_S) <= 0:
             return
         self._excess_s[operation.matcher] = self._excess_s.get(operation.matcher, 0.0) + excess_s
@@ -145,8 +151,21 @@ class MatcherServer:
                 return
 
     def _fill(self, fill: Fill) -> None:
-        start = fill.row * self._row_bytes
-        self._matchers[fill.matcher].fill_bitmask(self._masks[start : start + self._row_bytes])
+        matcher = self._matchers[fill.matcher]
+        matcher.fill_bitmask(self._row(fill.row))
+        num_accepted = 0
+        for token_id in fill.draft_token_ids:
+            if not matcher.accept(token_id):
+                break
+            num_accepted += 1
+            matcher.fill_bitmask(self._row(fill.row + num_accepted))
+        for index in range(num_accepted, len(fill.draft_token_ids)):
+            self._row(fill.row + index + 1)[:] = bytes(self._row_bytes)
+        if num_accepted:
+            matcher.rollback(num_accepted)
+
+    def _row(self, index: int) -> memoryview:
+        return self._masks[index * self._row_bytes : (index + 1) * self._row_bytes]
 
 
 class _NotLoaded(CompiledGrammar):

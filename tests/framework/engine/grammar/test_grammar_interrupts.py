@@ -79,7 +79,7 @@ def join(host):
     waiting = {"digits", "letters"}
     host.submit("digits", DIGITS)
     host.submit("letters", LETTERS)
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while waiting:
         assert time.monotonic() < until
         host.wait_for_compile(0.1)
@@ -161,9 +161,9 @@ def test_a_step_that_was_broken_off_writes_no_row_of_the_next_one(host):
     assert step(host) == MASKS[0]
 
 
-def interrupts():
+def interrupts(stride=1):
     """Yield an interrupt for each line of what is done with it, until one finds no line left."""
-    for line in itertools.count():
+    for line in itertools.count(step=stride):
         interrupt = InterruptAt(line)
         yield interrupt
         if not interrupt.is_over:
@@ -199,6 +199,33 @@ def test_an_interrupt_at_any_line_of_a_life_leaves_the_next_ones_right(host):
         assert whole_life(host) == MASKS, interrupt.num_lines
     assert num_alive[0], "one came before anything was started"
     assert num_alive[2], "and one when both were compiled"
+
+
+@pytest.fixture
+def sharing_host():
+    host = GrammarHost(lambda: VOCABULARY, backends=("llguidance",), max_rows=2)
+    yield host
+    host.shutdown()
+
+
+@pytest.mark.slow
+def test_an_interrupt_in_a_life_in_a_shared_process_leaves_the_next_ones_right(sharing_host):
+    host = sharing_host
+    num_alive = Counter()
+    for interrupt in interrupts(stride=5):
+        with interrupt:
+            whole_life(host)
+        leave(host)
+        num_alive[0 if host._started is None else len(processes_of(host))] += 1
+        assert whole_life(host) == MASKS, interrupt.num_lines
+        assert whole_life(host) == MASKS, "as a grammar that is compiled already"
+        eventually(lambda: len(processes_of(host)) <= 2)
+        if host._pool._shared is not None:
+            host._pool.lose(host._pool._shared)
+        for key in list(host._pool._grammars):
+            host._pool.remove(key)
+    assert num_alive[0], "one came before anything was started"
+    assert num_alive[1], "and one when both were compiled"
 
 
 @pytest.mark.parametrize("part", [0.0, 0.2, 0.4, 0.6, 0.8])
