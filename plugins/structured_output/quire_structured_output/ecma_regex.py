@@ -442,11 +442,3 @@ def _times(low: int, high: int | None) -> str:
     if (low, high) in short:
         return short[low, high]
     return f"{{{low}}}" if low == high else f"{{{low},{'' if high is None else high}}}"
-
-
-def in_python(expression: str) -> re.Pattern[str] | None:
-    """Return a written expression for Python's `re`; None: it has categories of Unicode."""
-    if r"\p{" in expression or r"\P{" in expression:
-        return None
-    found = re.sub(r"\\x\{([0-9a-f]+)\}", lambda m: rf"\U{m[1]:0>8}", expression)
-    return re.compile(found, re.DOTALL)

@@ -7,7 +7,10 @@ begin, so each part costs at most the square of the text's length, however parts
 import unicodedata
 from collections.abc import Callable
 
+from quire.errors import GrammarError
 from quire_structured_output.ecma_regex import CharacterClass, Group, Item, Parser
+
+MAX_WORK = 20_000  # of one search in what is not a client's own check
 
 
 def is_found(expression: str, text: str, where: str, charge: Callable[[int], None]) -> bool:
@@ -24,6 +27,51 @@ def is_found(expression: str, text: str, where: str, charge: Callable[[int], Non
     """
     search = _Search(text, charge)
     return bool(search.group(Parser(expression, where).parse(), set(range(len(text) + 1))))
+
+
+class WrittenRegexes:
+    """Searches of expressions as `whole_match` writes them, each of which is parsed once.
+
+    A search that takes too much work has no answer.
+
+    Args:
+        max_total_work: Work of all searches after which none has an answer; None: no limit.
+    """
+
+    def __init__(self, max_total_work: int | None = None) -> None:
+        self._parsed: dict[str, Group] = {}
+        self._max_total_work = max_total_work
+        self._work = 0
+
+    def is_found(self, expression: str, text: str) -> bool | None:
+        """Return whether an expression is found in a text; None: it is not known."""
+        most = self._work + MAX_WORK
+        if self._max_total_work is not None:
+            most = min(most, self._max_total_work)
+        if self._work + len(text) > most:
+            return None
+        if expression not in self._parsed:
+            self._work += len(expression) // 8
+            ecma = expression.replace("\\x{", "\\u{")
+            self._parsed[expression] = Parser(ecma, "a written expression").parse()
+
+        def charge(work: int) -> None:
+            self._work += work
+            if self._work > most:
+                raise _TooMuchWorkError
+
+        search = _Search(text, charge)
+        try:
+            return bool(search.group(self._parsed[expression], set(range(len(text) + 1))))
+        except _TooMuchWorkError:
+            return None
+
+
+class _TooMuchWorkError(GrammarError):
+    """A search has taken too much work."""
+
+    def __init__(self) -> None:
+        super().__init__("a regular expression takes too much work to match")
 
 
 class _Search:

@@ -88,7 +88,7 @@ class ExclusiveBranches:
         for name, parts in one.properties.items():
             if False in parts:
                 continue
-            if not other.allows_name(name):
+            if not other.allows_name(name, self._comparison.regexes):
                 yield {"required": [name]}
             elif others := other.properties.get(name):
                 if self._comparison.are_disjoint(parts, others):

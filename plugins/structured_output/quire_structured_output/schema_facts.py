@@ -7,18 +7,18 @@ the items of arrays, and the properties of objects.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from quire_structured_output.disjoint import json_type_of, key_of
-from quire_structured_output.ecma_regex import in_python
+from quire_structured_output.ecma_search import WrittenRegexes
 
 ALL_TYPES = frozenset({"object", "array", "string", "number", "boolean", "null"})
 MAX_DEPTH = 12  # of schemas in schemas that are compared
 MAX_ALTERNATIVES = 24
 MAX_VALUES = 200  # that are compared with regexes
+MAX_SEARCH_WORK = 400_000  # of regexes in names and values
 EXCLUSIVE = {"minimum": "exclusiveMinimum", "maximum": "exclusiveMaximum"}
 WITH_COLON, WITH_AT = frozenset({"uri", "ipv6"}), frozenset({"email"})
 
@@ -58,14 +58,13 @@ class Facts:
     regexes: list[str] = field(default_factory=list)
     alternatives: list[Sequence[Any]] = field(default_factory=list)
 
-    def allows_name(self, name: str) -> bool:
+    def allows_name(self, name: str, regexes: WrittenRegexes) -> bool:
         """Return whether an object may have a property of this name, as far as is known."""
         if False in self.properties.get(name, ()):
             return False
         if not self.is_closed or name in self.properties:
             return True
-        regexes = [in_python(expression) for expression in self.patterns]
-        return any(regex is None or regex.search(name) for regex in regexes)
+        return any(regexes.is_found(expression, name) is not False for expression in self.patterns)
 
 
 def facts_of(parts: Sequence[Any], resolve: Resolve) -> Facts | None:
@@ -130,7 +129,7 @@ class Comparison:
     def __init__(self, resolve: Resolve, charge: Callable[[], None]) -> None:
         self.resolve = resolve
         self._charge = charge
-        self._regexes: dict[str, re.Pattern[str] | None] = {}
+        self.regexes = WrittenRegexes(MAX_SEARCH_WORK)
 
     def are_disjoint(self, first: Sequence[Any], second: Sequence[Any], depth: int = 0) -> bool:
         """Return whether it is proved that no value satisfies both all `first` and all `second`."""
@@ -194,13 +193,9 @@ class Comparison:
         length = len(value)
         if not facts.low.get("minLength", 0) <= length <= facts.high.get("maxLength", math.inf):
             return True
-        for expression in facts.regexes:
-            if expression not in self._regexes:
-                self._regexes[expression] = in_python(expression)
-            regex = self._regexes[expression]
-            if regex is not None and not regex.search(value):
-                return True
-        return False
+        return any(
+            self.regexes.is_found(expression, value) is False for expression in facts.regexes
+        )
 
     def have_disjoint_items(self, one: Facts, other: Facts, depth: int = 0) -> bool:
         """Return whether no value can be an item of arrays of both."""
@@ -211,7 +206,7 @@ class Comparison:
     def _excludes(self, one: Facts, other: Facts, depth: int) -> bool:
         """Return whether a name that `one` requires is impossible in `other`."""
         for name in one.required:
-            if not other.allows_name(name):
+            if not other.allows_name(name, self.regexes):
                 return True
             own, others = one.properties.get(name), other.properties.get(name)
             is_in_both = name in other.required and own and others

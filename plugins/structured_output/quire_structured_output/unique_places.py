@@ -9,13 +9,12 @@ becomes narrower.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from quire_structured_output.ecma_regex import in_python
+from quire_structured_output.ecma_search import WrittenRegexes
 
 UNIQUE = "x-unique"  # marks the arrays of a normal form whose items are unique
 
@@ -68,7 +67,7 @@ class UniqueSchema:
         self._schema = schema
         self._defs = schema.get("$defs", {})
         self._places: dict[tuple[int, ...], Place | None] = {}
-        self._regexes: dict[str, re.Pattern[str] | None] = {}
+        self._regexes = WrittenRegexes()
 
     @cached_property
     def root(self) -> Place | None:
@@ -98,19 +97,12 @@ class UniqueSchema:
         if is_listed:
             yield leaf["properties"][name]
         for expression, part in leaf.get("patternProperties", {}).items():
-            regex = self._regex(expression)
-            if regex is None:  # which is not known to match, so that the others hold too
+            is_found = self._regexes.is_found(expression, name)
+            if is_found is not False:  # if it is not known, the others hold too
                 yield part
-            elif regex.search(name):
-                is_listed = True
-                yield part
+            is_listed = is_listed or is_found is True
         if not is_listed:
             yield leaf.get("additionalProperties")
-
-    def _regex(self, expression: str) -> re.Pattern[str] | None:
-        if expression not in self._regexes:
-            self._regexes[expression] = in_python(expression)
-        return self._regexes[expression]
 
     def _leaves(self, parts: list[Any]) -> Iterator[Schema]:
         seen: set[int] = set()

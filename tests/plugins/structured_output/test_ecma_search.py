@@ -4,7 +4,8 @@ import pytest
 
 from quire.errors import GrammarError
 from quire.testing.schema_judge import has_match
-from quire_structured_output.ecma_search import is_found
+from quire_structured_output.ecma_regex import whole_match
+from quire_structured_output.ecma_search import WrittenRegexes, is_found
 
 REGEXES = (
     r"^\d{3}$", r"\w+", "a|^b$", "(^a|b)c", "^(a|b$)", "[^a-z]", "a{2,3}?b", "", "^$", "$", "x*$",
@@ -33,3 +34,19 @@ def test_the_work_can_be_limited():
 
     with pytest.raises(GrammarError, match="too much"):
         is_found("a", "a", "a regex", charge)
+
+
+@pytest.mark.parametrize("regex", REGEXES)
+def test_a_written_expression_is_found_like_the_one_it_was_written_for(regex):
+    regexes, written = WrittenRegexes(), f"^(?:{whole_match(regex, 'a regex')})$"
+    for text in TEXTS:
+        assert regexes.is_found(written, text) == has_match(regex, text), text
+
+
+def test_a_search_of_too_much_work_has_no_answer():
+    regexes = WrittenRegexes(max_total_work=50_000)
+    assert regexes.is_found("^(?:((a?){500}){500}b)$", "a" * 900) is None
+    assert regexes.is_found("^(?:a+)$", "aaa") is True
+    for _ in range(3):
+        regexes.is_found("^(?:((a?){500}){500}b)$", "a" * 900)
+    assert regexes.is_found("^(?:a+)$", "aaa") is None  # all of them have had their work

@@ -93,6 +93,22 @@ SCHEMAS = {  # schema, and what the refusal says; None: it is accepted
         {"oneOf": [{"properties": {"t": {"const": f"t{i}"}, "v": {"type": "string"}}}
                    for i in range(500)]}, "too many or too large",
     ),
+    "oneOf of doubled properties": (
+        {"oneOf": [FIRST, {"properties": {"a": {"$ref": "#/$defs/d1"}}, "type": "object"}],
+         "$defs": doubled_properties()}, "too many or too large",
+    ),
+    "oneOf of a pattern that backtracks": (
+        {"oneOf": [{"type": "string", "pattern": "^(a+)+$"}, {"enum": ["a" * 40 + "!"]}]}, None,
+    ),
+    "a name of a closed object that backtracks": (
+        {"oneOf": [{"type": "object", "patternProperties": {"^(a|a)*$": {}},
+                    "additionalProperties": False},
+                   {"type": "object", "required": ["a" * 40 + "!"]}]}, None,
+    ),
+    "unique arrays by patterns that backtrack": (
+        {"patternProperties": {"^(a+)+$": {"uniqueItems": True}},
+         "properties": {"a" * 40 + "!": {"type": "array"}}}, None,
+    ),
     "not, 60 deep": (nested(lambda s, i: {"not": s}, 60, {"type": "null"}), None),
     "not of products": (
         {"not": {"anyOf": [{"allOf": [{"const": f"{i}{k}"} for k in range(10)]}
@@ -127,7 +143,7 @@ GRAMMARS = {
     "half a megabyte of Lark": ('start: "' + "a" * 2**19 + '"', "characters"),
     "left recursion": ('root ::= root root | "a" | ""', None),
     "a large repetition": ('root ::= "a"{0,1000000000}', None),
-    "a schema in the grammar": ('start: %json {"contains": {}}', "'contains'"),
+    "a schema in the grammar": ('start: %json {"divisibleBy": 2}', "'divisibleBy'"),
     "a schema that is not closed": ("start: %json {" * 4_000, "not JSON"),
     "a schema that is nested": ("start: %json " + "[" * 60_000, "not JSON"),
     "4,000 schemas": ("start: " + "%json {} " * 4_000, "more than 256 JSON schemas"),
