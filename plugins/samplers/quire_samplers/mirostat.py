@@ -45,7 +45,8 @@ class Mirostat(LogitsProcessor):
         log_probs = logits.log_softmax(-1)
         is_dropped = (log_probs < -mu * LOG_2) & (mode == 2)
         if any(fields["mirostat_mode"] == 1 for fields in rows.host_fields) or not rows.host_fields:
-            is_dropped |= _is_beyond(log_probs, num_kept(log_probs, mu)) & (mode == 1)
+            kept = num_kept(zipf_exponent(log_probs), mu, self.vocab_size)
+            is_dropped |= _is_beyond(log_probs, kept) & (mode == 1)
         is_dropped.scatter_(1, logits.argmax(-1, keepdim=True), value=False)
         return logits.masked_fill_(is_dropped, -math.inf)
 
@@ -56,13 +57,12 @@ class Mirostat(LogitsProcessor):
         return rows.field("mirostat_mu") - rows.field("mirostat_eta") * error
 
 
-def num_kept(log_probs: Tensor, mu: Tensor) -> Tensor:  # [N, V], [N, 1] -> [N, 1] float32
+def num_kept(exponent: Tensor, mu: Tensor, vocab_size: int) -> Tensor:  # [N, 1], all three
     """Return the number k of tokens that version 1 keeps, an integer from 1 on or infinity.
 
     With exponent s of Zipf's law and e = s - 1: k = (e * 2 ** mu / (1 - V ** -e)) ** (1 / s).
     """
-    vocab_size = log_probs.shape[1]
-    exponent = _zipf_exponent(log_probs).clamp(min=SMALL)
+    exponent = exponent.clamp(min=SMALL)
     epsilon = exponent - 1
     epsilon = torch.where(epsilon.abs() < SMALL, SMALL, epsilon)
     share = -torch.expm1(-epsilon * math.log(vocab_size))  # 1 - V ** -e, of the sign of e
@@ -70,7 +70,7 @@ def num_kept(log_probs: Tensor, mu: Tensor) -> Tensor:  # [N, V], [N, 1] -> [N, 
     return (log_k / exponent).exp().floor().clamp(min=1).float()
 
 
-def _zipf_exponent(log_probs: Tensor) -> Tensor:  # [N, V] -> [N, 1] float64
+def zipf_exponent(log_probs: Tensor) -> Tensor:  # [N, V] -> [N, 1] float64
     """Return the exponent that fits the steps between the most likely tokens best."""
     top = log_probs.topk(min(NUM_FITTED, log_probs.shape[1])).values.double()
     steps = top[:, :-1] - top[:, 1:]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from quire.testing.sampling import StatefulLogitsProcessorContract
 from quire.testing.sampling.sampled_rows import sampled_rows
-from quire_samplers.mirostat import Mirostat, num_kept
+from quire_samplers.mirostat import Mirostat, num_kept, zipf_exponent
 from quire_samplers.plugin import MIROSTAT, TEMPERATURE
 from quire_samplers.torch_gumbel import TorchGumbel
 
@@ -164,13 +164,35 @@ def test_any_state_leaves_the_most_likely_token_and_a_finite_state(row, mu, mode
 
 @pytest.mark.parametrize("masked", [0, 5, 8])
 def test_masked_tokens_do_not_count_for_the_law(masked):
-    """With one step of a known size between two tokens, the exponent is known."""
+    """The exponent is fitted to the tokens that are left."""
     logits = torch.full((1, 10), -math.inf)
     first = masked and 10 - masked
     logits[0, : first or 10] = -torch.arange(1, (first or 10) + 1).log() * 1.5
-    kept = num_kept(logits.log_softmax(-1), torch.tensor([[2.0]])).item()
-    expected = (0.5 * 4 / (1 - 10**-0.5)) ** (1 / 1.5)
-    assert kept == int(expected)
+    assert zipf_exponent(logits.log_softmax(-1)).item() == pytest.approx(1.5, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("exponent", "expected"),
+    [
+        (1.5, (0.5 * 64 / (1 - 500**-0.5)) ** (1 / 1.5)),
+        (0.5, (-0.5 * 64 / (1 - 500**0.5)) ** 2),
+        (1.0, 64 / math.log(500)),  # the limit
+        (1.0 + 1e-9, 64 / math.log(500)),
+        (0.0, 1),  # all tokens are equally likely, and 64 are fewer than all
+        (-2.0, 1),
+    ],
+)
+def test_the_number_of_kept_tokens_is_that_of_zipf_s_law(exponent, expected):
+    exponents = torch.tensor([[exponent]], dtype=torch.float64)
+    found = num_kept(exponents, torch.tensor([[6.0]]), 500).item()
+    assert found == max(1, int(expected))
+    assert num_kept(exponents, torch.tensor([[7.0]]), 500).item() >= found
+
+
+def test_equally_likely_tokens_are_all_kept_once_mu_allows_it():
+    flat = torch.zeros(1, 1, dtype=torch.float64)
+    assert num_kept(flat, torch.tensor([[9.1]]), 500).item() == math.inf
+    assert num_kept(flat, torch.tensor([[8.9]]), 500).item() == 1
 
 
 def test_off_is_neutral_and_a_request_starts_at_twice_the_target():

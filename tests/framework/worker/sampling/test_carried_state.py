@@ -208,11 +208,16 @@ def test_a_row_without_a_token_fails_by_its_logits_not_by_its_state():
 
 
 def test_a_token_id_out_of_range_never_reaches_a_step():
+    class Gathers(SumOfTokens):
+        def observe(self, logits, rows, token_ids):
+            logits.gather(1, token_ids[:, None])
+            return super().observe(logits, rows, token_ids)
+
     class Wrong(TorchGumbel):
         def sample(self, logits, rows):
             return torch.full((len(logits),), VOCAB_SIZE + 3)
 
-    sampled = run(pipeline_of([{"sum_of_tokens": 5}], sampler=Wrong), [0])
+    sampled = run(pipeline_of([{"sum_of_tokens": 5}], (Gathers,), Wrong), [0])
     (result,) = LaunchedStep(1, [([0], sampled)], [], {}, "sampler Wrong").read().results
     assert f"sampler Wrong returned token id {VOCAB_SIZE + 3}" in result.error.message
 
