@@ -74,9 +74,7 @@ class Item:
 ANYTHING: Ranges = ((0, LAST),)
 
 
-def whole_match(
-    expression: str, where: str, *, around: Ranges = ANYTHING, for_python: bool = False
-) -> str:
+def whole_match(expression: str, where: str, *, around: Ranges = ANYTHING) -> str:
     r"""Return an expression that matches the texts in which an ECMA-262 one is found.
 
     Args:
@@ -84,8 +82,6 @@ def whole_match(
         where: Name of the expression in error messages.
         around: Characters that may be before and after what is found, where it is not anchored;
             none: it must be the whole text.
-        for_python: Write it for Python's `re` instead of Rust's `regex`; general categories of
-            Unicode are refused then.
 
     Raises:
         GrammarError: It is not valid, too long, or not regular.
@@ -95,7 +91,7 @@ def whole_match(
             f"{where} has {len(expression)} characters; at most {MAX_REGEX_LENGTH} are allowed"
         )
     parsed = Parser(expression, where).parse()
-    return _Writer(where, around, for_python=for_python).write(parsed)
+    return _Writer(where, around).write(parsed)
 
 
 class Parser:
@@ -304,10 +300,9 @@ class Parser:
 
 
 class _Writer:
-    def __init__(self, where: str, around: Ranges, *, for_python: bool) -> None:
+    def __init__(self, where: str, around: Ranges) -> None:
         self._where = where
         self._around = CharacterClass(around)
-        self._for_python = for_python
 
     def write(self, group: Group, *, opens: bool = True, closes: bool = True) -> str:
         """Write alternatives at the beginning (`opens`) or the end (`closes`) of the expression."""
@@ -351,8 +346,6 @@ class _Writer:
             if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
                 return self._char(ranges[0][0])
             return f"[{self._ranges(ranges)}]"
-        if self._for_python:
-            raise GrammarError(f"{self._where} uses \\p, which is not supported here")
         names = "".join(
             rf"\P{{{n[1:]}}}" if n[0] == "^" else rf"\p{{{n}}}" for n in given.categories
         )
@@ -368,7 +361,7 @@ class _Writer:
         char = chr(code)
         if char.isascii() and char.isalnum():
             return char
-        return f"\\U{code:08x}" if self._for_python else f"\\x{{{code:x}}}"
+        return f"\\x{{{code:x}}}"
 
     def _anything(self) -> str:
         return self._class(self._around) + "*" if self._around.ranges else ""
