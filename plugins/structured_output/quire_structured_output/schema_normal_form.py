@@ -34,7 +34,7 @@ from quire_structured_output.ecma_regex import whole_match
 from quire_structured_output.ecma_search import is_found
 from quire_structured_output.one_of import ExclusiveBranches
 from quire_structured_output.regex_syntax import check_text
-from quire_structured_output.schema_complement import complement, evaluated
+from quire_structured_output.schema_complement import complement, evaluated, other_types
 from quire_structured_output.schema_facts import Comparison
 from quire_structured_output.unique_places import UNIQUE
 from quire_structured_output.value_counts import most_values
@@ -67,10 +67,12 @@ MALFORMED = (
 )  # what `referencing` raises
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
-REFUSED = (
-    "contains", "minContains", "maxContains", "unevaluatedItems",
-    "extends", "disallow", "divisibleBy",
-)  # fmt: skip
+REFUSED = ("extends", "disallow", "divisibleBy")
+MAX_POSITIONS = 8  # of the item that `contains` asks for
+EVALUATING = frozenset(  # beside `unevaluatedItems`, which then depends on the value
+    {"$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "if", "contains"}
+    | {"dependentSchemas"}
+)
 _TIME = (
     r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?"
     r"(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
@@ -510,6 +512,8 @@ class _Translation:
         prefix, items = given.get("prefixItems"), given.get("items")
         if isinstance(items, list):
             prefix, items = items, given.get("additionalItems")
+        if items is None and "unevaluatedItems" in given:
+            items = self._unevaluated_items()
         if prefix is not None:
             if not isinstance(prefix, list):
                 raise self._error("prefixItems", "must be a list")
@@ -520,6 +524,33 @@ class _Translation:
             self._out["items"] = self._part(items, "items")
         if given.get("uniqueItems") is True and (most is None or most > 1):
             self._unique_items()
+        if "contains" in given:
+            self._contains(most)
+
+    def _unevaluated_items(self) -> Any:
+        """Return the schema of the items after `prefixItems`, if nothing else evaluates any."""
+        rest = self._given["unevaluatedItems"]
+        if rest is not True and EVALUATING & self._given.keys():
+            raise self._refusal("unevaluatedItems", "beside keywords that evaluate items, too")
+        return rest
+
+    def _contains(self, most: int | None) -> None:
+        """Translate `contains` to one array for each place of the item, up to a limit."""
+        low, high = self._given.get("minContains", 1), self._given.get("maxContains")
+        part = self._part(self._given["contains"], "contains")
+        if low == 0 and high is None:
+            return
+        if high is not None or low != 1:
+            word = "maxContains" if high is not None else "minContains"
+            raise self._refusal(word)
+        others = {"type": other_types({"array"})}
+        num_places = MAX_POSITIONS if most is None else min(MAX_POSITIONS, most)
+        places = range(0 if part is False else num_places)
+        arrays = [
+            {"type": "array", "minItems": place + 1, "prefixItems": [*[{}] * place, part]}
+            for place in places
+        ]
+        self._also.append({"anyOf": [others, *arrays]})
 
     def _unique_items(self) -> None:
         """Mark the array, for what reads the text, unless there are too few items."""

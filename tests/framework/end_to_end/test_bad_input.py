@@ -252,8 +252,8 @@ def test_a_field_that_no_sampler_declares_is_refused(llm):
 @pytest.mark.parametrize(
     ("form", "message"),
     [
-        ({"json": {"type": "array", "contains": {}}}, "contains"),
-        ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
+        ({"json": {"type": "integer", "divisibleBy": 3}}, "divisibleBy"),
+        ({"json": {"minProperties": 3}}, "minProperties"),
         ({"json": {"type": "string", "minLength": 5, "maxLength": 2}}, "minLength"),
         ({"json": "{not json"}, "JSON"),
         ({"regex": "(unclosed"}, "regex"),

@@ -10,7 +10,7 @@ from quire import AsyncEngine
 from quire.testing.checkpoints import write_checkpoint
 
 MESSAGES = [{"role": "user", "content": "hi"}]
-ODD = {"type": "object", "properties": {"age": {"type": "array", "contains": {"const": 3}}}}
+ODD = {"type": "object", "properties": {"age": {"type": "integer", "divisibleBy": 3}}}
 SMALL = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
 
 
@@ -44,7 +44,7 @@ def test_a_schema_that_cannot_be_kept_is_refused_where_it_was_asked_for(url):
             for stream in (False, True):
                 error = refused(url, path, **{field: value}, stream=stream)
                 assert error["param"] == field
-                assert "'contains' at /properties/age" in error["message"]
+                assert "'divisibleBy' at /properties/age" in error["message"]
 
 
 TAG = {"type": "structural_tag", "format": {"type": "any_text"}}
@@ -76,7 +76,7 @@ def test_a_tool_that_cannot_be_forced_is_refused_by_name(url):
     error = refused(url, tools=tools, tool_choice="required")
     assert error["param"] == "tools"
     assert "tool 'bad'" in error["message"]
-    assert "'contains' at /properties/age" in error["message"]
+    assert "'divisibleBy' at /properties/age" in error["message"]
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "b"}}])

@@ -128,8 +128,8 @@ def test_a_regex_may_have_a_slash_and_a_line_end():
 
 
 def test_a_tool_with_a_refused_schema_is_named():
-    shape = CallShape("look", ("look(", SchemaPiece({"contains": {}}), ")"))
-    with pytest.raises(GrammarError, match=r"the tool 'look'.*'contains'"):
+    shape = CallShape("look", ("look(", SchemaPiece({"maxContains": 1, "contains": {}}), ")"))
+    with pytest.raises(GrammarError, match=r"the tool 'look'.*'maxContains'"):
         BACKEND.check(StructuredOutputsParams(calls=CallGrammar((shape,))))
 
 

@@ -79,6 +79,15 @@ SCHEMAS = [
     ({"pattern": "^\\cC|\\s$"}, ["\x03", "", "\v", "\n", "a"]),
     ({"properties": {"a\n": {"type": "integer"}, "b": {}}, "required": ["a\n"]},
      [{"a\n": 1}, {"a\n": "x"}, {"b": "a\n"}]),
+    ({"contains": {"type": "integer"}}, [[], [1], ["a"], ["a", 2], ["a", "b", 3, "c"], "a", {}]),
+    ({"items": {"type": ["integer", "null"]}, "contains": {"minimum": 5, "type": "integer"},
+      "maxItems": 2}, [[5], [4], [None, 5], [5, 5], [1, 2, 5], []]),
+    ({"contains": False}, [[], [1], "a"]),
+    ({"contains": {}, "minContains": 0}, [[], [1], "a"]),
+    ({"maxContains": 1}, [[], [1, 1]]),
+    ({"prefixItems": [{"type": "string"}], "unevaluatedItems": {"type": "null"}},
+     [["a"], ["a", None], ["a", 1], [None]]),
+    ({"items": {"type": "string"}, "unevaluatedItems": False}, [["a"], [1]]),
     ({"format": "uri-template"}, ["/a/{b}", "{", "{?x,y*}"]),
     ({"type": "string", "oneOf": [{"maxLength": 1}, {"minLength": 3}]}, ["", "ab", "abc"]),
     ({"type": "array", "items": {"enum": ["a", "b", "c"]}, "uniqueItems": True, "minItems": 1},
@@ -109,7 +118,11 @@ SCHEMAS = [
     (True, [1, "a", {}]),
 ]  # fmt: skip
 REFUSED = {
-    "contains": ({"contains": {"type": "integer"}}, "'contains' at /"),
+    "contains": ({"contains": {"type": "integer"}, "maxContains": 1}, "'maxContains' at /"),
+    "unevaluated": (
+        {"allOf": [{"prefixItems": [{}]}], "unevaluatedItems": False},
+        "'unevaluatedItems' at /",
+    ),
     "uniqueItems": (
         {"items": {"enum": [1, 2]}, "uniqueItems": True, "minItems": 3},
         "nothing satisfies 'uniqueItems' and 'minItems' at /",
