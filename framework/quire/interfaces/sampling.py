@@ -198,10 +198,10 @@ class SamplerCapabilities:
                     f"the request field {field.name!r} holds the prompt of a companion, and its "
                     f"switch {field.type.switch!r} is no number among the fields of the step"
                 )
-            if isinstance(field.type, CompanionPrompt) and self.is_opt_in:
+            if isinstance(field.type, CompanionPrompt) and (self.is_opt_in or self.is_fusible):
                 raise PluginError(
-                    f"the request field {field.name!r} holds the prompt of a companion, whose row "
-                    "a step does not get that runs for requests that name it: leave is_opt_in out"
+                    f"the request field {field.name!r} holds the prompt of a companion, so the "
+                    "step needs the rows of the whole batch: leave out is_opt_in and is_fusible"
                 )
 
     def _check_states(self) -> None:

@@ -46,8 +46,9 @@ def test_its_switch_is_a_number_of_the_same_step(fields):
         SamplerCapabilities(stage="penalty", fields=fields)
 
 
-def test_a_step_for_requests_that_name_it_has_no_companion():
+@pytest.mark.parametrize("declared", ["is_opt_in", "is_fusible"])
+def test_a_step_that_gets_some_rows_only_has_no_companion(declared):
     fields = (RequestField("scale", float, 1.0), RequestField("other", TYPE, ""))
     SamplerCapabilities(stage="penalty", fields=fields)
-    with pytest.raises(PluginError, match="is_opt_in"):
-        SamplerCapabilities(stage="penalty", fields=fields, is_opt_in=True)
+    with pytest.raises(PluginError, match=declared):
+        SamplerCapabilities(stage="penalty", fields=fields, **{declared: True})

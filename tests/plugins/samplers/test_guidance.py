@@ -8,11 +8,18 @@ import torch
 from transformers import UnbatchedClassifierFreeGuidanceLogitsProcessor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from quire.testing.sampling import LogitsProcessorContract
 from quire.testing.sampling.sampled_rows import random_logits, sampled_rows
 from quire_samplers.guidance import ClassifierFreeGuidance
 from quire_samplers.plugin import GUIDANCE
 
 V, COMPANIONS = 50, torch.tensor([2, 1, 2, 0])
+
+
+class TestClassifierFreeGuidance(LogitsProcessorContract):
+    step_class = ClassifierFreeGuidance
+    capabilities = GUIDANCE
+    active = ({"guidance_scale": 2.0}, {"guidance_scale": 0.0}, {"guidance_scale": 0.5})
 
 
 def rows_of(*scales):

@@ -7,7 +7,9 @@ Write a test class for your logits processor; pytest collects the inherited test
         capabilities = MY_CAPABILITIES
         active = ({"my_field": 0.5}, {"my_field": 2.0})
 
-A logits processor that reads the tokens of a request needs histories:
+A logits processor with a `CompanionPrompt` gets rows with companions.
+
+One that reads the tokens of a request needs histories:
 
         histories = (History((1, 2, 3, 1, 2), num_prompt_tokens=3), History((7,), 1))
 
@@ -29,6 +31,7 @@ from torch import Tensor
 
 from quire.interfaces.sampling import LogitsProcessor, SampledRows, SamplerCapabilities
 from quire.testing.probes import check_probe
+from quire.testing.sampling.companion_step import BesideCompanions, has_companions
 from quire.testing.sampling.no_waiting import (
     META,
     run_without_data,
@@ -249,12 +252,14 @@ class LogitsProcessorContract:
         fields = [self._active(row) for row in range(NUM_ROWS)]
         for is_known in (True, False):
             rows = self._rows(fields, is_known_to_host=is_known)
-            step = self.step_class(self.vocab_size, META)
-            run_without_data(step.apply, self._logits(), rows)
+            run_without_data(self._step(META).apply, self._logits(), rows)
             run_without_sync(self._step().apply, self._logits(), rows)
 
-    def _step(self) -> LogitsProcessor:
-        return self.step_class(self.vocab_size, torch.device(self.device))
+    def _step(self, device: torch.device | None = None) -> LogitsProcessor:
+        step = self.step_class(self.vocab_size, device or torch.device(self.device))
+        if has_companions(self.capabilities):
+            return BesideCompanions(step, self.capabilities)
+        return step
 
     def _has_neutral(self) -> bool:
         return bool(self.neutral) or not self.capabilities.is_opt_in

@@ -6,6 +6,7 @@ from types import MappingProxyType
 import pytest
 import torch
 
+from quire.interfaces.companion_prompt import CompanionPrompt
 from quire.interfaces.sampling import LogitsProcessor, RequestField, SamplerCapabilities
 from quire.testing.sampling.logits_contract import LogitsProcessorContract
 from quire.testing.sampling.sampled_rows import History, sampled_rows
@@ -439,3 +440,59 @@ def test_neutral_fields_of_a_step_that_requests_name_are_tested():
     named = replace(SHIFT, is_opt_in=True)
     with pytest.raises(AssertionError, match="is_neutral must be true of"):
         always_contract(named, {"shift": 0.0}).test_neutral_fields_are_called_neutral()
+
+
+COMPARED = SamplerCapabilities(
+    stage="penalty",
+    fields=(
+        RequestField("scale", float, 0.0),
+        RequestField("other", CompanionPrompt("scale"), ""),
+    ),
+)
+
+
+class Compares(LogitsProcessor):
+    """Takes away a part of the logits of each row's companion."""
+
+    def is_neutral(self, fields):
+        return fields["scale"] == 0
+
+    def apply(self, logits, rows):
+        scale = rows.field("scale")
+        return logits.where(scale == 0, logits - scale * logits[rows.companions].clamp(min=-9))
+
+
+class ComparesWithTheNextRow(Compares):
+    def apply(self, logits, rows):
+        return super().apply(logits, replace(rows, companions=rows.companions.roll(1)))
+
+
+class ChangesCompanions(Compares):
+    def apply(self, logits, rows):
+        return super().apply(logits, rows) + 1.0
+
+
+def compared_contract(step):
+    return type(
+        "Contract",
+        (LogitsProcessorContract,),
+        {"step_class": step, "capabilities": COMPARED, "active": ({"scale": 0.5},)},
+    )()
+
+
+class TestCompares(LogitsProcessorContract):
+    step_class = Compares
+    capabilities = COMPARED
+    active = ({"scale": 0.5}, {"scale": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("step", "test", "reason"),
+    [
+        (ComparesWithTheNextRow, "test_a_row_does_not_depend_on_the_others", "depends|differ|row"),
+        (ChangesCompanions, "test_active_rows_are_changed", "companions were changed"),
+    ],
+)
+def test_a_step_that_mistakes_companions_is_rejected(step, test, reason):
+    with pytest.raises(AssertionError, match=reason):
+        getattr(compared_contract(step), test)()
