@@ -1,8 +1,17 @@
 """Async scheduling: steps planned before the tokens of the previous step are known."""
 
 import pytest
-from engine_parts import make_core, make_message, run_to_end
+from engine_parts import (
+    CountingExecutor,
+    ScriptedGrammars,
+    make_core,
+    make_message,
+    make_scheduler,
+    run_to_end,
+)
+from msgspec.structs import replace
 
+from quire.engine.core import EngineCore
 from quire.sampling_params import StructuredOutputsParams
 
 
@@ -67,6 +76,34 @@ def test_a_request_preempted_in_flight_keeps_the_token_in_flight():
     for index in range(4):
         start = 100 * index + 11
         assert completions[f"r{index}"] == list(range(start, start + 14))
+
+
+class CarryingExecutor(CountingExecutor):
+    """Workers whose sampler steps carry the last token as their state."""
+
+    def execute(self, plan):
+        for given in plan.assignments:
+            is_fresh = len(given.token_ids) == given.num_prompt_tokens
+            assert given.state == ({} if is_fresh else {"last": float(given.token_ids[-1])})
+        super().execute(plan)
+
+    def collect(self, plan_id):
+        result = super().collect(plan_id)
+        rows = [replace(row, state={"last": float(row.token_ids[0])}) for row in result.results]
+        return replace(result, results=rows)
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_request_preempted_in_flight_has_the_state_of_the_token_in_flight(async_scheduling):
+    executor, scheduler = CarryingExecutor(), make_scheduler(9)
+    core = EngineCore(
+        scheduler, executor, executor, ScriptedGrammars(), async_scheduling=async_scheduling
+    )
+    for index in range(4):
+        start = 100 * index + 5
+        core.add(make_message(f"r{index}", prompt=range(start, start + 6), max_tokens=14))
+    assert all(len(tokens) == 14 for tokens in run_to_end(core).values())
+    assert scheduler.num_preemptions > 0
 
 
 @pytest.mark.parametrize("budget", [3, 7, 100])
