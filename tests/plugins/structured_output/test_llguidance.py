@@ -86,11 +86,11 @@ def test_what_looks_like_a_directive_in_a_text_is_allowed():
 
 
 def test_a_schema_in_a_grammar_is_followed_as_one_by_itself():
-    grammar = 'start: "<" %json {"pattern": "^\\\\d$", "type": "string"} "]" end // "a"\nend: "<"?'
+    grammar = 'start: "<" %json {"type": "string", "format": "date"} "]" end // "a"\nend: "<"?'
     params = StructuredOutputsParams(grammar=grammar)
-    assert accepts(params, '<"1"]')
-    assert accepts(params, '<"1"]<')
-    assert not accepts(params, '<"\u0661"]')
+    assert accepts(params, '<"2024-02-29"]')
+    assert accepts(params, '<"2024-02-29"]<')
+    assert not accepts(params, '<"2023-02-29"]')
     assert not accepts(params, "<1]")
 
 
