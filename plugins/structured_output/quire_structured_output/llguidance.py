@@ -27,6 +27,7 @@ from quire_structured_output.choices import check_choice
 from quire_structured_output.gbnf_syntax import lark_of_gbnf
 from quire_structured_output.lark_syntax import check_length, checked_lark, is_gbnf
 from quire_structured_output.lark_writing import in_slashes, json_part, literal
+from quire_structured_output.listed_arrays import with_listed_arrays
 from quire_structured_output.regex_syntax import check_regex, check_text, without_anchors
 from quire_structured_output.schema_normal_form import normal_form
 from quire_structured_output.structural_tag import lark_of_tag
@@ -322,9 +323,12 @@ def _form_beside_text(spent: Counter[str]) -> Callable[[Any], dict[str, Any]]:
     """Return a function for the normal forms of the schemas of one constraint with other text."""
 
     def normal(schema: dict[str, Any] | str | bool) -> dict[str, Any]:
-        found = normal_form(schema, spent)
+        found = with_listed_arrays(normal_form(schema, spent))
         if UniqueSchema(found).root is not None:
-            raise GrammarError("no backend supports 'uniqueItems' in JSON with text around it")
+            raise GrammarError(
+                "no backend supports 'uniqueItems' in JSON with text around it, unless the items "
+                "are an enum of up to ten values"
+            )
         return found
 
     return normal

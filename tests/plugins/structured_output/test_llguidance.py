@@ -142,6 +142,20 @@ def test_a_forced_call_has_no_argument_that_the_tool_does_not_declare():
         assert accepts(params, 'look({"a": 1, "b": 2})') is is_open
 
 
+def test_a_call_may_have_unique_items_of_a_short_enum():
+    kinds = {"type": "array", "items": {"$ref": "#/$defs/kind"}, "uniqueItems": True, "minItems": 1}
+    kind = {"enum": ["a", "b", 1]}
+    schema = {"type": "object", "properties": {"kinds": kinds}, "$defs": {"kind": kind}}
+    shape = CallShape("look", ("look(", SchemaPiece(schema), ")"))
+    params = StructuredOutputsParams(calls=CallGrammar((shape,)))
+    assert accepts(params, 'look({"kinds": ["b", 1, "a"]})')
+    for wrong in ('["a", "a"]', "[]", '["c"]'):
+        assert not accepts(params, f'look({{"kinds": {wrong}}})')
+    shape = CallShape("look", (SchemaPiece({"properties": {"x": {"uniqueItems": True}}}),))
+    with pytest.raises(GrammarError, match=r"the tool 'look'.*'uniqueItems'"):
+        BACKEND.check(StructuredOutputsParams(calls=CallGrammar((shape,))))
+
+
 def test_a_schema_may_be_recursive():
     tree = {
         "type": "object",
