@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import combinations
 from typing import Any
 
 from referencing import Registry
@@ -68,6 +69,7 @@ MALFORMED = (
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 REFUSED = ("extends", "disallow", "divisibleBy")
+MAX_COMBINATIONS = 64  # of names, for `minProperties` and `maxProperties`
 MAX_POSITIONS = 8  # of the item that `contains` asks for
 EVALUATING = frozenset(  # beside `unevaluatedItems`, which then depends on the value
     {"$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "if", "contains"}
@@ -636,11 +638,40 @@ class _Translation:
             raise self._refusal("minProperties", "above 1, as a name could be written twice")
         elif low > 1 and "patternProperties" in self._out:
             raise self._refusal("minProperties", "above 1 beside 'patternProperties'")
-        listed = self._out.get("properties", {})
+        listed = [
+            name for name, part in self._out.get("properties", {}).items() if part is not False
+        ]
         is_closed = self._out.get("additionalProperties") is False
         is_fixed = is_closed and "patternProperties" not in self._out
         if high is not None and is_fixed and high >= len(listed):
             del self._out["maxProperties"]
+        if set(listed) <= set(required):
+            return
+        if "minProperties" in self._out:
+            self._least_properties(listed, low, is_fixed=is_fixed)
+        if "maxProperties" in self._out and is_fixed:
+            self._most_properties(listed, self._out["maxProperties"])
+
+    def _least_properties(self, listed: list[str], low: int, *, is_fixed: bool) -> None:
+        """Write `minProperties` as the names of which all of some are there, or another one."""
+        if math.comb(len(listed), low) > MAX_COMBINATIONS:
+            return
+        named: list[Schema] = [{"required": list(names)} for names in combinations(listed, low)]
+        if not is_fixed:  # then it is one
+            absent = {"properties": dict.fromkeys(listed, False), "minProperties": 1}
+            named.append(absent)
+        del self._out["minProperties"]
+        self._also.append({"anyOf": named})
+
+    def _most_properties(self, listed: list[str], high: int) -> None:
+        """Write `maxProperties` as the names of which none of some is there."""
+        num_absent = len(listed) - high
+        if math.comb(len(listed), num_absent) > MAX_COMBINATIONS:
+            return
+        del self._out["maxProperties"]
+        absent = combinations(listed, num_absent)
+        parts = [{"properties": dict.fromkeys(names, False)} for names in absent]
+        self._also.append({"anyOf": parts})
 
     def _dependencies(self) -> None:
         """Translate what a property asks of others: it is absent, or they hold."""
