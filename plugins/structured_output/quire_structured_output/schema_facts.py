@@ -17,6 +17,7 @@ from quire_structured_output.ecma_search import WrittenRegexes
 ALL_TYPES = frozenset({"object", "array", "string", "number", "boolean", "null"})
 MAX_DEPTH = 12  # of schemas in schemas that are compared
 MAX_ALTERNATIVES = 24
+ALTERNATIVES_DEPTH = 4  # as many levels does a choice of alternatives count for
 MAX_VALUES = 200  # that are compared with regexes
 MAX_SEARCH_WORK = 400_000  # of regexes in names and values
 EXCLUSIVE = {"minimum": "exclusiveMinimum", "maximum": "exclusiveMaximum"}
@@ -153,7 +154,8 @@ class Comparison:
         for parts in facts.alternatives:
             if len(parts) <= MAX_ALTERNATIVES:
                 rest = [_without(each, parts, self.resolve) for each in own]
-                if all(self.are_disjoint([*rest, each], other, depth + 1) for each in parts):
+                deeper = depth + ALTERNATIVES_DEPTH
+                if all(self.are_disjoint([*rest, each], other, deeper) for each in parts):
                     return True
         return False
 
