@@ -5,8 +5,10 @@
 The vocabulary is a byte-level BPE. The first table has a line for each grammar: the time until it
 is ready, and the round trip of one mask and of 16 masks of 16 requests in one step. The second has
 a line for each way in which 16 requests may share grammars, with a forward pass between the request
-for masks and their collection: multiplications of matrices on all cores. `--write` puts the tables
-of the largest vocabulary into `benchmarks/results/grammars.md`.
+for masks and their collection: multiplications of matrices on all cores. Its last columns are CPU
+times, which other programs on the machine change little: that of both parts in the engine's thread,
+and the mean of the grammar processes a step. `--write` puts the tables of the largest vocabulary
+into `benchmarks/results/grammars.md`.
 """
 
 import argparse
@@ -18,6 +20,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from vocabulary import SIZE, large_tokenizer, large_vocabulary
@@ -60,6 +63,19 @@ GRAMMARS = {
 Row = tuple[str, ...]
 
 
+class StepTimes(NamedTuple):
+    """Milliseconds of one step: both parts, and the CPU time of both in this thread."""
+
+    sending: float
+    collecting: float
+    cpu: float
+
+    @property
+    def both(self) -> float:
+        """Time that masks add to the step."""
+        return self.sending + self.collecting
+
+
 def date(index: int) -> StructuredOutputsParams:
     """Return one of different regexes of many dates."""
     return StructuredOutputsParams(regex=rf"{index}(?: \d{{4}}-[01]\d-[0-3]\d){{200}}")
@@ -89,17 +105,19 @@ def walk(
     vocabulary: Vocabulary,
     num_steps: int,
     forward: Callable[[], object] = lambda: None,
-) -> list[tuple[float, float]]:
-    """Walk through grammars at random; return the milliseconds of both parts of each step."""
+) -> list[StepTimes]:
+    """Walk through grammars at random; return the times of each step."""
     rng, times = random.Random(1), []
     for _ in range(num_steps):
-        start = time.perf_counter()
+        start, start_cpu = time.perf_counter(), time.thread_time()
         host.request_masks(list(enumerate(names)))
-        sent = time.perf_counter()
+        sent, cpu = time.perf_counter(), time.thread_time() - start_cpu
         forward()
-        done = time.perf_counter()
+        done, done_cpu = time.perf_counter(), time.thread_time()
         masks = host.collect_masks()
-        times.append((1000 * (sent - start), 1000 * (time.perf_counter() - done)))
+        cpu += time.thread_time() - done_cpu
+        collecting = time.perf_counter() - done
+        times.append(StepTimes(1000 * (sent - start), 1000 * collecting, 1000 * cpu))
         for name, mask in zip(names, masks, strict=True):
             host.accept(name, [_any_of(mask.words, vocabulary, rng)])
     return times
@@ -109,6 +127,15 @@ def _any_of(words: bytes, vocabulary: Vocabulary, rng: random.Random) -> int:
     """Return an allowed token, of the first ones if it can be: they are short, as in BPE."""
     allowed = [v for v in range(min(2048, vocabulary.size)) if words[v // 8] >> v % 8 & 1]
     return rng.choice(allowed or [vocabulary.eos_token_ids[0]])
+
+
+def children_cpu_ms(host: GrammarHost) -> float:
+    """Return the CPU time of all grammar processes of a host."""
+    parent = host._pool._fork_server.pid
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in children]
+    ticks = sum(int(stat[11]) + int(stat[12]) for stat in stats)
+    return 1000 * ticks / os.sysconf("SC_CLK_TCK")
 
 
 def forward_pass() -> Callable[[], object]:
@@ -145,9 +172,8 @@ def grammar_rows(host: GrammarHost, backend: str, vocabulary: Vocabulary) -> lis
         many = walk(host, names, vocabulary, NUM_STEPS)
         for each in (name, *names):
             host.release(each)
-        rows.append(
-            (name, backend, f"{1000 * seconds:.0f}", *(of(list(map(sum, t))) for t in (one, many)))
-        )
+        walks = (of([times.both for times in each]) for each in (one, many))
+        rows.append((name, backend, f"{1000 * seconds:.0f}", *walks))
     return rows
 
 
@@ -160,21 +186,28 @@ def step_rows(host: GrammarHost, backend: str, vocabulary: Vocabulary) -> list[R
             for index, name in enumerate(names):
                 compile_s(host, name, grammar(index % num_grammars))
             walk(host, names, vocabulary, 5, forward)
+            before_ms = children_cpu_ms(host)
             times = walk(host, names, vocabulary, NUM_FORWARD_STEPS, forward)
-            filling = walk(host, names, vocabulary, NUM_FORWARD_STEPS)
-            sending, collecting = zip(*times, strict=True)
-            both = [sum(each) for each in times]
-            filled = [sum(each) for each in filling]
-            rows.append(
-                (f"{what}, {sharing}", backend, *map(of, (sending, collecting, both, filled)))
-            )
+            matcher_ms = (children_cpu_ms(host) - before_ms) / NUM_FORWARD_STEPS
+            sending, collecting, cpu = map(of, zip(*times, strict=True))
+            both = of([each.both for each in times])
+            name = f"{what}, {sharing}"
+            rows.append((name, backend, sending, collecting, both, cpu, f"{matcher_ms:.2f}"))
             for name in names:
                 host.release(name)
     return rows
 
 
 GRAMMAR_HEADERS = ("grammar", "backend", "ready, ms", "1 mask, ms", f"{BATCH} masks, ms")
-STEP_HEADERS = (f"{BATCH} requests", "backend", "sending", "collecting", "both", "no forward pass")
+STEP_HEADERS = (
+    f"{BATCH} requests",
+    "backend",
+    "sending",
+    "collecting",
+    "both",
+    "engine CPU",
+    "matcher CPU",
+)
 
 
 def table(headers: Sequence[str], rows: Sequence[Row]) -> list[str]:
@@ -217,7 +250,7 @@ def main() -> None:
             "",
             "`python benchmarks/grammars.py`",
         ]
-        note = "Median / 99th percentile, in milliseconds; the parts of a step are explained there."
+        note = "Median / 99th percentile, in milliseconds; docs/structured_output.md explains the parts of a step."
         RESULTS.write_text("\n".join([*head, "", note, "", *lines]), encoding="utf-8")
 
 

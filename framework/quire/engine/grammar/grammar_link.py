@@ -17,14 +17,14 @@ from quire.engine.grammar.grammar_wire import (
     Compiled,
     Drop,
     Fill,
-    Load,
+    LoadGrammar,
     Operation,
     Sendable,
     Spawn,
     SpawnMatcher,
     Turn,
     TurnDone,
-    Unload,
+    UnloadGrammar,
     receive,
     send,
 )
@@ -162,19 +162,23 @@ class GrammarLink:
     def drop(self, matcher: int) -> None:
         """Remove a matcher with the next turn, in place of all other operations on it."""
         self._operations = [
-            o for o in self._operations if isinstance(o, Load | Unload) or o.matcher != matcher
+            o
+            for o in self._operations
+            if isinstance(o, LoadGrammar | UnloadGrammar) or o.matcher != matcher
         ]
         self._operations.append(Drop(matcher))
 
     def load(self, grammar: int, sendable: Sendable) -> None:
         """Load a compiled grammar with the next turn."""
-        self._operations.append(Load(grammar, sendable))
+        self._operations.append(LoadGrammar(grammar, sendable))
 
     def unload(self, grammar: int) -> None:
         """Remove a grammar with the next turn; one that is not sent yet never is."""
-        kept = [o for o in self._operations if not isinstance(o, Load) or o.grammar != grammar]
+        kept = [
+            o for o in self._operations if not isinstance(o, LoadGrammar) or o.grammar != grammar
+        ]
         if len(kept) == len(self._operations):
-            kept.append(Unload(grammar))
+            kept.append(UnloadGrammar(grammar))
         self._operations = kept
 
     def begin_turn(self, fills: list[Fill]) -> None:

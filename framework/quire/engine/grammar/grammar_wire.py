@@ -115,14 +115,14 @@ class Compiled(msgspec.Struct, frozen=True):
     sendable: Sendable | None = None
 
 
-class Load(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class LoadGrammar(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Load a grammar that another process has compiled."""
 
     grammar: int
     sendable: Sendable
 
 
-class Unload(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class UnloadGrammar(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Remove a grammar."""
 
     grammar: int
@@ -160,7 +160,7 @@ class Drop(msgspec.Struct, frozen=True, tag=True, array_like=True):
     matcher: int
 
 
-Operation = Load | Unload | Start | Accept | Fill | Drop
+Operation = LoadGrammar | UnloadGrammar | Start | Accept | Fill | Drop
 
 
 class Turn(msgspec.Struct, frozen=True):

@@ -10,11 +10,11 @@ from quire.engine.grammar.grammar_wire import (
     Drop,
     Failure,
     Fill,
-    Load,
+    LoadGrammar,
     Start,
     Turn,
     TurnDone,
-    Unload,
+    UnloadGrammar,
     receive,
     send,
 )
@@ -71,9 +71,9 @@ class MatcherServer:
         done = TurnDone({})
         for operation in turn.operations:
             match operation:
-                case Load():
+                case LoadGrammar():
                     self._load(operation)
-                case Unload():
+                case UnloadGrammar():
                     self._unload(operation.grammar)
                 case Drop():
                     self._drop(operation.matcher)
@@ -81,7 +81,7 @@ class MatcherServer:
                     self._guarded(operation, done)
         return done
 
-    def _load(self, operation: Load) -> None:
+    def _load(self, operation: LoadGrammar) -> None:
         """Load a grammar; if that fails, its matchers do when they start."""
         backend = self._backends[operation.sendable.backend]
         try:

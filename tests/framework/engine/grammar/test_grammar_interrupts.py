@@ -212,7 +212,7 @@ def sharing_host():
 def test_an_interrupt_in_a_life_in_a_shared_process_leaves_the_next_ones_right(sharing_host):
     host = sharing_host
     num_alive = Counter()
-    for interrupt in interrupts(stride=5):
+    for interrupt in interrupts(stride=37):
         with interrupt:
             whole_life(host)
         leave(host)

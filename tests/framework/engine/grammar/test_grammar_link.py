@@ -11,10 +11,13 @@ from quire.engine.grammar.grammar_wire import (
     Drop,
     Failure,
     Fill,
+    LoadGrammar,
+    Sendable,
     Setup,
     Start,
     Turn,
     TurnDone,
+    UnloadGrammar,
     VocabularyMessage,
     receive,
     send,
@@ -80,3 +83,13 @@ def test_a_turn_is_over_when_the_process_has_said_what_came_of_it(ends):
     send(theirs, done)
     assert link.end_turn() == done
     assert not link.is_in_turn
+
+
+def test_a_grammar_that_is_removed_before_it_was_sent_is_never_sent(ends):
+    link, _ = ends
+    link.load(1, Sendable("backend", b"one"))
+    link.load(2, Sendable("backend", b"two"))
+    link.unload(1)
+    assert turn(ends) == [LoadGrammar(2, Sendable("backend", b"two")), FILL]
+    link.unload(2)
+    assert turn(ends) == [UnloadGrammar(2), FILL]

@@ -14,12 +14,12 @@ from quire.engine.grammar.grammar_wire import (
     Drop,
     Failure,
     Fill,
-    Load,
+    LoadGrammar,
     Sendable,
     Start,
     Turn,
     TurnDone,
-    Unload,
+    UnloadGrammar,
     receive,
     send,
 )
@@ -156,22 +156,22 @@ def test_a_dropped_matcher_is_gone_and_may_be_dropped_again(owner):
 
 
 def test_each_grammar_of_a_shared_process_has_its_matchers(shared, masks):
-    loads = [Load(1, RISING), Load(2, RISING)]
+    loads = [LoadGrammar(1, RISING), LoadGrammar(2, RISING)]
     turn = Turn([*loads, Start(1, 1), Start(2, 2), Accept(2, [4]), Fill(1, 0), Fill(2, 1)])
     assert shared.take_turn(turn) == TurnDone({})
     assert (masks[0], masks[4]) == (0, 1)
-    assert shared.take_turn(Turn([Unload(1), Fill(2, 2)])) == TurnDone({})
+    assert shared.take_turn(Turn([UnloadGrammar(1), Fill(2, 2)])) == TurnDone({})
     assert masks[8] == 1
     assert shared._matchers.keys() == {2}, "a matcher does not outlive its grammar"
 
 
 def test_a_refused_token_fails_its_request_in_a_shared_process_too(shared):
-    done = shared.take_turn(Turn([Load(1, RISING), Start(1, 1), Accept(1, [5, 4])]))
+    done = shared.take_turn(Turn([LoadGrammar(1, RISING), Start(1, 1), Accept(1, [5, 4])]))
     assert done.failed[1].message == "the grammar does not allow token 4 here"
 
 
 def test_a_fault_in_a_shared_process_ends_its_own_matcher(shared, masks):
-    loads = [Load(1, RISING), Load(2, RISING), Start(1, 1), Start(2, 2), Start(3, 1)]
+    loads = [LoadGrammar(1, RISING), LoadGrammar(2, RISING), Start(1, 1), Start(2, 2), Start(3, 1)]
     faulty = [Accept(1, [7]), Accept(2, [3]), Accept(3, [3]), Fill(3, 0), Fill(2, 1)]
     done = shared.take_turn(Turn([*loads, *faulty]))
     assert done.failed.keys() == {1}
@@ -181,14 +181,14 @@ def test_a_fault_in_a_shared_process_ends_its_own_matcher(shared, masks):
 
 def test_a_grammar_that_cannot_be_loaded_fails_its_matchers(shared):
     large = Sendable("loader", b"falling")
-    done = shared.take_turn(Turn([Load(1, large), Start(1, 1), Fill(1, 0)]))
+    done = shared.take_turn(Turn([LoadGrammar(1, large), Start(1, 1), Fill(1, 0)]))
     assert done == TurnDone({1: Failure("not packed by this backend")})
 
 
 def test_a_matcher_that_is_slow_for_too_long_fails(shared, monkeypatch):
     now = itertools.count(step=SLOW_S + 0.2)  # what each operation takes
     monkeypatch.setattr(matcher_server.time, "thread_time", lambda: next(now))
-    shared.take_turn(Turn([Load(1, RISING)]))
+    shared.take_turn(Turn([LoadGrammar(1, RISING)]))
     tokens = [1, 2, 3, 4, 5, 6, 9, 10, 11, 12, 14]  # time for each of them
     turn = Turn([Start(1, 1), Fill(1, 0), Accept(1, tokens), Fill(1, 0)])
     done = shared.take_turn(turn)
@@ -201,7 +201,7 @@ def test_a_matcher_that_is_slow_for_too_long_fails(shared, monkeypatch):
 
 
 def test_a_shared_process_that_has_no_memory_left_ends(shared):
-    shared.take_turn(Turn([Load(1, RISING), Start(1, 1)]))
+    shared.take_turn(Turn([LoadGrammar(1, RISING), Start(1, 1)]))
     with pytest.raises(MemoryError):
         shared.take_turn(Turn([Accept(1, [13])]))
 
