@@ -250,7 +250,10 @@ def main() -> None:
             "",
             "`python benchmarks/grammars.py`",
         ]
-        note = "Median / 99th percentile, in milliseconds; docs/structured_output.md explains the parts of a step."
+        note = (
+            "Median / 99th percentile, in milliseconds; docs/structured_output.md explains the "
+            "parts of a step."
+        )
         RESULTS.write_text("\n".join([*head, "", note, "", *lines]), encoding="utf-8")
 
 
