@@ -12,8 +12,6 @@ best score and token of each row. Otherwise they gather the logits. The tokens a
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -32,61 +30,16 @@ from quire.messages import RowBitmask
 from quire.worker.batch.slots import SlotInfo, SlotTables
 from quire.worker.device.copies import upload
 from quire.worker.sampling.carried_state import StatefulStep, StatefulSteps
-from quire.worker.sampling.companion_rows import CompanionRows
 from quire.worker.sampling.logit_masks import LogitMasks
 from quire.worker.sampling.row_logprobs import row_logprobs
 from quire.worker.sampling.sampled_tokens import SampledTokens
+from quire.worker.sampling.sampling_needs import SamplingNeeds
 from quire.worker.sampling.step_errors import step_error
 from quire.worker.sampling.token_counts import TokenCounts
 
 SampleFunction = Callable[[Tensor, SampledRows], Tensor]
 SampleShard = Callable[[Tensor, SampledRows], tuple[Tensor, Tensor]]
 KEEP_ORDER: tuple[Stage, ...] = ("temperature", "filter")
-
-
-@dataclass(frozen=True, slots=True)
-class _SamplingNeeds:
-    """Sampling needs of the requests of a batch.
-
-    Attributes:
-        active: Bits of the pipeline steps that some request needs.
-        active_each: Bits of those that each request needs.
-        fields: Sampler fields of each request.
-        num_logprobs: Number of log probabilities for each request; None for no log probabilities.
-        logprob_rows: Rows that need log probabilities.
-        named: Tokens that each request names to have their log probabilities.
-        has_min_tokens: Whether some request has `min_tokens`.
-        pairs: Guided requests and their companions; None if there are none.
-    """
-
-    active: int
-    active_each: Sequence[int]
-    fields: Sequence[Mapping[str, Any]]
-    num_logprobs: Sequence[int | None]
-    logprob_rows: Sequence[int]
-    named: Sequence[Sequence[int]]
-    has_min_tokens: bool
-    pairs: CompanionRows | None
-
-    @classmethod
-    def of(cls, slots: Sequence[int], infos: Sequence[SlotInfo]) -> _SamplingNeeds:
-        """Return the combined needs of the requests in some slots.
-
-        Raises:
-            RequestFailedError: The companion of a guided request is not among them.
-        """
-        num_logprobs = [info.num_logprobs for info in infos]
-        active_each = [info.active_steps for info in infos]
-        return cls(
-            active=functools.reduce(operator.or_, active_each, 0),
-            active_each=active_each,
-            fields=[info.fields for info in infos],
-            num_logprobs=num_logprobs,
-            logprob_rows=[row for row, count in enumerate(num_logprobs) if count is not None],
-            named=[info.logprob_token_ids for info in infos],
-            has_min_tokens=any(info.min_tokens for info in infos),
-            pairs=CompanionRows.of(slots, infos),
-        )
 
 
 @dataclass(slots=True)
@@ -173,7 +126,7 @@ class SamplingPipeline:
         self.reports_logits = logprobs_mode.endswith("_logits")
         self._reports_processed = logprobs_mode.startswith("processed_")
         self._last_infos: list[SlotInfo | None] = []
-        self._last_needs = _SamplingNeeds.of((), ())
+        self._last_needs = SamplingNeeds.of((), ())
 
     @property
     def sampler_name(self) -> str:
@@ -356,7 +309,7 @@ class SamplingPipeline:
         logits: Tensor,  # [N, M] float32, in place
         slots: Sequence[int],
         masks: Sequence[RowBitmask],
-        needs: _SamplingNeeds,
+        needs: SamplingNeeds,
         shard: VocabularyShard | None,
     ) -> None:
         """Mask what `min_tokens` and grammars forbid."""
@@ -365,12 +318,12 @@ class SamplingPipeline:
         if masks:
             self._masks.mask_grammars(logits, slots, masks, shard)
 
-    def _needs_of(self, slots: Sequence[int]) -> _SamplingNeeds:
+    def _needs_of(self, slots: Sequence[int]) -> SamplingNeeds:
         """Return the sampling needs of the rows, cached while the requests stay the same."""
         infos = [self.tables.info[slot] for slot in slots]
         if infos != self._last_infos:
             known = [self.tables.info_of(slot) for slot in slots]
-            self._last_needs = _SamplingNeeds.of(slots, known)
+            self._last_needs = SamplingNeeds.of(slots, known)
             self._last_infos = infos
         return self._last_needs
 
@@ -387,7 +340,7 @@ class SamplingPipeline:
         self,
         logits: Tensor,
         rows: SampledRows,
-        needs: _SamplingNeeds,
+        needs: SamplingNeeds,
         reported: _LogprobRows | None,
     ) -> SampledTokens:
         """Sample from whole rows; `reported` takes its logits after all steps."""
@@ -440,7 +393,7 @@ class SamplingPipeline:
         self,
         logits: Tensor,
         rows: SampledRows,
-        needs: _SamplingNeeds,
+        needs: SamplingNeeds,
         reported: _LogprobRows | None,
     ) -> SampledTokens:
         active = needs.active
