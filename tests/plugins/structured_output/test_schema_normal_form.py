@@ -91,6 +91,7 @@ SCHEMAS = [
       "maxProperties": 1}, [{}, {"b": 1}, {"a": 1, "b": 1}, {"c": 1}]),
     ({"properties": {"a": {}}, "patternProperties": {"^x": {}}, "additionalProperties": False,
       "minProperties": 1}, [{}, {"a": 1}, {"x1": 1}, {"y": 1}]),
+    ({"type": "number", "oneOf": [{"maximum": 3}, {"minimum": 3}]}, [2, 3, 3.5]),
     ({"contains": False}, [[], [1], "a"]),
     ({"contains": {}, "minContains": 0}, [[], [1], "a"]),
     ({"maxContains": 1}, [[], [1, 1]]),
