@@ -31,7 +31,7 @@ GPU_TESTS := \
 	tests/gpu/test_decode.py tests/gpu/test_models.py tests/gpu/test_graphs.py \
 	tests/gpu/test_no_waiting.py tests/gpu/test_poison.py tests/gpu/test_attention_backends.py \
 	tests/gpu/test_mla.py tests/gpu/test_large_pool.py tests/gpu/test_sampling.py \
-	tests/plugins/samplers/test_gumbel.py tests/framework/kernels \
+	tests/plugins/samplers/gumbel/test_gumbel.py tests/framework/kernels \
 	$(BACKENDS)/triton/test_triton_attention.py $(BACKENDS)/mla/test_triton_mla.py \
 	$(BACKENDS)/shared/test_split_plan.py $(BACKENDS)/triton/test_kv_write.py $(BACKENDS)/shared/test_kv_codec.py \
 	$(BACKENDS)/torch/test_varlen.py::test_torchs_kernel_is_right \
@@ -62,7 +62,7 @@ NATIVE_TESTS := \
 	tests/framework/worker/device/test_shared_memory_link.py \
 	tests/framework/native/layer_kernels/test_cpu_layers.py tests/framework/native/layer_kernels/test_cpu_lora.py \
 	tests/framework/layers/linear/test_native_lora.py \
-	tests/plugins/quantizations tests/plugins/samplers/test_cpu_gumbel.py \
+	tests/plugins/quantizations tests/plugins/samplers/gumbel/test_cpu_gumbel.py \
 	tests/plugins/attention_backends/cpu/test_cpu_attention.py
 
 sanitize: $(READY)

@@ -1,6 +1,6 @@
 """The sampler steps on a GPU: the kits, and samples from vocabularies of real models.
 
-The kits show the rules on 50 tokens; tests/plugins/samplers/test_gumbel.py, compiled by
+The kits show the rules on 50 tokens; tests/plugins/samplers/gumbel/test_gumbel.py, compiled by
 `make test-gpu` as well, shows them on any number. Here one row and 256 are sampled from 32,000 and
 151,936 tokens, with filters and without. The noise is computed again in plain torch, and filters in
 float64: the sampled token has the largest sum of logit and noise among the tokens that stay, unless
@@ -21,12 +21,12 @@ from quire.plugins.loading import load_plugins
 from quire.testing.sampling.logits_contract import LogitsProcessorContract
 from quire.testing.sampling.sampled_rows import sampled_rows
 from quire.testing.sampling.sampler_contract import SamplerContract
-from quire_samplers.gumbel import Gumbel
-from quire_samplers.min_p import MinP
+from quire_samplers.filters.min_p import MinP
+from quire_samplers.filters.top_k_top_p import TopKTopP
+from quire_samplers.gumbel.gumbel import Gumbel
+from quire_samplers.gumbel.torch_gumbel import TorchGumbel
 from quire_samplers.plugin import MIN_P, TEMPERATURE, TOP_K, TOP_P
-from quire_samplers.temperature import Temperature
-from quire_samplers.top_k_top_p import TopKTopP
-from quire_samplers.torch_gumbel import TorchGumbel
+from quire_samplers.temperatures.temperature import Temperature
 
 SAMPLERS = load_plugins(PluginSettings(disable_plugin_autoload=True)).registries.samplers
 FIELDS = SamplerCapabilities(stage="sample", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P))

@@ -4,9 +4,9 @@ import math
 
 from hypothesis import strategies as st
 
-from quire_samplers.min_p import MinP
-from quire_samplers.temperature import Temperature
-from quire_samplers.top_k_top_p import TopKTopP
+from quire_samplers.filters.min_p import MinP
+from quire_samplers.filters.top_k_top_p import TopKTopP
+from quire_samplers.temperatures.temperature import Temperature
 
 PLAIN = st.floats(-30, 30, width=32)
 SPECIAL = st.sampled_from([-math.inf, 0.0, -0.0, 1.0, 1.0, 2.5, 1e-40, -1e-40, 3e38, -3e38, 1e30])

@@ -7,7 +7,7 @@ import torch
 from quire.interfaces.sampling import SamplerCapabilities
 from quire.kernels.bitmask import mask_logits
 from quire.testing.sampling.sampled_rows import sampled_rows
-from quire_samplers.gumbel import Gumbel
+from quire_samplers.gumbel.gumbel import Gumbel
 from quire_samplers.plugin import MIN_P, TEMPERATURE, TOP_K, TOP_P
 
 CAPABILITIES = SamplerCapabilities(stage="sample", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P))

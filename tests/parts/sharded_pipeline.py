@@ -16,12 +16,12 @@ from quire.messages import RowBitmask
 from quire.testing.model.threaded_ranks import ThreadedGroup, run_ranks
 from quire.worker.sampling.sampled_tokens import HostTokens
 from quire.worker.sampling.sampling_pipeline import SamplingPipeline
-from quire_samplers.cpu_gumbel import CpuGumbel
-from quire_samplers.gumbel import Gumbel
-from quire_samplers.min_p import MinP
-from quire_samplers.temperature import Temperature
-from quire_samplers.top_k_top_p import TopKTopP
-from quire_samplers.torch_gumbel import TorchGumbel
+from quire_samplers.filters.min_p import MinP
+from quire_samplers.filters.top_k_top_p import TopKTopP
+from quire_samplers.gumbel.cpu_gumbel import CpuGumbel
+from quire_samplers.gumbel.gumbel import Gumbel
+from quire_samplers.gumbel.torch_gumbel import TorchGumbel
+from quire_samplers.temperatures.temperature import Temperature
 
 CPU = torch.device("cpu")
 FIELDS = (RequestField("penalty", float, 0.0), RequestField("bias", float, 0.0))

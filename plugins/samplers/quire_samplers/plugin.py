@@ -137,20 +137,20 @@ MIROSTAT = SamplerCapabilities(
 FURTHER: dict[str, tuple[Stage, str, tuple[RequestField, ...]]] = {  # name -> class and fields
     "dynamic_temperature": (
         "temperature",
-        "dynamic_temperature:DynamicTemperature",
+        "temperatures.dynamic_temperature:DynamicTemperature",
         (DYNATEMP_LOW, DYNATEMP_HIGH, DYNATEMP_EXPONENT),
     ),
     "quadratic_smoothing": (
         "temperature",
-        "quadratic_smoothing:QuadraticSmoothing",
+        "temperatures.quadratic_smoothing:QuadraticSmoothing",
         (SMOOTHING_FACTOR, SMOOTHING_CURVE),
     ),
-    "epsilon_cutoff": ("filter", "cutoffs:EpsilonCutoff", (EPSILON_CUTOFF,)),
-    "eta_cutoff": ("filter", "cutoffs:EtaCutoff", (ETA_CUTOFF,)),
-    "top_a": ("filter", "cutoffs:TopA", (TOP_A,)),
-    "top_n_sigma": ("filter", "top_n_sigma:TopNSigma", (TOP_N_SIGMA,)),
-    "typical_p": ("filter", "typical_p:TypicalP", (TYPICAL_P,)),
-    "xtc": ("filter", "xtc:XTC", (XTC_PROBABILITY, XTC_THRESHOLD)),
+    "epsilon_cutoff": ("filter", "filters.cutoffs:EpsilonCutoff", (EPSILON_CUTOFF,)),
+    "eta_cutoff": ("filter", "filters.cutoffs:EtaCutoff", (ETA_CUTOFF,)),
+    "top_a": ("filter", "filters.cutoffs:TopA", (TOP_A,)),
+    "top_n_sigma": ("filter", "filters.top_n_sigma:TopNSigma", (TOP_N_SIGMA,)),
+    "typical_p": ("filter", "filters.typical_p:TypicalP", (TYPICAL_P,)),
+    "xtc": ("filter", "filters.xtc:XTC", (XTC_PROBABILITY, XTC_THRESHOLD)),
 }
 
 GUIDANCE = SamplerCapabilities(
@@ -189,14 +189,14 @@ def register_samplers(registry: Registrar[type[SamplerStep]]) -> None:
     """Register the sampler steps."""
     for name, reference, capabilities in (
         ("classifier_free_guidance", "guidance:ClassifierFreeGuidance", GUIDANCE),
-        ("repetition_penalty", "penalties:RepetitionPenalty", PENALTIES),
-        ("sampled_token_penalties", "penalties:SampledTokenPenalties", SAMPLED_PENALTIES),
-        ("logit_bias", "token_control:LogitBias", BIAS),
-        ("allowed_token_ids", "token_control:AllowedTokenIds", ALLOWED),
-        ("bad_words", "token_control:BadWords", BAD),
-        ("watermark", "watermark:Watermark", WATERMARK),
-        ("dry", "dry:DRY", DRY),
-        ("mirostat", "mirostat:Mirostat", MIROSTAT),
+        ("repetition_penalty", "penalties.penalties:RepetitionPenalty", PENALTIES),
+        ("sampled_token_penalties", "penalties.penalties:SampledTokenPenalties", SAMPLED_PENALTIES),
+        ("logit_bias", "penalties.token_control:LogitBias", BIAS),
+        ("allowed_token_ids", "penalties.token_control:AllowedTokenIds", ALLOWED),
+        ("bad_words", "penalties.token_control:BadWords", BAD),
+        ("watermark", "watermark.watermark:Watermark", WATERMARK),
+        ("dry", "penalties.dry:DRY", DRY),
+        ("mirostat", "filters.mirostat:Mirostat", MIROSTAT),
     ):
         registry.add(name, f"quire_samplers.{reference}", capabilities=capabilities)
     for name, (stage, reference, fields) in FURTHER.items():
@@ -207,31 +207,31 @@ def register_samplers(registry: Registrar[type[SamplerStep]]) -> None:
         )
     registry.add(
         "temperature",
-        "quire_samplers.temperature:Temperature",
+        "quire_samplers.temperatures.temperature:Temperature",
         capabilities=SamplerCapabilities(
             stage="temperature", fields=(TEMPERATURE,), is_vocab_parallel=True, is_fusible=True
         ),
     )
     registry.add(
         "min_p",
-        "quire_samplers.min_p:MinP",
+        "quire_samplers.filters.min_p:MinP",
         capabilities=SamplerCapabilities(stage="filter", fields=(MIN_P,), is_fusible=True),
     )
     registry.add(
         "top_k_top_p",
-        "quire_samplers.top_k_top_p:TopKTopP",
+        "quire_samplers.filters.top_k_top_p:TopKTopP",
         capabilities=SamplerCapabilities(stage="filter", fields=(TOP_K, TOP_P), is_fusible=True),
     )
     registry.add(
         "torch_gumbel",
-        "quire_samplers.torch_gumbel:TorchGumbel",
+        "quire_samplers.gumbel.torch_gumbel:TorchGumbel",
         capabilities=SamplerCapabilities(
             stage="sample", fields=(TEMPERATURE,), is_vocab_parallel=True
         ),
     )
     registry.add(
         "gumbel",
-        "quire_samplers.gumbel:Gumbel",
+        "quire_samplers.gumbel.gumbel:Gumbel",
         capabilities=SamplerCapabilities(
             stage="sample",
             fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P),
@@ -242,13 +242,13 @@ def register_samplers(registry: Registrar[type[SamplerStep]]) -> None:
     )
     registry.add(
         "cpu_gumbel",
-        "quire_samplers.cpu_gumbel:CpuGumbel",
+        "quire_samplers.gumbel.cpu_gumbel:CpuGumbel",
         capabilities=SamplerCapabilities(
             stage="sample",
             fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P),
             needs_kernels="native",
             fuses=FUSED,
-            probe="quire_samplers.cpu_gumbel_library:LIBRARY.unavailable_reason",
+            probe="quire_samplers.gumbel.cpu_gumbel_library:LIBRARY.unavailable_reason",
             is_vocab_parallel=True,
         ),
     )

@@ -22,7 +22,7 @@ BROKEN = """
     from quire.interfaces.model import ModelCapabilities
     from quire.interfaces.sampling import LogitsProcessor, SamplerCapabilities
     from quire_attention_backends.torch.torch_sdpa import TorchSDPABackend
-    from quire_samplers.torch_gumbel import TorchGumbel
+    from quire_samplers.gumbel.torch_gumbel import TorchGumbel
     from quire_samplers.plugin import TEMPERATURE
     from quire_models.decoder.decoder_model import DecoderForCausalLM
     from quire_models.family_table import describe as describe_family

@@ -24,7 +24,7 @@ from quire.native.layer_kernels import libraries
 from quire.testing.checkpoints import write_checkpoint
 from quire_attention_backends.cpu import cpu_library
 from quire_quantizations import linear_library
-from quire_samplers import cpu_gumbel_library
+from quire_samplers.gumbel import cpu_gumbel_library
 
 site = pytest.fixture(sites)
 

@@ -10,11 +10,11 @@ from gumbel_reference import gumbel_sample, gumbel_scores
 from quire.interfaces.sampling import Sampler, SamplerCapabilities
 from quire.testing.sampling.sampled_rows import sampled_rows
 from quire.testing.sampling.sampler_contract import VARIED, FusedSamplerContract, SamplerContract
-from quire_samplers.min_p import MinP
+from quire_samplers.filters.min_p import MinP
+from quire_samplers.filters.top_k_top_p import TopKTopP
+from quire_samplers.gumbel.torch_gumbel import TorchGumbel, gumbel_noise
 from quire_samplers.plugin import MIN_P, TEMPERATURE, TOP_K, TOP_P
-from quire_samplers.temperature import Temperature
-from quire_samplers.top_k_top_p import TopKTopP
-from quire_samplers.torch_gumbel import TorchGumbel, gumbel_noise
+from quire_samplers.temperatures.temperature import Temperature
 
 SAMPLE = SamplerCapabilities(stage="sample", fields=(TEMPERATURE,))
 ALL = SamplerCapabilities(stage="sample", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P))

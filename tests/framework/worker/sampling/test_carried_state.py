@@ -12,11 +12,11 @@ from quire.interfaces.sampling import LogitsProcessor, RequestField
 from quire.messages import ErrorReport
 from quire.worker.batch.step_results import LaunchedStep, token_digest
 from quire.worker.sampling.sampling_pipeline import SamplingPipeline
-from quire_samplers.gumbel import Gumbel
-from quire_samplers.min_p import MinP
-from quire_samplers.temperature import Temperature
-from quire_samplers.top_k_top_p import TopKTopP
-from quire_samplers.torch_gumbel import TorchGumbel
+from quire_samplers.filters.min_p import MinP
+from quire_samplers.filters.top_k_top_p import TopKTopP
+from quire_samplers.gumbel.gumbel import Gumbel
+from quire_samplers.gumbel.torch_gumbel import TorchGumbel
+from quire_samplers.temperatures.temperature import Temperature
 
 CPU = torch.device("cpu")
 VOCAB_SIZE = 40

@@ -13,7 +13,7 @@ from quire.errors import RequestFailedError
 from quire.interfaces.sampling import SampledRows
 from quire.layers import SingleDevice
 from quire.testing.model.threaded_ranks import run_ranks
-from quire_samplers.cpu_gumbel import CpuGumbel
+from quire_samplers.gumbel.cpu_gumbel import CpuGumbel
 
 VOCAB_SIZE = 71  # of which two, three and four ranks have unequal shards
 PARALLEL = [kind for kind in KINDS if kind != "whole rows"]

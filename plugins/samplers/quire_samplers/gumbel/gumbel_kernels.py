@@ -15,9 +15,9 @@ maxima are exact, and sums run in a fixed order.
 import triton
 import triton.language as tl
 
-from quire_samplers.gumbel_noise import gumbel_noise, row_key
-from quire_samplers.gumbel_pivots import first_pivots, pivots_between
-from quire_samplers.gumbel_search import (
+from quire_samplers.gumbel.gumbel_noise import gumbel_noise, row_key
+from quire_samplers.gumbel.gumbel_pivots import first_pivots, pivots_between
+from quire_samplers.gumbel.gumbel_search import (
     BLOCK,
     bracket,
     filters_of,

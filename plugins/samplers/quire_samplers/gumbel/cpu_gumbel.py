@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from quire.interfaces.sampling import SampledRows, Sampler
-from quire_samplers import cpu_gumbel_library
+from quire_samplers.gumbel import cpu_gumbel_library
 
 if TYPE_CHECKING:
     from torch import Tensor

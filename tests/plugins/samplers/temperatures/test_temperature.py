@@ -8,7 +8,7 @@ from quire.interfaces.sampling import SamplerCapabilities
 from quire.testing.sampling import LogitsProcessorContract
 from quire.testing.sampling.sampled_rows import sampled_rows
 from quire_samplers.plugin import TEMPERATURE
-from quire_samplers.temperature import Temperature
+from quire_samplers.temperatures.temperature import Temperature
 
 CAPABILITIES = SamplerCapabilities(
     stage="temperature", fields=(TEMPERATURE,), is_vocab_parallel=True

@@ -12,12 +12,12 @@ from quire.interfaces.sampling import SamplerCapabilities
 from quire.testing.sampling import LogitsProcessorContract
 from quire.testing.sampling.sampled_rows import sampled_rows
 from quire_samplers import plugin
-from quire_samplers.cutoffs import EpsilonCutoff, EtaCutoff, TopA
-from quire_samplers.dynamic_temperature import DynamicTemperature
-from quire_samplers.quadratic_smoothing import QuadraticSmoothing
-from quire_samplers.top_n_sigma import TopNSigma
-from quire_samplers.typical_p import TypicalP
-from quire_samplers.xtc import XTC
+from quire_samplers.filters.cutoffs import EpsilonCutoff, EtaCutoff, TopA
+from quire_samplers.filters.top_n_sigma import TopNSigma
+from quire_samplers.filters.typical_p import TypicalP
+from quire_samplers.filters.xtc import XTC
+from quire_samplers.temperatures.dynamic_temperature import DynamicTemperature
+from quire_samplers.temperatures.quadratic_smoothing import QuadraticSmoothing
 
 
 def of(name):

@@ -4,10 +4,10 @@ import torch
 
 from quire.testing.sampling import LogitsProcessorContract
 from quire.testing.sampling.sampled_rows import History, sampled_rows
-from quire_samplers import watermark
-from quire_samplers.green_list import context_seeds, is_green
 from quire_samplers.plugin import MAX_CONTEXT_WIDTH, WATERMARK
-from quire_samplers.watermark import Watermark, previous_tokens
+from quire_samplers.watermark import watermark
+from quire_samplers.watermark.green_list import context_seeds, is_green
+from quire_samplers.watermark.watermark import Watermark, previous_tokens
 
 ON = {"watermark": True}
 HISTORIES = (History((1, 2, 3, 1, 2), num_prompt_tokens=3), History((7, 9), num_prompt_tokens=1))

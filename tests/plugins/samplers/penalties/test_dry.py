@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from quire.testing.sampling import LogitsProcessorContract
 from quire.testing.sampling.sampled_rows import History, sampled_rows
-from quire_samplers import dry, plugin
+from quire_samplers import plugin
+from quire_samplers.penalties import dry
 
 REPEATED = (1, 2, 3, 4, 9, 1, 2, 3)
 

@@ -9,7 +9,7 @@ from transformers import MinPLogitsWarper
 from quire.interfaces.sampling import SamplerCapabilities
 from quire.testing.sampling import LogitsProcessorContract
 from quire.testing.sampling.sampled_rows import sampled_rows
-from quire_samplers.min_p import MinP
+from quire_samplers.filters.min_p import MinP
 from quire_samplers.plugin import MIN_P
 
 CAPABILITIES = SamplerCapabilities(stage="filter", fields=(MIN_P,))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from quire.interfaces.sampling import LogitsProcessor, SampledRows
-from quire_samplers.entropy import entropy_of
+from quire_samplers.filters.entropy import entropy_of
 
 if TYPE_CHECKING:
     from torch import Tensor

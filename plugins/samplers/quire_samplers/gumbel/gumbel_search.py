@@ -11,8 +11,8 @@ pivots. Tokens with equal logits are kept or dropped together.
 import triton
 import triton.language as tl
 
-from quire_samplers.gumbel_noise import gumbel_noise
-from quire_samplers.gumbel_pivots import NUM_PIVOTS, first_pivots, pivots_between
+from quire_samplers.gumbel.gumbel_noise import gumbel_noise
+from quire_samplers.gumbel.gumbel_pivots import NUM_PIVOTS, first_pivots, pivots_between
 
 BLOCK: tl.constexpr = tl.constexpr(512)  # tokens compared with all pivots at once
 MIN_TEMPERATURE: tl.constexpr = tl.constexpr(1e-5)  # as in `temperature`

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from quire.testing.sampling import StatefulLogitsProcessorContract
 from quire.testing.sampling.sampled_rows import sampled_rows
-from quire_samplers.mirostat import Mirostat, num_kept, zipf_exponent
+from quire_samplers.filters.mirostat import Mirostat, num_kept, zipf_exponent
+from quire_samplers.gumbel.torch_gumbel import TorchGumbel
 from quire_samplers.plugin import MIROSTAT, TEMPERATURE
-from quire_samplers.torch_gumbel import TorchGumbel
 
 CPU = torch.device("cpu")
 FIELDS = MIROSTAT.fields

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from quire.errors import InvalidRequestError
-from quire_samplers.green_list import context_seeds, is_green
 from quire_samplers.plugin import (
     MAX_CONTEXT_WIDTH,
     WATERMARK_CONTEXT_WIDTH,
     WATERMARK_GREENLIST_RATIO,
     WATERMARK_KEY,
 )
+from quire_samplers.watermark.green_list import context_seeds, is_green
 
 
 @dataclass(frozen=True, slots=True)

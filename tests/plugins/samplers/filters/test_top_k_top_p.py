@@ -11,8 +11,8 @@ from transformers import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 from quire.interfaces.sampling import SamplerCapabilities
 from quire.testing.sampling import LogitsProcessorContract
 from quire.testing.sampling.sampled_rows import sampled_rows
+from quire_samplers.filters.top_k_top_p import TopKTopP, _total
 from quire_samplers.plugin import TOP_K, TOP_P
-from quire_samplers.top_k_top_p import TopKTopP, _total
 
 CAPABILITIES = SamplerCapabilities(stage="filter", fields=(TOP_K, TOP_P))
 

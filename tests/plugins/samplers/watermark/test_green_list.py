@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from quire_samplers.green_list import context_seeds, is_green
 from quire_samplers.plugin import MAX_CONTEXT_WIDTH
+from quire_samplers.watermark.green_list import context_seeds, is_green
 
 VOCAB_SIZE = 20_000
 TOKENS = torch.arange(VOCAB_SIZE)

@@ -8,8 +8,8 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from quire.testing.sampling import LogitsProcessorContract
 from quire.testing.sampling.sampled_rows import History, random_logits, sampled_rows, shard_of
-from quire_samplers import penalties
-from quire_samplers.penalties import RepetitionPenalty, SampledTokenPenalties
+from quire_samplers.penalties import penalties
+from quire_samplers.penalties.penalties import RepetitionPenalty, SampledTokenPenalties
 from quire_samplers.plugin import PENALTIES, SAMPLED_PENALTIES
 
 V = 50

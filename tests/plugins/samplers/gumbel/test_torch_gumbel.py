@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from quire.interfaces.sampling import SamplerCapabilities
 from quire.testing.sampling import SamplerContract
 from quire.testing.sampling.sampled_rows import sampled_rows
+from quire_samplers.gumbel.torch_gumbel import TorchGumbel, gumbel_noise
 from quire_samplers.plugin import TEMPERATURE
-from quire_samplers.torch_gumbel import TorchGumbel, gumbel_noise
 
 CAPABILITIES = SamplerCapabilities(stage="sample", fields=(TEMPERATURE,), is_vocab_parallel=True)
 CHI_SQUARE_999 = {9: 27.88, 299: 377.0}  # degrees of freedom -> value exceeded once in a thousand

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from quire.interfaces.sampling import LogitsProcessor, SampledRows
-from quire_samplers.entropy import entropy_of
+from quire_samplers.filters.entropy import entropy_of
 
 if TYPE_CHECKING:
     from torch import Tensor

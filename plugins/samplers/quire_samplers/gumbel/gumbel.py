@@ -13,14 +13,14 @@ import torch
 import triton
 
 from quire.interfaces.sampling import SampledRows, Sampler
-from quire_samplers.gumbel_kernels import (
+from quire_samplers.gumbel.gumbel_kernels import (
     CHUNK,
     NUM_FIRST_PIVOTS,
     best_of_chunks,
     select_tokens,
     weigh_chunks,
 )
-from quire_samplers.gumbel_search import BLOCK
+from quire_samplers.gumbel.gumbel_search import BLOCK
 
 if TYPE_CHECKING:
     from torch import Tensor

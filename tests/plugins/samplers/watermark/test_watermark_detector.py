@@ -9,8 +9,8 @@ import torch
 from quire.errors import InvalidRequestError
 from quire.testing.sampling.sampled_rows import History, sampled_rows
 from quire_samplers.plugin import WATERMARK
-from quire_samplers.watermark import Watermark
-from quire_samplers.watermark_detector import binomial_tail, detect_watermark
+from quire_samplers.watermark.watermark import Watermark
+from quire_samplers.watermark.watermark_detector import binomial_tail, detect_watermark
 
 VOCAB_SIZE, LENGTH = 500, 200
 

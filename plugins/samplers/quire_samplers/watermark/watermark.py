@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from quire.interfaces.sampling import LogitsProcessor, SampledRows
-from quire_samplers.green_list import context_seeds, is_green
 from quire_samplers.plugin import MAX_CONTEXT_WIDTH
+from quire_samplers.watermark.green_list import context_seeds, is_green
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,11 +15,11 @@ from native_libraries import SETS_HERE, use_set
 from quire.plugins.loading import load_plugins
 from quire.testing.sampling import FusedSamplerContract
 from quire.testing.sampling.sampled_rows import sampled_rows, shard_of
-from quire_samplers import cpu_gumbel_library
-from quire_samplers.cpu_gumbel import CpuGumbel
-from quire_samplers.min_p import MinP
-from quire_samplers.temperature import Temperature
-from quire_samplers.top_k_top_p import TopKTopP
+from quire_samplers.filters.min_p import MinP
+from quire_samplers.filters.top_k_top_p import TopKTopP
+from quire_samplers.gumbel import cpu_gumbel_library
+from quire_samplers.gumbel.cpu_gumbel import CpuGumbel
+from quire_samplers.temperatures.temperature import Temperature
 
 CPU = torch.device("cpu")
 SAMPLE = 256  # tokens of a row that cpu_gumbel.cpp looks at first

@@ -16,13 +16,13 @@ from quire.interfaces.sampling import SamplerCapabilities
 from quire.testing.sampling import FusedSamplerContract
 from quire.testing.sampling import sampled_rows as sampled
 from quire.testing.sampling.sampled_rows import shard_of
-from quire_samplers import gumbel
-from quire_samplers.gumbel import Gumbel
-from quire_samplers.gumbel_kernels import CHUNK
-from quire_samplers.min_p import MinP
+from quire_samplers.filters.min_p import MinP
+from quire_samplers.filters.top_k_top_p import TopKTopP
+from quire_samplers.gumbel import gumbel
+from quire_samplers.gumbel.gumbel import Gumbel
+from quire_samplers.gumbel.gumbel_kernels import CHUNK
 from quire_samplers.plugin import MIN_P, TEMPERATURE, TOP_K, TOP_P
-from quire_samplers.temperature import Temperature
-from quire_samplers.top_k_top_p import TopKTopP
+from quire_samplers.temperatures.temperature import Temperature
 
 CAPABILITIES = SamplerCapabilities(
     stage="sample", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P), is_vocab_parallel=True

@@ -9,13 +9,13 @@ from kernel_device import DEVICE
 
 from quire.interfaces.sampling import SamplerCapabilities
 from quire.testing.sampling.sampled_rows import sampled_rows
-from quire_samplers.cpu_gumbel import CpuGumbel
-from quire_samplers.gumbel import Gumbel
-from quire_samplers.min_p import MinP
+from quire_samplers.filters.min_p import MinP
+from quire_samplers.filters.top_k_top_p import MAX_PARTIAL, TopKTopP
+from quire_samplers.gumbel.cpu_gumbel import CpuGumbel
+from quire_samplers.gumbel.gumbel import Gumbel
+from quire_samplers.gumbel.torch_gumbel import TorchGumbel
 from quire_samplers.plugin import MIN_P, TEMPERATURE, TOP_K, TOP_P
-from quire_samplers.temperature import Temperature
-from quire_samplers.top_k_top_p import MAX_PARTIAL, TopKTopP
-from quire_samplers.torch_gumbel import TorchGumbel
+from quire_samplers.temperatures.temperature import Temperature
 
 ALL = SamplerCapabilities(stage="sample", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P))
 SIXTEENTHS = (2, 8, 2, 4)  # of probability: 1/2, 1/4 and twice 1/8

@@ -7,8 +7,8 @@ from transformers import NoBadWordsLogitsProcessor, SequenceBiasLogitsProcessor
 
 from quire.testing.sampling import LogitsProcessorContract
 from quire.testing.sampling.sampled_rows import History, random_logits, sampled_rows
+from quire_samplers.penalties.token_control import AllowedTokenIds, BadWords, LogitBias
 from quire_samplers.plugin import ALLOWED, BAD, BIAS
-from quire_samplers.token_control import AllowedTokenIds, BadWords, LogitBias
 
 V = 50
 CPU = torch.device("cpu")

@@ -1,0 +1,1 @@
+"""Steps that leave the most suitable tokens, and mask the others."""

@@ -1,0 +1,1 @@
+"""Steps that make logits more or less even, and keep their order."""

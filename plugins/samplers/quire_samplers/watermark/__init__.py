@@ -1,0 +1,1 @@
+"""A watermark, and its detector."""
