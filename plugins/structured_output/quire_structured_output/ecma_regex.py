@@ -247,7 +247,7 @@ class Parser:
         if char in "dws":
             return CharacterClass({"d": DIGITS, "w": WORD, "s": SPACE}[char])
         if char in "DWS":
-            return CharacterClass(_complement({"D": DIGITS, "W": WORD, "S": SPACE}[char]))
+            return CharacterClass(complement({"D": DIGITS, "W": WORD, "S": SPACE}[char]))
         if char in CONTROLS:
             return _one(CONTROLS[char])
         if char == "b" and in_class:
@@ -332,15 +332,15 @@ class _Writer:
                 f"{self._where} has the anchor {item.what} in the middle, which is not supported"
             )
         if isinstance(item.what, CharacterClass):
-            return self._class(item.what) + _times(item.low, item.high)
+            return self._class(item.what) + times(item.low, item.high)
         if (opens or closes) and (item.low, item.high) != (1, 1):
             raise GrammarError(f"{self._where} repeats an anchor, which is not supported")
         inner = self.write(item.what, opens=opens, closes=closes)
-        return f"(?:{inner}){_times(item.low, item.high)}"
+        return f"(?:{inner}){times(item.low, item.high)}"
 
     def _class(self, given: CharacterClass) -> str:
         if not given.categories:
-            ranges = _complement(given.ranges) if given.is_negated else _merged(given.ranges)
+            ranges = complement(given.ranges) if given.is_negated else merged(given.ranges)
             if not ranges:
                 raise GrammarError(f"{self._where} has a class that no character is in")
             if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
@@ -349,7 +349,7 @@ class _Writer:
         names = "".join(
             rf"\P{{{n[1:]}}}" if n[0] == "^" else rf"\p{{{n}}}" for n in given.categories
         )
-        return f"[{'^' if given.is_negated else ''}{self._ranges(_merged(given.ranges))}{names}]"
+        return f"[{'^' if given.is_negated else ''}{self._ranges(merged(given.ranges))}{names}]"
 
     def _ranges(self, ranges: Ranges) -> str:
         return "".join(
@@ -400,10 +400,10 @@ def _single(given: CharacterClass) -> int | None:
 
 
 def _positive(given: CharacterClass) -> Ranges:
-    return _complement(given.ranges) if given.is_negated else given.ranges
+    return complement(given.ranges) if given.is_negated else given.ranges
 
 
-def _merged(ranges: Ranges) -> Ranges:
+def merged(ranges: Ranges) -> Ranges:
     """Return sorted ranges without overlap, and without surrogates."""
     found: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
@@ -417,18 +417,20 @@ def _merged(ranges: Ranges) -> Ranges:
     return tuple((low, high) for low, high in parts if low <= high)
 
 
-def _complement(ranges: Ranges) -> Ranges:
+def complement(ranges: Ranges) -> Ranges:
+    """Return sorted ranges of all other characters, without surrogates."""
     found, start = [], 0
-    for low, high in _merged((*ranges, SURROGATES, (LAST + 1, LAST + 1))):
+    for low, high in merged((*ranges, SURROGATES, (LAST + 1, LAST + 1))):
         found.append((start, low - 1))
         start = high + 1
     gaps = [(low, high) for low, high in found if low <= high]
     if start <= LAST:
         gaps.append((start, LAST))
-    return _merged(tuple(gaps))
+    return merged(tuple(gaps))
 
 
-def _times(low: int, high: int | None) -> str:
+def times(low: int, high: int | None) -> str:
+    """Return the quantifier for `low` to `high` times; None: no maximum."""
     if (low, high) == (1, 1):
         return ""
     short: dict[tuple[int, int | None], str] = {(0, None): "*", (1, None): "+", (0, 1): "?"}

@@ -1,18 +1,21 @@
-r"""Translation of a grammar in GBNF to llguidance's dialect of Lark, character by character.
+"""Parser of grammars in GBNF, the notation of llama.cpp."""
 
-GBNF has no lexer: "a" [a-z] | "ab" "c" allows "ab". A lexer that takes the longest text would read
-"ab" as the beginning of the second alternative, so each terminal that is written here is one
-character. The notation is otherwise the same, so tokens are translated one at a time.
-"""
-
-import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from quire.errors import GrammarError
+from quire_structured_output.ecma_regex import ANYTHING, LAST, complement, merged
+from quire_structured_output.gbnf_grammar import (
+    ROOT,
+    Characters,
+    Grammar,
+    Reference,
+    Repeat,
+    Sequence,
+)
 
 MAX_DEPTH = 200  # of groups
-LAST = 0x10FFFF
 _TOKEN = re.compile(
     r"(?P<blank>\s+|#[^\n]*)|(?P<name>[A-Za-z0-9_-]+)|(?P<defines>::=)"
     r'|(?P<text>"(?:[^"\\\n]|\\.)*")|(?P<chars>\[(?:[^\]\\]|\\.)*\])'
@@ -23,16 +26,13 @@ _CHARACTER = re.compile(
     r"\\x([0-9A-Fa-f]{2})|\\u([0-9A-Fa-f]{4})|\\U([0-9A-Fa-f]{8})|\\([\s\S])|([\s\S])"
 )
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t"}
+_TIMES: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 _Token = tuple[str, str, int]  # kind, text, position
 
 
-def lark_of_gbnf(text: str, prefix: str = "") -> str:
-    """Return the grammar in Lark, with the rule `start` for `root`; linear in its length.
-
-    Args:
-        text: Grammar in GBNF.
-        prefix: Beginning of the names of all rules.
+def parse_gbnf(text: str) -> Grammar:
+    """Return the nodes of a grammar; linear in its length.
 
     Raises:
         GrammarError: It is not valid, has no rule `root`, or uses a rule that it does not define.
@@ -41,18 +41,20 @@ def lark_of_gbnf(text: str, prefix: str = "") -> str:
     places = [i for i, token in enumerate(tokens) if token[0] == "defines"]
     if not places or places[0] != 1:
         raise _invalid(text, 0, "it does not begin with a rule 'name ::= ...'")
-    names: dict[str, str] = {}
+    names: set[str] = set()
     for i in places:
         kind, name, position = tokens[i - 1]
         if kind != "name" or name in names:
             raise _invalid(text, position, f"{name!r:.80} is not the name of a new rule")
-        names[name] = prefix + ("start" if name == "root" else f"rule{len(names)}")
-    if "root" not in names:
-        raise GrammarError("the grammar has no rule 'root', where every text begins")
+        names.add(name)
+    if ROOT not in names:
+        raise GrammarError(f"the grammar has no rule {ROOT!r}, where every text begins")
+    grammar = Grammar()
     ends = [*(i - 1 for i in places[1:]), len(tokens)]
-    bodies = [_body(text, tokens[i + 1 : end], names) for i, end in zip(places, ends, strict=True)]
-    rules = zip(names.values(), bodies, strict=True)
-    return "\n".join(f"{name}: {body}" for name, body in rules)
+    for i, end in zip(places, ends, strict=True):
+        body = _Body(text, grammar, names).parse(tokens[i + 1 : end])
+        grammar.rules[tokens[i - 1][1]] = body
+    return grammar
 
 
 def _tokens(text: str) -> Iterator[_Token]:
@@ -66,49 +68,93 @@ def _tokens(text: str) -> Iterator[_Token]:
         position = found.end()
 
 
-def _body(text: str, tokens: list[_Token], names: dict[str, str]) -> str:
-    """Translate what is behind a `::=`."""
-    written: list[str] = []
-    depth, is_item = 0, False  # whether something is there that can be repeated
-    for kind, token, position in tokens:
-        if kind == "times" and not is_item:
-            raise _invalid(text, position, f"nothing is before the {token!r} that can be repeated")
-        if kind == "bracket":
-            depth += 1 if token == "(" else -1
-            if not 0 <= depth <= MAX_DEPTH:
-                raise _invalid(
-                    text, position, f"groups are not closed, or nested more than {MAX_DEPTH} deep"
-                )
-            token = '("" ' if token == "(" else token
-        elif kind == "name":
-            if token not in names:
-                raise _invalid(text, position, f"the rule {token!r:.80} is not defined")
-            token = names[token]
-        elif kind == "text":
-            token = _literal(text, token[1:-1], position)
-        elif kind == "chars":
-            token = _class(text, token[1:-1], position)
-        elif kind == "any":
-            token = "/(?s:.)/"
-        is_item = kind not in ("or", "times") and token != '("" '
-        written.append(token if kind == "times" else f" {token}")
-    if depth:
-        raise _invalid(text, len(text), "a group is not closed")
-    return '""' + "".join(written)
+@dataclass(slots=True)
+class _Group:
+    """A group that is open: its finished alternatives, and the items of the last one."""
+
+    options: list[int] = field(default_factory=list)
+    items: list[int] = field(default_factory=list)
 
 
-def _literal(text: str, quoted: str, position: int) -> str:
-    """Return a text as a group of single characters."""
-    chars = [_one(code) for code, _ in _characters(text, quoted, position)]
-    return f"({' '.join(chars)})" if len(chars) != 1 else chars[0]
+class _Body:
+    """Parser of what is behind a `::=`."""
+
+    def __init__(self, text: str, grammar: Grammar, names: set[str]) -> None:
+        self._text = text
+        self._grammar = grammar
+        self._names = names
+        self._open = [_Group()]
+        self._is_item = False  # whether something is there that can be repeated
+
+    def parse(self, tokens: list[_Token]) -> int:
+        """Return the node of the body.
+
+        Raises:
+            GrammarError: It is not valid.
+        """
+        for kind, token, position in tokens:
+            if kind == "or":
+                self._end_alternative()
+            elif kind == "bracket":
+                self._bracket(token, position)
+            elif kind == "times":
+                self._repeat(token, position)
+            else:
+                self._open[-1].items.append(self._atom(kind, token, position))
+            self._is_item = kind not in ("or", "times") and token != "("
+        if len(self._open) > 1:
+            raise _invalid(self._text, len(self._text), "a group is not closed")
+        return self._close()
+
+    def _end_alternative(self) -> None:
+        group = self._open[-1]
+        group.options.append(self._grammar.sequence(group.items))
+        group.items = []
+
+    def _close(self) -> int:
+        self._end_alternative()
+        return self._grammar.alternatives(self._open.pop().options)
+
+    def _bracket(self, token: str, position: int) -> None:
+        if token == "(":
+            self._open.append(_Group())
+        if not 1 < len(self._open) <= MAX_DEPTH + 1:
+            why = f"groups are not closed, or nested more than {MAX_DEPTH} deep"
+            raise _invalid(self._text, position, why)
+        if token == ")":
+            group = self._close()
+            self._open[-1].items.append(group)
+
+    def _repeat(self, token: str, position: int) -> None:
+        if not self._is_item:
+            why = f"nothing is before the {token!r} that can be repeated"
+            raise _invalid(self._text, position, why)
+        low, high = _TIMES[token] if token in _TIMES else _bounds(token)
+        if high is not None and high < low:
+            raise _invalid(self._text, position, f"the numbers of {token} are out of order")
+        items = self._open[-1].items
+        is_empty = high == 0 or self._grammar.nodes[items[-1]] == Sequence()
+        items[-1] = self._grammar.add(Sequence() if is_empty else Repeat(items[-1], low, high))
+
+    def _atom(self, kind: str, token: str, position: int) -> int:
+        if kind == "name":
+            if token not in self._names:
+                raise _invalid(self._text, position, f"the rule {token!r:.80} is not defined")
+            return self._grammar.add(Reference(token))
+        if kind == "text":
+            codes = [code for code, _ in _characters(self._text, token[1:-1], position)]
+            return self._grammar.text("".join(map(chr, codes)))
+        if kind == "chars":
+            return self._grammar.add(_class(self._text, token[1:-1], position))
+        return self._grammar.add(Characters(merged(ANYTHING)))
 
 
-def _one(code: int) -> str:
-    return json.dumps(chr(code), ensure_ascii=False) if code else r"/[\x{0}]/"
+def _bounds(token: str) -> tuple[int, int | None]:
+    low, comma, high = token[1:-1].partition(",")
+    return int(low), int(high) if high else None if comma else int(low)
 
 
-def _class(text: str, quoted: str, position: int) -> str:
-    """Return a class of characters as a regex of one character."""
+def _class(text: str, quoted: str, position: int) -> Characters:
     is_negated = quoted.startswith("^")
     chars = list(_characters(text, quoted.removeprefix("^"), position))
     ranges, i = [], 0
@@ -118,11 +164,12 @@ def _class(text: str, quoted: str, position: int) -> str:
             high, i = chars[i + 2][0], i + 2
         if high < low:
             raise _invalid(text, position, f"a range of [{quoted:.60}] is out of order")
-        ranges.append(f"\\x{{{low:x}}}-\\x{{{high:x}}}")
+        ranges.append((low, high))
         i += 1
-    if not ranges and not is_negated:
-        raise _invalid(text, position, "no character is in []")
-    return f"/[{'^' if is_negated else ''}{''.join(ranges)}]/" if ranges else "/(?s:.)/"
+    found = complement(tuple(ranges)) if is_negated else merged(tuple(ranges))
+    if not found:
+        raise _invalid(text, position, f"no character is in [{quoted:.60}]")
+    return Characters(found)
 
 
 def _characters(text: str, quoted: str, position: int) -> Iterator[tuple[int, bool]]:

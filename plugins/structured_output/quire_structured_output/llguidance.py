@@ -24,7 +24,7 @@ from quire.interfaces.structured_output import (
 from quire.interfaces.tool_parsing import CallGrammar, SchemaPiece
 from quire.sampling_params import StructuredOutputsParams
 from quire_structured_output.choices import check_choice
-from quire_structured_output.gbnf_syntax import lark_of_gbnf
+from quire_structured_output.gbnf_lark import lark_of_gbnf
 from quire_structured_output.lark_syntax import check_length, checked_lark, is_gbnf
 from quire_structured_output.lark_writing import in_slashes, json_part, literal
 from quire_structured_output.listed_arrays import with_listed_arrays

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from quire.errors import GrammarError
-from quire_structured_output.gbnf_syntax import lark_of_gbnf
+from quire_structured_output.gbnf_lark import lark_of_gbnf
 from quire_structured_output.grammar_parts import (
     ANY_TEXT,
     ANYTHING,
@@ -164,7 +164,7 @@ class _Writer:
         return self._ended(pattern(text), ends, where)
 
     def _grammar(self, given: Format, where: str, depth: int, ends: tuple[str, ...]) -> Part:
-        """Return a grammar, whose terminals are single characters, so what follows it must be."""
+        """Return a grammar and one of its ends, which are divided into terminals together."""
         del depth
         check_fields(given, where, ("type", "grammar"))
         text = self._fields.word(given, "grammar", where, MAX_CHARACTERS)
@@ -172,10 +172,8 @@ class _Writer:
         if not is_gbnf(text):
             raise GrammarError(f"the grammar at {where} must be in GBNF: root ::= ...")
         name = f"grammar{len(self._rules)}_"
-        self._rules.append(lark_of_gbnf(text, name))
-        characters = [" ".join(map(literal, end)) for end in ends]
-        end = f" ({' | '.join(characters)})" if ends else ""
-        return Part(f"({name}start{end})", ANYTHING, ANYTHING, may_be_empty=not ends)
+        self._rules.append(lark_of_gbnf(text, name, ends))
+        return Part(f"{name}start", ANYTHING, ANYTHING, may_be_empty=not ends)
 
     def _ended(self, part: Part, ends: tuple[str, ...], where: str) -> Part:
         """Return a part and one of its ends; a terminal that could go on ends at the first one."""

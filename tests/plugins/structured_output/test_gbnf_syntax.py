@@ -8,7 +8,7 @@ import pytest
 from quire.errors import GrammarError
 from quire.sampling_params import StructuredOutputsParams
 from quire.testing.structured_output import contract_vocabulary, sample_completion
-from quire_structured_output.gbnf_syntax import lark_of_gbnf
+from quire_structured_output.gbnf_lark import lark_of_gbnf
 from quire_structured_output.llguidance import LLGuidanceBackend
 
 BACKEND = LLGuidanceBackend(contract_vocabulary())
