@@ -21,6 +21,7 @@ from quire_structured_output.gbnf_regular import characters_regex
 from quire_structured_output.gbnf_syntax import parse_gbnf
 from quire_structured_output.gbnf_terminals import with_terminals
 
+MAX_BRACKETS = 8  # in each other; llguidance allows about 30
 _ENDED, _FOLLOWED, _BEYOND = " ended", " followed", " beyond"  # names that no client can write
 
 
@@ -69,29 +70,61 @@ def written(grammar: Grammar, start: int, terminals: dict[int, str], prefix: str
             single characters.
         prefix: Beginning of the names of all rules.
     """
-    reached = grammar.reached(start, terminals.keys())
-    bodies = {f"{prefix}start": start}
-    names = {rule: f"{prefix}start" for rule, body in grammar.rules.items() if body == start}
-    for i in reached:
-        node = grammar.nodes[i]
-        if isinstance(node, Reference) and i not in terminals:
-            name = names.setdefault(node.rule, f"{prefix}rule{len(names)}")
-            bodies[name] = grammar.rules[node.rule]
-    texts: dict[int, str] = {}
-    for i in reached:
-        texts[i] = terminals[i] if i in terminals else _expression(grammar, i, texts, names)
-    return "\n".join(f'{name}: "" {texts[body]}' for name, body in bodies.items())
+    return _Writer(grammar, start, terminals, prefix).write()
 
 
-def _expression(grammar: Grammar, index: int, texts: dict[int, str], names: dict[str, str]) -> str:
-    match grammar.nodes[index]:
-        case Characters(ranges):
-            return f"/{characters_regex(ranges)}/"
-        case Reference(rule):
-            return names[rule]
-        case Sequence(items):
-            return f"({' '.join(texts[item] for item in items)})" if items else '""'
-        case Alternatives(options):
-            return f"({' | '.join(texts[option] for option in options)})"
-        case Repeat(what, low, high):
-            return f"({texts[what]}){times(low, high)}"
+class _Writer:
+    def __init__(
+        self, grammar: Grammar, start: int, terminals: dict[int, str], prefix: str
+    ) -> None:
+        self._grammar = grammar
+        self._start = start
+        self._terminals = terminals
+        self._prefix = prefix
+        self._names = {start: f"{prefix}start"}  # by node of a rule's body
+        self._texts: dict[int, str] = {}  # of each part
+        self._depths: dict[int, int] = {}  # of brackets in each text
+
+    def write(self) -> str:
+        """Return the rules, one a line."""
+        reached = self._grammar.reached(self._start, self._terminals.keys())
+        for i in reached:
+            if isinstance(self._grammar.nodes[i], Reference) and i not in self._terminals:
+                self._name(self._grammar.uses(i)[0])
+        for i in reached:
+            self._write_part(i)
+        bodies = [(name, self._texts[body]) for body, name in self._names.items()]
+        return "\n".join(f'{name}: "" {text}' for name, text in bodies)
+
+    def _name(self, body: int) -> str:
+        return self._names.setdefault(body, f"{self._prefix}rule{len(self._names)}")
+
+    def _write_part(self, index: int) -> None:
+        if index in self._terminals:
+            self._texts[index], self._depths[index] = self._terminals[index], 0
+            return
+        parts = self._grammar.parts(index)
+        for part in parts:
+            if self._depths[part] >= MAX_BRACKETS:
+                self._name(part)
+        self._depths[index] = 1 + max((self._depths_of(part) for part in parts), default=-1)
+        self._texts[index] = self._expression(index)
+
+    def _depths_of(self, part: int) -> int:
+        return 0 if part in self._names else self._depths[part]
+
+    def _part(self, index: int) -> str:
+        return self._names.get(index) or self._texts[index]
+
+    def _expression(self, index: int) -> str:
+        match self._grammar.nodes[index]:
+            case Characters(ranges):
+                return f"/{characters_regex(ranges)}/"
+            case Reference():
+                return self._names[self._grammar.uses(index)[0]]
+            case Sequence(items):
+                return f"({' '.join(map(self._part, items))})" if items else '""'
+            case Alternatives(options):
+                return f"({' | '.join(map(self._part, options))})"
+            case Repeat(what, low, high):
+                return f"({self._part(what)}){times(low, high)}"

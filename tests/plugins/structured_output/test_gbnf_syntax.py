@@ -25,6 +25,8 @@ GRAMMARS = [  # with texts that it allows, and texts that it does not
     ("root ::=", ("",), ("a",)),
     ('root ::= a-b a_b\na-b ::= "1"\na_b ::= "2"', ("12",), ("11", "22")),
     ('root ::= start\nstart ::= "s"', ("s",), ("",)),
+    ('root ::= "ab"{0} "c"{2,} ("" | ())*', ("cc", "cccc"), ("c", "abcc")),
+    ("root ::= " + '("a" | "b" root (' * 100 + '"c"' + "))" * 100, ("a", "baa"), ("b", "aa")),
     ("root ::= [-a] [a-] [\\-a]", ("-a-", "a--"), ("b--",)),
     ('root ::= "\\U0001F600" [😀-😂]?', ("😀", "😀😁"), ("😁",)),
 ]
@@ -42,6 +44,8 @@ INVALID = {
     'root ::= | * "a"': "nothing is before the '*'",
     'root ::= "a"*+': "nothing is before the '+'",
     "root ::= []": "no character is in",
+    "root ::= [^\\x00-\\U0010FFFF]": "no character is in",
+    'root ::= "a"{3,2}': "the numbers of {3,2} are out of order",
     "root ::= [z-a]": "out of order",
     'root ::= "\\q"': "the escape \\q has no meaning",
     'root ::= "\\ud800"': "is no character",
