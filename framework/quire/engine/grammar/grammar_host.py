@@ -328,10 +328,11 @@ class GrammarHost:
         self._pool.remove(key)
 
     def _apply_turn(self, done: TurnDone) -> None:
-        failed = [
-            r for r in self._requests.values() if r.error is None and r.matcher in done.failed
-        ]
-        for request in failed:
+        if not done.failed:
+            return
+        for request in list(self._requests.values()):
+            if request.error is not None or request.matcher not in done.failed:
+                continue
             self._fail(request, self._error_of(done.failed[request.matcher], [request]))
             self._drop_matcher(request)
 
