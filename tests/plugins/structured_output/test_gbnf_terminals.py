@@ -79,7 +79,7 @@ def check(is_text, lark, plain):
             assert END in merged.mask(tokenized(found, rng)), found
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(grammars())
 def test_terminals_change_no_text_and_no_mask(rules):
     text = gbnf_of(rules)
@@ -88,7 +88,7 @@ def test_terminals_change_no_text_and_no_mask(rules):
     check(lambda each: is_allowed(rules, each), lark, plain)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(grammars(), st.sampled_from(["a", "ab", "éb"]))
 def test_an_end_and_what_follows_it_change_no_text_either(rules, end):
     anything = ("times", ("chars", LETTERS), 0, None)
@@ -133,7 +133,20 @@ def _python_escape(found):
     return f"\\U{int(found[1], 16):08x}"
 
 
-def test_too_much_work_leaves_characters(monkeypatch):
+TOO_LARGE = {  # grammars that are not searched for terminals, or not to the end
+    "too many parts": 'root ::= "' + "a" * 10_001 + '"',
+    "too many terminals that go on": "root ::= " + "([a-z]+ root " * 150 + ")*" * 150,
+    "too many that begin alike": "root ::= (" + " | ".join(["[a-z]+ root [a-z]"] * 300) + ")?",
+}
+
+
+@pytest.mark.parametrize("kind", TOO_LARGE)
+def test_too_much_work_leaves_characters(kind):
+    regexes = re.findall(r"/([^/]+)/", lark_of_gbnf(TOO_LARGE[kind]))
+    assert all(re.fullmatch(r"[a-z]|\[a-z\]", each) for each in regexes)
+
+
+def test_the_search_is_stopped_by_its_work_alone(monkeypatch):
     text = 'root ::= "(" root ")" | [a-z]+ "-" [0-9]{1,20}'
     assert lark_of_gbnf(text) != by_characters(text)
     monkeypatch.setattr(gbnf_terminals, "MAX_WORK", 10)
