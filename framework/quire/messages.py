@@ -451,8 +451,8 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
         plan_id: Id of the step plan.
         results: Results of slots. A pipeline stage that is not the last samples no tokens.
         transfers: Transfers of the KV store that have ended, if there is one.
-        digest: Digest of plan id, slots and token ids, equal on all workers that sample the same
-            tokens; 0 if a worker is the only one that samples them.
+        digest: Digest of plan id, slots, token ids and states of sampler steps, equal on all
+            workers that sample the same tokens; 0 if a worker is the only one that samples them.
     """
 
     plan_id: int

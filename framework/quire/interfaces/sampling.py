@@ -247,8 +247,9 @@ class SampledRows:
         num_counted: `[max_num_seqs]` int64, number of tokens after which the counts of a slot end.
         max_uncounted: Upper bound of the tokens between `num_counted` and a row's position; above 0
             with several rows per slot.
-        companions: `[N]` int64, row of the batch that has the logits after each row's other prompt,
-            or the row itself if it has none; None: no row has one. See `CompanionPrompt`.
+        guided: `[G]` int64, rows that have a companion; None: no row has one. See
+            `CompanionPrompt`.
+        companions: `[G]` int64, row that has the logits after the other prompt of each of them.
     """
 
     slots: Tensor
@@ -263,6 +264,7 @@ class SampledRows:
     output_counts: Tensor | None = None
     num_counted: Tensor | None = None
     max_uncounted: int = 0
+    guided: Tensor | None = None
     companions: Tensor | None = None
 
     def field(self, name: str) -> Tensor:
@@ -298,7 +300,7 @@ class SampledRows:
         is_known = self._indexes(start, token_ids.shape[1]) < self.positions[:, None]
         return token_ids * is_known, is_known
 
-    def only(self, rows: Sequence[int], index: Tensor) -> SampledRows:
+    def select(self, rows: Sequence[int], index: Tensor) -> SampledRows:
         """Return some of the rows, without their companions.
 
         Args:
@@ -310,6 +312,7 @@ class SampledRows:
             slots=self.slots[index],
             positions=self.positions[index],
             host_fields=[self.host_fields[row] for row in rows] if self.host_fields else (),
+            guided=None,
             companions=None,
         )
 

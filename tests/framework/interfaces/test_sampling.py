@@ -117,9 +117,9 @@ def test_some_of_the_rows_have_their_own_values():
     shift = SamplerCapabilities(stage="bias", fields=(RequestField("shift", float, 0.0),))
     fields = [{"shift": float(row)} for row in range(4)]
     rows = sampled_rows(shift, fields, slots=[5, 0, 9, 2], positions=[4, 5, 6, 7])
-    some = rows.only([3, 1], torch.tensor([3, 1]))
+    some = rows.select([3, 1], torch.tensor([3, 1]))
     assert (some.slots.tolist(), some.positions.tolist()) == ([2, 0], [7, 5])
     assert some.field("shift").flatten().tolist() == [3.0, 1.0]
     assert some.host_fields == [{"shift": 3.0}, {"shift": 1.0}]
     unknown = sampled_rows(shift, fields, is_known_to_host=False)
-    assert unknown.only([3, 1], torch.tensor([3, 1])).host_fields == ()
+    assert unknown.select([3, 1], torch.tensor([3, 1])).host_fields == ()

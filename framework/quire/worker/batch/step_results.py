@@ -12,7 +12,7 @@ from quire.messages import ErrorReport, SlotResult, StepResult
 from quire.process.traceback_text import cause_text, sendable, traceback_text
 from quire.worker.sampling.carried_state import RowState
 from quire.worker.sampling.prompt_logprobs import PromptLogprobs
-from quire.worker.sampling.sampled_tokens import SampledTokens
+from quire.worker.sampling.sampled_tokens import HostTokens, SampledTokens
 
 INVALID_LOGITS = ErrorReport(
     RequestFailedError.code,
@@ -83,13 +83,28 @@ def failure(what: str, error: Exception) -> ErrorReport:
 
 
 def _results(slots: Sequence[int], sampled: SampledTokens, sampler_name: str) -> list[SlotResult]:
+    host, vocab_size = sampled.read(), sampled.vocab_size
+    if sampled.states is not None:
+        return _results_with_states(slots, host, vocab_size, sampler_name)
+    rows = zip(slots, host.token_ids, host.is_valid, host.logprobs, strict=True)
+    return [
+        SlotResult(slot, [token_id], None if logprobs is None else [logprobs])
+        if is_valid
+        else SlotResult(slot, [], None, invalid_token_error(token_id, vocab_size, sampler_name))
+        for slot, token_id, is_valid, logprobs in rows
+    ]
+
+
+def _results_with_states(
+    slots: Sequence[int], host: HostTokens, vocab_size: int, sampler_name: str
+) -> list[SlotResult]:
     return [
         SlotResult(slot, [token_id], None if logprobs is None else [logprobs], state=state)
         if is_valid and not isinstance(state, ErrorReport)
         else SlotResult(
-            slot, [], None, _row_error(token_id, is_valid, state, sampled.vocab_size, sampler_name)
+            slot, [], None, _row_error(token_id, is_valid, state, vocab_size, sampler_name)
         )
-        for slot, token_id, is_valid, logprobs, state in zip(slots, *sampled.read(), strict=True)
+        for slot, token_id, is_valid, logprobs, state in zip(slots, *host, strict=True)
     ]
 
 

@@ -172,7 +172,7 @@ class StatefulSteps:
                 found.append(_observe(step, own, logits, rows, token_ids))
             elif own:
                 at = upload(np.array(own), logits.device)
-                found.append(_observe(step, own, logits[at], rows.only(own, at), token_ids[at]))
+                found.append(_observe(step, own, logits[at], rows.select(own, at), token_ids[at]))
         return ObservedStates(found, len(active))
 
 

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from quire.interfaces.sampling import LogitsProcessor, SampledRows
+from quire.layers.returned import check_returned
 from quire.worker.device.copies import upload
 
 NAMES = "logits_processors"  # among the sampler fields of a request
@@ -34,13 +36,24 @@ class OptInStep(LogitsProcessor):
         return not self._is_named(fields) or self._step.is_neutral(fields)
 
     def apply(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, M], in place
-        """Apply the step to the rows of the requests that name it."""
+        """Apply the step to the rows of the requests that name it.
+
+        Raises:
+            RequestFailedError: The step returns something other than logits of these rows.
+            RuntimeError: The requests of the rows are not known on the host.
+        """
+        if len(rows.host_fields) != len(logits):
+            raise RuntimeError(
+                f"{len(logits)} rows have {len(rows.host_fields)} host_fields: a step that "
+                "requests name needs those of every row"
+            )
         named = [row for row, fields in enumerate(rows.host_fields) if self._is_named(fields)]
         if len(named) == len(logits):
             return self._step.apply(logits, rows)
         index = upload(np.array(named, np.int64), logits.device)
-        own = rows.only(named, index)
-        return logits.index_copy_(0, index, self._step.apply(logits[index], own))
+        found = self._step.apply(logits[index], rows.select(named, index))
+        check_returned(found, (len(named), logits.shape[1]), torch.float32, logits.device, "it")
+        return logits.index_copy_(0, index, found)
 
     def initial_state(self, fields: Mapping[str, Any]) -> Sequence[float]:
         """Return the initial state of the step."""

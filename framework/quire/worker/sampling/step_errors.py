@@ -8,6 +8,9 @@ def step_error(name: str, error: Exception) -> RequestFailedError:
 
     Args:
         name: Name of the step and its plugin.
-        error: What it raised; a client sees only its type.
+        error: Error that it raised. A client sees the message of a `RequestFailedError`, and of
+            others the type alone.
     """
+    if isinstance(error, RequestFailedError):
+        return RequestFailedError(f"{name} failed: {error}")
     return RequestFailedError(f"{name} failed: {type(error).__name__}")

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from quire.errors import RequestFailedError
 from quire.interfaces.sampling import LogitsProcessor, SamplerCapabilities
 from quire.testing.sampling.sampled_rows import sampled_rows
 from quire.worker.sampling.opt_in_step import OptInStep
@@ -78,3 +79,42 @@ def test_its_state_is_that_of_the_step(bump):
     assert step.initial_state(NAMES[1]) == [1.5]
     observed = step.observe(torch.zeros(2, VOCAB_SIZE), rows_of([NAMES[1]] * 2), token_ids)
     assert observed.tolist() == [[4.0], [5.0]]
+
+
+class Returns(LogitsProcessor):
+    """Returns what a function makes of its logits."""
+
+    def __init__(self, function):
+        super().__init__(VOCAB_SIZE, torch.device("cpu"))
+        self.function = function
+
+    def is_neutral(self, fields):
+        return False
+
+    def apply(self, logits, rows):
+        return self.function(logits)
+
+
+@pytest.mark.parametrize(
+    ("function", "returned"),
+    [
+        (torch.Tensor.double, r"a float64 tensor of shape \[2, 9\]"),
+        (torch.Tensor.half, r"a float16 tensor of shape \[2, 9\]"),
+        (lambda logits: logits[:, :1], r"a float32 tensor of shape \[2, 1\]"),
+        (lambda logits: logits[:1], r"a float32 tensor of shape \[1, 9\]"),
+        (lambda logits: None, "None"),
+        (torch.Tensor.tolist, "a list"),
+    ],
+)
+def test_a_wrong_return_for_some_rows_is_named(function, returned):
+    step = OptInStep("returns", Returns(function))
+    fields = [{"logits_processors": names} for names in ((), ("returns",), ("returns",))]
+    wanted = rf"it returned {returned}.*; it must return a float32 tensor of shape \[2, 9\] on cpu"
+    with pytest.raises(RequestFailedError, match=wanted):
+        step.apply(torch.zeros(3, VOCAB_SIZE), rows_of(fields))
+
+
+def test_rows_that_the_host_does_not_know_are_refused(bump):
+    rows = replace(rows_of([NAMES[0]] * 2), host_fields=())
+    with pytest.raises(RuntimeError, match="2 rows have 0 host_fields"):
+        OptInStep("bump", bump).apply(torch.zeros(2, VOCAB_SIZE), rows)
