@@ -38,6 +38,7 @@ class GuidedPair(RequestGroup):
             root.message,
             token_ids=companion.token_ids,
             params=companion.params,
+            media=(),
             stop_token_ids=(),
             thinking_end_token_id=None,
             thinking_budget=None,

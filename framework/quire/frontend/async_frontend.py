@@ -113,6 +113,10 @@ class AsyncFrontend:
         if self._is_draining:
             raise OverloadedError("the server is shutting down and takes no new requests")
         (encoded,) = [prompt] if isinstance(prompt, EncodedPrompt) else await self.encode([prompt])
+        if isinstance(params, SamplingParams):
+            companions = self.intake.companions
+            if companions.text_size(params) > INLINE_SIZE:
+                params = await asyncio.to_thread(companions.with_tokens, params)
         admission = self.intake.admit(
             encoded,
             params,

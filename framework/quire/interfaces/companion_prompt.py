@@ -8,6 +8,7 @@ from typing import Any
 
 from quire.errors import InvalidRequestError
 from quire.interfaces.field_types import (
+    MAX_INT32,
     Cells,
     Column,
     FieldType,
@@ -26,9 +27,9 @@ class CompanionPrompt(FieldType):
     """The prompt of a companion, as a text or as token ids; no device columns.
 
     A request in which the field `switch` does not have its default is computed twice: after its own
-    prompt, and by a companion after this one, which gets the same tokens. A step finds the logits
-    of the companion at `SampledRows.companions`. An empty prompt is the last token of the request's
-    own. The field's default is an empty text.
+    prompt, and by a companion after this one, which gets the same tokens. A step finds such rows at
+    `SampledRows.guided`, and those of their companions at `SampledRows.companions`. An empty prompt
+    is the last token of the request's own. The field's default is an empty text.
 
     Attributes:
         switch: Name of a field of the same step, a number.
@@ -71,9 +72,14 @@ class CompanionPrompt(FieldType):
         ]
 
     def json_schema(self) -> dict[str, Any]:
-        """Return a text or an array of token ids."""
-        token_ids = {"type": "array", "items": {"type": "integer", "minimum": 0}}
-        return {"anyOf": [{"type": "string"}, token_ids]}
+        """Return a text or an array of token ids, with limits."""
+        token_ids = {"type": "integer", "minimum": 0, "maximum": MAX_INT32}
+        return {
+            "anyOf": [
+                {"type": "string", "maxLength": MAX_BYTES},
+                {"type": "array", "items": token_ids, "maxItems": MAX_TOKENS},
+            ]
+        }
 
     def columns(self, vocab_size: int) -> tuple[Column, ...]:
         """Return no columns: the prompt is the companion's, and no step reads it."""

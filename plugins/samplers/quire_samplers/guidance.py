@@ -24,12 +24,12 @@ class ClassifierFreeGuidance(LogitsProcessor):
         """Return whether the scale is 1."""
         return bool(fields["guidance_scale"] == 1)
 
-    def apply(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V]
+    def apply(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V], in place
         """Move the logits of guided rows away from those of their companions."""
-        if rows.companions is None:
+        if rows.guided is None or rows.companions is None:
             return logits
-        scale = rows.field("guidance_scale")  # [N, 1]
-        own = logits.log_softmax(-1)
-        other = own[rows.companions]
+        scale = rows.field("guidance_scale")[rows.guided]  # [G, 1]
+        given = logits[rows.guided]  # [G, V]
+        own, other = given.log_softmax(-1), logits[rows.companions].log_softmax(-1)
         guided = (other + scale * (own - other)).masked_fill_(own == -math.inf, -math.inf)
-        return guided.where(scale != 1, logits)
+        return logits.index_copy_(0, rows.guided, guided.where(scale != 1, given))

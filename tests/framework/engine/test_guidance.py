@@ -77,6 +77,21 @@ def test_the_companion_finds_its_prefix():
     assert executor.num_computed == 2 * (41 + 1) + 2 * (1 + 1)
 
 
+def test_companions_wait_for_a_prompt_that_another_computes():
+    core, executor = make_core(enable_prefix_caching=True, max_num_batched_tokens=500)
+    messages = [
+        guided_message(f"r{index}", range(1, 3 + index), range(60, 161), 2, ends=False)
+        for index in range(4)
+    ]
+    for message in messages:
+        core.add(message)
+    tokens, _ = run(core)
+    own = sum(len(message.token_ids) for message in messages)
+    assert executor.num_computed <= own + 100 + 4 * (1 + 2), "one of them computes the prompt"
+    assert tokens == {m.request_id: guided(m, VOCAB_SIZE, 0) for m in messages}
+    check_all_is_free(core)
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_guided_requests_and_others_run_together(data):

@@ -26,7 +26,10 @@ from quire.errors import (
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.chat.chat_template import ChatTemplate
 from quire.frontend.chat.completion_parser import CompletionParsers
+from quire.frontend.intake.companions import Companions
 from quire.frontend.intake.intake import Intake
+from quire.interfaces.companion_prompt import CompanionPrompt
+from quire.interfaces.sampling import RequestField
 from quire.messages import AdapterRef, ErrorReport, LoadAdapter, ResetPrefixCache
 from quire.plugins.registry import Source
 from quire.sampling_params import SamplingParams
@@ -617,6 +620,34 @@ def test_prompts_that_are_long_in_sum_are_tokenized_beside_the_loop(serve, promp
         assert (names[0] != threading.current_thread().name) is is_beside
 
     serve(test)
+
+
+@pytest.mark.parametrize(("size", "is_beside"), [(100, False), (5000, True)])
+def test_a_long_prompt_of_a_companion_is_tokenized_beside_the_loop(
+    serve, tokenizer, size, is_beside
+):
+    names = []
+
+    def encode(text):
+        names.append(threading.current_thread().name)
+        return tokenizer.encode(text)
+
+    async def test(frontend, core):
+        fields = (
+            RequestField("scale", float, 1.0),
+            RequestField("other", CompanionPrompt("scale"), ""),
+        )
+        frontend.intake = Intake(
+            tokenizer, max_model_len=9000, vocab_size=tokenizer.vocab_size, fields=fields
+        )
+        frontend.intake.companions = Companions(fields, encode, 9000, tokenizer.vocab_size)
+        given = SamplingParams(max_tokens=2, extra_args={"scale": 2.0, "other": "x" * size})
+        await frontend.generate_whole("fox", given)
+        assert ([threading.current_thread().name] != names) is is_beside
+        assert core.requests[-1].companion.token_ids == tokenizer.encode("x" * size)
+
+    serve(test)
+    assert len(names) == 1
 
 
 class Watched:

@@ -24,7 +24,8 @@ class TestClassifierFreeGuidance(LogitsProcessorContract):
 
 def rows_of(*scales):
     rows = sampled_rows(GUIDANCE, [{"guidance_scale": scale} for scale in scales], vocab_size=V)
-    return replace(rows, companions=COMPANIONS[: len(scales)])
+    guided = torch.arange(len(scales))
+    return replace(rows, guided=guided, companions=COMPANIONS[: len(scales)])
 
 
 def applied(logits, *scales):
@@ -65,5 +66,5 @@ def test_masked_tokens_stay_masked(scale):
 
 def test_a_batch_without_companions_is_left_as_it_is():
     logits = random_logits(1, V, scale=3.0)
-    rows = replace(rows_of(2.0), companions=None)
+    rows = replace(rows_of(2.0), guided=None, companions=None)
     assert torch.equal(ClassifierFreeGuidance(V, logits.device).apply(logits, rows), logits)

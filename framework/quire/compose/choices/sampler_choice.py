@@ -59,7 +59,7 @@ def choose_samplers(
                 f"sampler {entry.name!r} of {entry.source} cannot be used here: {reason}; use "
                 f"{DEFAULT_SAMPLERS['torch']!r}"
             )
-    entries.sort(key=lambda entry: (STAGES.index(entry.capabilities.stage), entry.name))
+    entries.sort(key=_place_in_pipeline)
     samplers = [entry.name for entry in entries if entry.capabilities.stage == "sample"]
     if len(samplers) != 1:
         raise SettingsError(
@@ -73,6 +73,13 @@ def choose_samplers(
         Choice("sampler", entry, names[entry.name], rejected.get(entry.name, ()))
         for entry in entries
     )
+
+
+def _place_in_pipeline(entry: Entry) -> tuple[int, bool, str]:
+    """Return the sort key of a step: by stage, those with companions first, then by name."""
+    stage, fields = entry.capabilities.stage, entry.capabilities.fields
+    has_companion = any(isinstance(field.type, CompanionPrompt) for field in fields)
+    return STAGES.index(stage), not has_companion, entry.name
 
 
 def _default_sampler(

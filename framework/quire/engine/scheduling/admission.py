@@ -146,7 +146,8 @@ class Admission:
         if self._lacks_blocks(request) or (running and not self._policy.admits(request, running)):
             return False
         if self._start(request, hit, num_tokens):
-            self._num_available_blocks -= needed + len(self._kv.specs)
+            num_members = 1 if request.companion is None else 2
+            self._num_available_blocks -= needed + num_members * len(self._kv.specs)
             request.needs_assignment = True
             if num_tokens:
                 step.add(request, num_tokens)
@@ -161,6 +162,9 @@ class Admission:
             self._kv.attach_prefix(companion, hit)
         self._start_member(companion)
         companion.needs_assignment = True
+        num_hit_blocks = companion.num_computed_tokens // self._kv.block_size
+        if self._kv.has_cache and (hashes := self._kv.hashes_after(companion, num_hit_blocks)):
+            self._sharing.promise(companion, hashes)
         num_tokens = min(companion.num_prefill_tokens, step.budget_left)
         num_computed = companion.num_computed_tokens + num_tokens
         if num_tokens and self._kv.grow(companion, num_computed) is not None:
@@ -240,15 +244,23 @@ class Admission:
         if not (self._kv.has_cache and request.reads_cache):
             return False
         lacking = self._kv.hashes_after(request, 0 if hit is None else hit.num_blocks)
-        if not lacking:
-            return False
         status: Status | None = None
-        if self._sharing.follow(request, lacking):
+        follows = bool(lacking) and self._sharing.follow(request, lacking)
+        if follows or self._follows_for_companion(request):
             status = Status.WAITING_FOR_PREFIX
-        elif self._store is not None:
+        elif lacking and self._store is not None:
             status = self._store.try_defer(request, hit, len(self._running))
         if status is None:
             return False
         self._waiting.remove(request)
         request.status = status
         return True
+
+    def _follows_for_companion(self, request: Request) -> bool:
+        """Make a request follow another one that computes most of its companion's prompt."""
+        companion = request.companion
+        if companion is None:
+            return False
+        hit = self._kv.find_prefix(companion)
+        lacking = self._kv.hashes_after(companion, 0 if hit is None else hit.num_blocks)
+        return bool(lacking) and self._sharing.follow(request, lacking)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from quire.errors import InvalidRequestError, PromptTooLongError
+from quire.frontend.intake.prompt import check_token_ids
 from quire.interfaces.companion_prompt import CompanionPrompt
 from quire.interfaces.sampling import RequestField
 from quire.messages import Companion
@@ -21,6 +22,7 @@ class Companions:
         fields: Request fields of the samplers in use; at most one is a `CompanionPrompt`.
         encode: Function that returns the token ids of a text, with special tokens.
         max_model_len: Largest number of tokens, prompt and completion together.
+        vocab_size: V, the upper bound of token ids.
     """
 
     def __init__(
@@ -28,8 +30,10 @@ class Companions:
         fields: Sequence[RequestField],
         encode: Callable[[str], list[int]],
         max_model_len: int,
+        vocab_size: int,
     ) -> None:
         self._encode = encode
+        self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._prompt: RequestField | None = None
         self._switch: RequestField | None = None
@@ -38,7 +42,7 @@ class Companions:
                 self._prompt = field
                 self._switch = next(each for each in fields if each.name == field.type.switch)
 
-    def made(
+    def make(
         self,
         fields: Mapping[str, Any],
         prompt: Sequence[int],
@@ -52,7 +56,8 @@ class Companions:
             neutral: Function that returns complete parameters to which no step reacts.
 
         Raises:
-            InvalidRequestError: It has a prompt for a companion, and does not need one.
+            InvalidRequestError: It has a prompt for a companion and does not need one, or the
+                tokenizer gives the text tokens that the model does not have.
             PromptTooLongError: The prompt leaves no tokens for a completion.
         """
         if self._prompt is None or self._switch is None:
@@ -60,12 +65,15 @@ class Companions:
         name, given = self._prompt.name, fields[self._prompt.name]
         if fields[self._switch.name] == self._switch.default:
             if given:
+                switch = self._switch
                 raise InvalidRequestError(
-                    f"{name} does nothing without {self._switch.name}; set it, or leave {name} out",
+                    f"{name} does nothing while {switch.name} is {switch.default:g}; send another "
+                    f"value for it, or leave {name} out",
                     param=name,
                 )
             return None
-        token_ids = self._encode(given) if isinstance(given, str) and given else list(given)
+        token_ids = self._encoded(given)
+        check_token_ids(token_ids, self._vocab_size, name)
         if len(token_ids) >= self._max_model_len:
             raise PromptTooLongError(
                 f"{name} has {len(token_ids)} tokens and leaves no room for a completion: this "
@@ -73,6 +81,27 @@ class Companions:
                 param=name,
             )
         return Companion(token_ids or list(prompt[-1:]), neutral())
+
+    def text_size(self, params: SamplingParams) -> int:
+        """Return the number of characters of the companion's prompt that are not tokens yet."""
+        given = "" if self._prompt is None else params.extra_args.get(self._prompt.name)
+        return len(given) if isinstance(given, str) else 0
+
+    def with_tokens(self, params: SamplingParams) -> SamplingParams:
+        """Return parameters with the token ids of the companion's prompt in place of its text.
+
+        Raises:
+            InvalidRequestError: The text is too long, or not valid Unicode.
+        """
+        if self._prompt is None or not self.text_size(params):
+            return params
+        name = self._prompt.name
+        token_ids = self._encoded(self._prompt.check(params.extra_args[name]))
+        extra_args = {**params.extra_args, name: token_ids}
+        return msgspec.structs.replace(params, extra_args=extra_args)
+
+    def _encoded(self, given: str | Sequence[int]) -> list[int]:
+        return self._encode(given) if isinstance(given, str) and given else list(map(int, given))
 
     def without_prompt(self, params: SamplingParams) -> SamplingParams:
         """Return parameters without the prompt of a companion, which the worker does not need."""

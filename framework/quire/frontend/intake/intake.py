@@ -95,6 +95,7 @@ class Intake:
         extra_fields: Fields that plugins add to the request, by name; over HTTP, additional fields
             of the body.
         logits_processors: Names that requests may have in `logits_processors`.
+        companions: Maker of the companions that sampler fields ask for.
     """
 
     def __init__(
@@ -132,8 +133,8 @@ class Intake:
         self._defaults = {
             name: self._resolved(field, field.default) for name, field in self.extra_fields.items()
         }
-        self._companions = Companions(
-            fields, lambda text: self._encode_text(text, True), max_model_len
+        self.companions = Companions(
+            fields, lambda text: self._encode_text(text, True), max_model_len, vocab_size
         )
         self._hooks = [WatchedHook(source, call) for source, call in hooks]
         self._check_grammar = check_grammar
@@ -192,7 +193,7 @@ class Intake:
         encoded = prompt if isinstance(prompt, EncodedPrompt) else self.encode(prompt)
         _check_prompt_logprobs(len(encoded.token_ids), params.prompt_logprobs)
         resolved = self._resolve_fields(params)
-        companion = self._companions.made(
+        companion = self.companions.make(
             resolved.extra_args,
             encoded.token_ids,
             lambda: self._resolve_fields(SamplingParams(temperature=0.0)),
@@ -202,7 +203,7 @@ class Intake:
         first = EngineRequest(
             request_id=f"{request_id}-0",
             token_ids=encoded.token_ids,
-            params=self._companions.without_prompt(resolved),
+            params=self.companions.without_prompt(resolved),
             max_tokens=self._resolve_max_tokens(longest, params),
             seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed,
             stop_token_ids=self._resolve_stop_token_ids(params),

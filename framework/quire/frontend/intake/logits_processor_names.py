@@ -66,7 +66,7 @@ class LogitsProcessorNames:
             )
         if name in self._offered:
             return f"the logits processor {name!r} is not in use; {self._offered[name]}"
-        near = get_close_matches(name, (*self.opt_in, *self._offered, *self._in_use), 1)
+        near = get_close_matches(name, (*self.opt_in, *self._offered), 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         if not near and (":" in name or "." in name):
             hint = (

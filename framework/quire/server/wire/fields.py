@@ -61,6 +61,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "num_beams": (1,),
     "do_sample": (True,),
     "repeat_penalty": (1,),
+    "cfg_scale": (1,),
     "mirostat": (0,),
     "no_repeat_ngram_size": (0,),
 }
@@ -82,6 +83,7 @@ _HINTS = {
     "ebnf": '; send structured_outputs: {"grammar": ...}',
     "json_schema": '; send structured_outputs: {"json": ...}',
     "min_new_tokens": "; send min_tokens",
+    "cfg_scale": "; send guidance_scale",
     "max_new_tokens": "; send max_tokens",
     "sampling_seed": "; send seed",
     "no_stop_trim": "; send include_stop_str_in_output: true",

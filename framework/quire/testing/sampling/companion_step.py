@@ -49,7 +49,7 @@ class BesideCompanions(LogitsProcessor):
         for name, default in self._defaults.items():
             if isinstance(default, int | float):
                 slot_fields[name][slot] = default
-        places = torch.arange(num_rows, 2 * num_rows, device=rows.slots.device)
+        numbers = torch.arange(2 * num_rows, device=rows.slots.device)
         return replace(
             rows,
             slots=torch.cat((rows.slots, torch.full_like(rows.slots, slot))),
@@ -58,7 +58,8 @@ class BesideCompanions(LogitsProcessor):
             token_ids=_longer(rows.token_ids),
             num_prompt_tokens=_longer(rows.num_prompt_tokens),
             host_fields=[*rows.host_fields, *[self._defaults] * len(rows.host_fields)],
-            companions=places.repeat(2),
+            guided=numbers[:num_rows],
+            companions=numbers[num_rows:],
         )
 
 

@@ -9,55 +9,66 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from quire.errors import RequestFailedError
 from quire.worker.batch.slots import SlotInfo
+from quire.worker.device.copies import upload
 
 
 @dataclass(frozen=True, slots=True)
 class CompanionRows:
-    """The pairs of a batch.
+    """The pairs of a batch, on the device.
 
     Attributes:
-        companions: Row of each row's companion; the row itself if it has none.
-        sources: Row whose token each row gets: of a companion, that of the guided request.
+        guided: Rows that have a companion, `[G]` int64.
+        companions: Row of the companion of each, `[G]` int64.
+        sources: Row whose token each row gets, `[N]` int64: of a companion, the guided one.
     """
 
-    companions: Sequence[int]
-    sources: Sequence[int]
+    guided: Tensor
+    companions: Tensor
+    sources: Tensor
 
     @classmethod
-    def of(cls, slots: Sequence[int], infos: Sequence[SlotInfo]) -> CompanionRows | None:
+    def of(
+        cls, slots: Sequence[int], infos: Sequence[SlotInfo], device: torch.device
+    ) -> CompanionRows | None:
         """Return the pairs of the rows of some slots; None if there are none.
 
         Raises:
             RequestFailedError: The companion of a row is not in the batch: it has failed.
         """
-        pairs = {slot: info.companion_slot for slot, info in zip(slots, infos, strict=True)}
-        if all(companion is None for companion in pairs.values()):
+        if all(info.companion_slot is None for info in infos):
             return None
-        row_of = {slot: row for row, slot in enumerate(slots)}
-        companions, sources = list(range(len(slots))), list(range(len(slots)))
-        for slot, companion in pairs.items():
-            if companion is None:
-                continue
-            if companion not in row_of:
-                raise RequestFailedError("the companion of a guided request failed")
-            companions[row_of[slot]] = row_of[companion]
-            sources[row_of[companion]] = row_of[slot]
-        return cls(companions, sources)
+        pairs = _companion_rows(slots, infos)
+        num_guided = sum(info.companion_slot is not None for info in infos)
+        if len(pairs) < num_guided:
+            raise RequestFailedError("the companion of a guided request failed")
+        sources = np.arange(len(slots))
+        sources[list(pairs.values())] = list(pairs)
+        guided, companions = (np.array(rows) for rows in (list(pairs), list(pairs.values())))
+        return cls(*(upload(rows, device) for rows in (guided, companions, sources)))
 
 
 def rows_alone(slots: Sequence[int], infos: Sequence[SlotInfo]) -> list[list[int]]:
     """Split the rows of some slots: each alone, or with that of its companion."""
+    pairs = _companion_rows(slots, infos)
+    companions = set(pairs.values())
+    return [
+        [row, pairs[row]] if row in pairs else [row]
+        for row in range(len(slots))
+        if row not in companions
+    ]
+
+
+def _companion_rows(slots: Sequence[int], infos: Sequence[SlotInfo]) -> dict[int, int]:
+    """Return the row of the companion of each row that has one in the batch."""
     row_of = {slot: row for row, slot in enumerate(slots)}
-    companion_of = {
+    return {
         row: row_of[info.companion_slot]
         for row, info in enumerate(infos)
         if info.companion_slot in row_of
     }
-    companions = set(companion_of.values())
-    return [
-        [row, companion_of[row]] if row in companion_of else [row]
-        for row in range(len(slots))
-        if row not in companions
-    ]

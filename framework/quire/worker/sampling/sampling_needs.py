@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from quire.worker.batch.slots import SlotInfo
 from quire.worker.sampling.companion_rows import CompanionRows
 
@@ -37,7 +39,9 @@ class SamplingNeeds:
     pairs: CompanionRows | None
 
     @classmethod
-    def of(cls, slots: Sequence[int], infos: Sequence[SlotInfo]) -> SamplingNeeds:
+    def of(
+        cls, slots: Sequence[int], infos: Sequence[SlotInfo], device: torch.device
+    ) -> SamplingNeeds:
         """Return the combined needs of the requests in some slots.
 
         Raises:
@@ -53,5 +57,5 @@ class SamplingNeeds:
             logprob_rows=[row for row, count in enumerate(num_logprobs) if count is not None],
             named=[info.logprob_token_ids for info in infos],
             has_min_tokens=any(info.min_tokens for info in infos),
-            pairs=CompanionRows.of(slots, infos),
+            pairs=CompanionRows.of(slots, infos, device),
         )

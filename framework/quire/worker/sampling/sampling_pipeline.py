@@ -126,7 +126,7 @@ class SamplingPipeline:
         self.reports_logits = logprobs_mode.endswith("_logits")
         self._reports_processed = logprobs_mode.startswith("processed_")
         self._last_infos: list[SlotInfo | None] = []
-        self._last_needs = SamplingNeeds.of((), ())
+        self._last_needs = SamplingNeeds.of((), (), tables.device)
 
     @property
     def sampler_name(self) -> str:
@@ -228,8 +228,8 @@ class SamplingPipeline:
             max_position=int(num_known.max(initial=0)),
         )
         if needs.pairs is not None:
-            companions = upload(np.array(needs.pairs.companions), slot_index.device)
-            rows = replace(rows, companions=companions)
+            pairs = needs.pairs
+            rows = replace(rows, guided=pairs.guided, companions=pairs.companions)
         if needs.active & self._counting:
             counts, num_counted = self._counts.update(slots)
             rows = replace(rows, output_counts=counts, num_counted=num_counted)
@@ -246,8 +246,7 @@ class SamplingPipeline:
                 as_logits=self.reports_logits,
             )
         if needs.pairs is not None:
-            sources = upload(np.array(needs.pairs.sources), slot_index.device)
-            sampled.packed = sampled.packed.index_select(1, sources)
+            sampled.packed = sampled.packed.index_select(1, needs.pairs.sources)
         return sampled
 
     @torch.inference_mode()
@@ -268,6 +267,8 @@ class SamplingPipeline:
         self.tables.states.push()
         positions, each = torch.ones_like(index), [fields] * len(slots)  # a prompt of one token
         rows = self.tables.sampled_rows(index, positions, each, max_position=1)
+        every_row = upload(np.arange(len(slots)), logits.device)
+        rows = replace(rows, guided=every_row, companions=every_row)
         sampled = [] if self.vocabulary.is_whole else self._warm_up_shard(logits.float(), rows)
         logits = self.vocabulary.gather(logits).float()
         best = logits.amax(-1)  # not gathered by id: an invalid id would fail the device
@@ -323,7 +324,7 @@ class SamplingPipeline:
         infos = [self.tables.info[slot] for slot in slots]
         if infos != self._last_infos:
             known = [self.tables.info_of(slot) for slot in slots]
-            self._last_needs = SamplingNeeds.of(slots, known)
+            self._last_needs = SamplingNeeds.of(slots, known, self.tables.device)
             self._last_infos = infos
         return self._last_needs
 

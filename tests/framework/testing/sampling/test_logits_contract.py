@@ -458,8 +458,9 @@ class Compares(LogitsProcessor):
         return fields["scale"] == 0
 
     def apply(self, logits, rows):
-        scale = rows.field("scale")
-        return logits.where(scale == 0, logits - scale * logits[rows.companions].clamp(min=-9))
+        scale, own = rows.field("scale")[rows.guided], logits[rows.guided]
+        changed = own - scale * logits[rows.companions].clamp(min=-9)
+        return logits.index_copy(0, rows.guided, own.where(scale == 0, changed))
 
 
 class ComparesWithTheNextRow(Compares):

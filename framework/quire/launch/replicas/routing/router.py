@@ -180,6 +180,9 @@ class Router:
     def _count(self, request: EngineRequest, placement: Placement, hashes: list[bytes]) -> None:
         prompt_load = len(request.token_ids) - placement.num_cached_tokens
         completion_load = min(self._mean_completion, request.max_tokens)
+        if request.companion is not None:  # it computes another prompt, and each token twice
+            prompt_load += len(request.companion.token_ids)
+            completion_load *= 2
         placed = _PlacedRequest(request, placement, hashes, prompt_load, completion_load)
         self._placed[placement.replica][request.request_id] = placed
         self.loads.add(placement.replica, prompt_load + completion_load)
