@@ -2,6 +2,9 @@
 
 The noise is that of `gumbel` and `cpu_gumbel`, so the same seed gives the same tokens with any
 kernels, up to rounding. Gumbel, "Statistical theory of extreme values", 1954.
+
+Scores are computed in blocks that stay in a CPU's cache, and only the largest of each group of
+columns is kept. The scores of the group that wins are computed again, to find the token.
 """
 
 from __future__ import annotations
@@ -12,13 +15,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from quire.interfaces.sampling import SampledRows, Sampler
-from quire_samplers.token_hash import shift_right_32, token_hash
+from quire_samplers.token_hash import token_hash
 from quire_samplers.uniform_noise import PURPOSE_SAMPLE, row_keys
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 BELOW_ONE = 1 - 2.0**-24
+GROUP = 64  # columns
+CPU_BLOCK = 2**17  # scores: 512 KiB, and as much for each temporary tensor
+DEVICE_BLOCK = 2**24  # a launch costs more than the memory
 
 
 class TorchGumbel(Sampler):
@@ -26,29 +32,56 @@ class TorchGumbel(Sampler):
 
     def sample(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] -> [N] int64
         """Return a token for each row; tokens of probability zero are never sampled."""
-        return self._scores(logits, rows).argmax(-1)
+        return logits.argmax(-1) if rows.all_greedy else best_column(logits, rows)[1]
 
     def sample_shard(self, logits: Tensor, rows: SampledRows) -> tuple[Tensor, Tensor]:
         """Return the largest score of each row and its token id, `[N]` both."""
-        scores, columns = self._scores(logits, rows).max(-1)
+        scores, columns = logits.max(-1) if rows.all_greedy else best_column(logits, rows)
         return scores, columns + rows.first_token_id
 
-    def _scores(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, M], both
-        """Return the logits, with noise in rows that are not greedy."""
-        if rows.all_greedy:
-            return logits
-        noise = gumbel_noise(rows, logits.shape[1])
-        return noise.mul_(rows.field("temperature") > 0).add_(logits)
 
-
-def gumbel_noise(rows: SampledRows, num_tokens: int) -> Tensor:  # [N, M] float32
-    """Return the noise of the tokens of a shard: finite, with the Gumbel distribution."""
+def best_column(logits: Tensor, rows: SampledRows) -> tuple[Tensor, Tensor]:  # [N, M] -> [N] both
+    """Return the largest score of each row and its column, the first one of several."""
     keys = row_keys(rows, PURPOSE_SAMPLE).unsqueeze(1)
-    token_ids = torch.arange(num_tokens, device=keys.device) + rows.first_token_id
+    is_random = rows.field("temperature") > 0
+    all_columns = torch.arange(logits.shape[1], device=logits.device)
+
+    def scores_of(part: Tensor, columns: Tensor) -> Tensor:  # [N, C], and [C] or [N, C]
+        noise = gumbel_noise(keys, columns + rows.first_token_id)
+        return noise.mul_(is_random).add_(part)
+
+    size = _block_size(logits)
+    blocks = zip(logits.split(size, 1), all_columns.split(size), strict=True)
+    best = torch.cat([_group_maxima(scores_of(part, columns)) for part, columns in blocks], 1)
+    columns = best.argmax(-1, keepdim=True) * GROUP + all_columns[:GROUP]
+    columns.clamp_(max=logits.shape[1] - 1)  # the last group may be short: its last one repeats
+    scores, index = scores_of(logits.gather(1, columns), columns).max(-1, keepdim=True)
+    return scores.squeeze(1), columns.gather(1, index).squeeze(1)
+
+
+def gumbel_noise(
+    keys: Tensor,  # [N, 1] int64, of the rows
+    token_ids: Tensor,  # [M] or [N, M] int64
+) -> Tensor:  # [N, M] float32
+    """Return the noise of tokens: finite, with the Gumbel distribution."""
     return _unit(token_hash(keys, token_ids)).neg_().log1p_().neg_().log_().neg_()
+
+
+def _block_size(logits: Tensor) -> int:
+    """Return the number of columns in a block: whole groups."""
+    num_scores = CPU_BLOCK if logits.device.type == "cpu" else DEVICE_BLOCK
+    return max(1, num_scores // (GROUP * max(1, len(logits)))) * GROUP
+
+
+def _group_maxima(scores: Tensor) -> Tensor:  # [N, C] -> [N, groups]
+    """Return the largest score of each group of columns, or NaN if one is NaN."""
+    num_whole = scores.shape[1] // GROUP
+    whole, rest = scores[:, : num_whole * GROUP], scores[:, num_whole * GROUP :]
+    maxima = whole.unflatten(1, (num_whole, GROUP)).amax(-1)
+    return torch.cat((maxima, rest.amax(-1, keepdim=True)), 1) if rest.shape[1] else maxima
 
 
 def _unit(word: Tensor) -> Tensor:  # int32 -> float32
     """Return `(w + 1/2) / 2**32` of unsigned words, less than 1."""
-    high, low = shift_right_32(word, 16).float(), (word & 0xFFFF).float()  # int32 has a sign
-    return high.mul_(2.0**16).add_(low).add_(0.5).mul_(math.ldexp(1, -32)).clamp_(max=BELOW_ONE)
+    unsigned = word.view(torch.uint32).float()
+    return unsigned.add_(0.5).mul_(math.ldexp(1, -32)).clamp_(max=BELOW_ONE)

@@ -15,6 +15,7 @@ from quire_samplers.filters.top_k_top_p import TopKTopP
 from quire_samplers.gumbel.torch_gumbel import TorchGumbel, gumbel_noise
 from quire_samplers.plugin import MIN_P, TEMPERATURE, TOP_K, TOP_P
 from quire_samplers.temperatures.temperature import Temperature
+from quire_samplers.uniform_noise import PURPOSE_SAMPLE, row_keys
 
 SAMPLE = SamplerCapabilities(stage="sample", fields=(TEMPERATURE,))
 ALL = SamplerCapabilities(stage="sample", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P))
@@ -95,9 +96,14 @@ class AlwaysNeutral(TorchGumbel):
         return True
 
 
+def noise_of(rows, num_tokens):
+    keys = row_keys(rows, PURPOSE_SAMPLE).unsqueeze(1)
+    return gumbel_noise(keys, torch.arange(num_tokens))
+
+
 class SamplesGreedyRows(TorchGumbel):
     def sample(self, logits, rows):
-        return (logits + gumbel_noise(rows, logits.shape[1])).argmax(-1)
+        return (logits + noise_of(rows, logits.shape[1])).argmax(-1)
 
 
 class MistakesGreedyBatches(TorchGumbel):
@@ -108,7 +114,7 @@ class MistakesGreedyBatches(TorchGumbel):
 class GreedyByTheFirstRow(TorchGumbel):
     def sample(self, logits, rows):
         is_greedy = rows.slot_fields["temperature"][rows.slots[0]] == 0
-        sampled = (logits + gumbel_noise(rows, logits.shape[1])).argmax(-1)
+        sampled = (logits + noise_of(rows, logits.shape[1])).argmax(-1)
         return torch.where(is_greedy, logits.argmax(-1), sampled)
 
 
@@ -152,7 +158,7 @@ class OneRowPerSlot(TorchGumbel):
 
 class FoldsTheNoise(TorchGumbel):
     def sample(self, logits, rows):
-        return (logits + gumbel_noise(rows, logits.shape[1]).abs()).argmax(-1)
+        return (logits + noise_of(rows, logits.shape[1]).abs()).argmax(-1)
 
 
 class IsSlightlySharper(TorchGumbel):

@@ -1,6 +1,5 @@
 """Sampling with torch's operators follows the probabilities, with the noise of the kernels."""
 
-from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from quire.interfaces.sampling import SamplerCapabilities
 from quire.testing.sampling import SamplerContract
 from quire.testing.sampling.sampled_rows import sampled_rows
-from quire_samplers.gumbel.torch_gumbel import TorchGumbel, gumbel_noise
+from quire_samplers.gumbel.torch_gumbel import CPU_BLOCK, GROUP, TorchGumbel, gumbel_noise
 from quire_samplers.plugin import TEMPERATURE
 
 CAPABILITIES = SamplerCapabilities(stage="sample", fields=(TEMPERATURE,), is_vocab_parallel=True)
@@ -37,14 +36,16 @@ def sample(logits, **rows):
 @given(NUMBERS, st.integers(0, 127), st.integers(1, 2**31 - 1), st.integers(0, 200_000))
 def test_the_noise_is_that_of_the_kernels(seed, child, position, first):
     numbers = {"seeds": [seed], "children": [child], "positions": [position]}
-    rows = replace(sampled_rows(CAPABILITIES, [{}], **numbers), first_token_id=first)
+    rows = sampled_rows(CAPABILITIES, [{}], **numbers)
     expected = noise_of(token_words(row_keys(rows), 3000, first))
-    torch.testing.assert_close(gumbel_noise(rows, 3000), expected, atol=4e-6, rtol=1e-6)
+    found = gumbel_noise(row_keys(rows)[:, None], torch.arange(3000) + first)
+    torch.testing.assert_close(found, expected, atol=4e-6, rtol=1e-6)
 
 
 def test_the_noise_of_all_words_is_finite_and_near_its_reference():
     rows = sampled_rows(CAPABILITIES, [{}], seeds=[3])
-    found, expected = gumbel_noise(rows, 2**21), noise_of(token_words(row_keys(rows), 2**21))
+    found = gumbel_noise(row_keys(rows)[:, None], torch.arange(2**21))
+    expected = noise_of(token_words(row_keys(rows), 2**21))
     torch.testing.assert_close(found, expected, atol=4e-6, rtol=1e-6)
     assert found.max() > 12
     assert found.min() < -2.5
@@ -56,6 +57,36 @@ def test_tokens_are_those_of_the_reference():
     found = TorchGumbel(300, logits.device).sample(logits, rows)
     assert torch.equal(found, gumbel_sample(logits, rows))
     assert len(found.unique()) > 100
+
+
+def whole_row_best(logits, rows):
+    noise = gumbel_noise(row_keys(rows)[:, None], torch.arange(logits.shape[1]))
+    return (noise * (rows.field("temperature") > 0) + logits).max(-1)
+
+
+BLOCK = CPU_BLOCK // (8 * GROUP) * GROUP  # columns in a block of eight rows
+
+
+@pytest.mark.parametrize(
+    "vocab_size", [1, GROUP - 1, GROUP, GROUP + 1, BLOCK, BLOCK + 1, 3 * BLOCK - 1, 3 * BLOCK + 100]
+)
+def test_blocks_give_the_tokens_of_whole_rows(vocab_size):
+    generator = torch.Generator().manual_seed(vocab_size)
+    logits = (torch.randn(8, vocab_size, generator=generator) * 2).round()  # greedy rows have ties
+    logits[2] = -torch.inf
+    logits[3, vocab_size // 2 :: 7] = torch.nan
+    logits[4, -1] = torch.nan
+    logits[5, vocab_size // 3 :: 5] = torch.inf
+    temperatures = [1.0, 0.0, 1.0, 0.7, 1.0, 0.7, 0.0, 1.0]
+    fields = [{"temperature": temperature} for temperature in temperatures]
+    rows = sampled_rows(CAPABILITIES, fields, seeds=range(8))
+    step, kept = TorchGumbel(vocab_size, logits.device), logits.clone()
+    scores, columns = whole_row_best(logits, rows)
+    assert torch.equal(step.sample(logits, rows), columns)
+    found = step.sample_shard(logits, rows)
+    torch.testing.assert_close(found[0], scores, equal_nan=True)
+    assert torch.equal(found[1], columns)
+    torch.testing.assert_close(logits, kept, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("vocab_size", [10, 300])
