@@ -17,10 +17,10 @@ from tokenizers import Tokenizer
 from vocabulary import large_tokenizer, large_vocabulary
 
 from quire.errors import GrammarError
-from quire_structured_output.gbnf_grammar import ROOT
-from quire_structured_output.gbnf_lark import lark_of_gbnf, written
-from quire_structured_output.gbnf_syntax import parse_gbnf
-from quire_structured_output.llguidance import LLGuidanceBackend
+from quire_structured_output.gbnf.gbnf_grammar import ROOT
+from quire_structured_output.gbnf.gbnf_lark import lark_of_gbnf, written
+from quire_structured_output.gbnf.gbnf_syntax import parse_gbnf
+from quire_structured_output.llguidance.llguidance import LLGuidanceBackend
 
 JSON = r"""
 root ::= object

@@ -9,14 +9,14 @@ def register_structured_output(registry: Registrar[type[StructuredOutputBackend]
     """Register the structured-output backends."""
     registry.add(
         "outlines",
-        "quire_structured_output.outlines:OutlinesBackend",
+        "quire_structured_output.outlines.outlines:OutlinesBackend",
         capabilities=GrammarCapabilities(
             frozenset({"json", "json_object", "regex", "choice", "calls"}), priority=10
         ),
     )
     registry.add(
         "llguidance",
-        "quire_structured_output.llguidance:LLGuidanceBackend",
+        "quire_structured_output.llguidance.llguidance:LLGuidanceBackend",
         capabilities=GrammarCapabilities(
             frozenset(
                 {"json", "json_object", "regex", "choice", "grammar", "structural_tag", "calls"}

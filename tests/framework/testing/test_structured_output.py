@@ -16,7 +16,7 @@ from quire.testing.structured_output import (
     read_mask,
     satisfies,
 )
-from quire_structured_output.outlines import OutlinesBackend, OutlinesMatcher
+from quire_structured_output.outlines.outlines import OutlinesBackend, OutlinesMatcher
 
 REGEX = "[a-f]{2,5}(?:-[0-9]+)?"
 EXAMPLE = Example(StructuredOutputsParams(regex=REGEX), matches(REGEX))

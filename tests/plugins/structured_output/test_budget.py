@@ -6,8 +6,8 @@ from quire.errors import GrammarError
 from quire.interfaces.tool_parsing import CallGrammar, CallShape, SchemaPiece
 from quire_structured_output import budget
 from quire_structured_output.budget import Budget
-from quire_structured_output.call_regex import calls_regex
-from quire_structured_output.json_schema import schema_regex
+from quire_structured_output.outlines.call_regex import calls_regex
+from quire_structured_output.outlines.json_schema import schema_regex
 
 NULL = {"type": "null"}
 COUNTED = [

@@ -1,0 +1,1 @@
+"""Context-free grammars in GBNF, as grammars of llguidance."""

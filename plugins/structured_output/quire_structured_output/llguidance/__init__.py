@@ -1,0 +1,1 @@
+"""The backend on llguidance, and the grammars that it is given."""

@@ -1,0 +1,1 @@
+"""JSON schemas in a normal form, and patterns of ECMA-262."""

@@ -1,0 +1,136 @@
+"""`oneOf` as an equivalent of `anyOf`: each branch demands what excludes the others.
+
+What is demanded may be narrower than the schema: a value that only a property without an equivalent
+tells apart from another branch is then not allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from quire_structured_output.schemas.disjoint import json_type_of
+from quire_structured_output.schemas.schema_complement import complement
+from quire_structured_output.schemas.schema_facts import Comparison, Facts, Schema, facts_of
+
+MAX_DEMANDS = 16  # of one branch against another
+MAX_COMPLEMENTS = 4  # of the schema of a property
+
+
+class ExclusiveBranches:
+    """Demands on the branches of `oneOf`.
+
+    Args:
+        comparison: Proofs that schemas exclude each other.
+    """
+
+    def __init__(self, comparison: Comparison) -> None:
+        self._comparison = comparison
+        self._resolve = comparison.resolve
+
+    def demands(self, branches: Sequence[Any], base: Schema) -> list[list[Schema] | None]:
+        """Return what to demand of each branch so that a value of it satisfies no other.
+
+        Args:
+            branches: Branches in normal form.
+            base: What is beside `oneOf`.
+
+        Returns:
+            For each branch the schemas to add; None: they are not known.
+        """
+        found: list[list[Schema] | None] = []
+        for i, own in enumerate(branches):
+            demands: list[Schema] | None = []
+            for k, other in enumerate(branches):
+                if i == k or demands is None:
+                    continue
+                if self._comparison.are_disjoint([own, base], [other, base]):
+                    continue
+                apart = list(self._apart([own, base], other))[:MAX_DEMANDS]
+                demands = [*demands, _any_of(apart)] if apart else None
+            found.append(demands)
+        return found
+
+    def _apart(self, own: Sequence[Any], branch: Any) -> Iterator[Schema]:
+        """Yield demands on values of `own`, each of which no value of another branch meets."""
+        one, other = facts_of(own, self._resolve), facts_of([branch], self._resolve)
+        if one is None or other is None:
+            return
+        if left := one.types - other.types:
+            yield {"type": sorted(left)}
+        found = []
+        for kind in sorted(one.types & other.types):
+            if self._comparison.are_disjoint([*own, {"type": kind}], [branch]):
+                yield {"type": kind}
+            else:
+                found += [{"type": kind, **demand} for demand in self._ways(kind, one, other)]
+        yield from found or complement(branch, self._resolve) or ()
+
+    def _ways(self, kind: str, one: Facts, other: Facts) -> Iterator[Schema]:
+        match kind:
+            case "object":
+                yield from self._objects(one, other)
+            case "array":
+                if self._comparison.have_disjoint_items(one, other):
+                    yield {"minItems": 1}
+                yield from _outside(other, "minItems", "maxItems")
+            case "string":
+                yield from _outside(other, "minLength", "maxLength")
+                if other.values is not None:
+                    words = [value for value in other.values if json_type_of(value) == "string"]
+                    yield from _strings(complement({"enum": words}, self._resolve) or ())
+            case "number":
+                yield from _other_numbers(other)
+
+    def _objects(self, one: Facts, other: Facts) -> Iterator[Schema]:
+        for name in sorted(other.required - one.required):
+            yield {"properties": {name: False}}
+        for name, parts in one.properties.items():
+            if False in parts:
+                continue
+            if not other.allows_name(name, self._comparison.regexes):
+                yield {"required": [name]}
+            elif others := other.properties.get(name):
+                if self._comparison.are_disjoint(parts, others):
+                    yield {"required": [name]}
+                else:
+                    yield from self._other_values(name, others)
+
+    def _other_values(self, name: str, parts: Sequence[Any]) -> Iterator[Schema]:
+        """Yield objects with a property whose value no other branch allows."""
+        for part in parts:
+            found = complement(part, self._resolve) or []
+            if len(found) <= MAX_COMPLEMENTS:
+                for value in found:
+                    yield {"required": [name], "properties": {name: value}}
+
+
+def _outside(other: Facts, low: str, high: str) -> Iterator[Schema]:
+    """Yield counts that are outside of what another branch allows."""
+    if other.low.get(low, 0) > 0:
+        yield {high: int(other.low[low]) - 1}
+    if high in other.high:
+        yield {low: int(other.high[high]) + 1}
+
+
+def _other_numbers(other: Facts) -> Iterator[Schema]:
+    opposite = {
+        "minimum": "exclusiveMaximum",
+        "exclusiveMinimum": "maximum",
+        "maximum": "exclusiveMinimum",
+        "exclusiveMaximum": "minimum",
+    }
+    for word, bound in (*other.low.items(), *other.high.items()):
+        if word in opposite:
+            yield {opposite[word]: bound}
+
+
+def _strings(parts: Sequence[Schema]) -> Iterator[Schema]:
+    """Yield what schemas say of strings."""
+    for part in parts:
+        if part.get("type") == "string":
+            yield {word: value for word, value in part.items() if word != "type"}
+
+
+def _any_of(parts: list[Schema]) -> Schema:
+    return parts[0] if len(parts) == 1 else {"anyOf": parts}
