@@ -19,7 +19,7 @@ from quire.interfaces.tool_parsing import (
     ToolEvent,
 )
 from quire.testing.tool_parsing import ReadCompletion, ToolParserContract, ToolSample, read_events
-from quire_structured_output.call_regex import calls_regex
+from quire_structured_output.outlines.call_regex import calls_regex
 from quire_tool_parsers.hermes import HermesToolParser
 
 ARGUMENTS = '{ "city" : "Oslo",\n  "days": [1, 2.5e3, {"a": null}] }'

@@ -15,7 +15,7 @@ FORCED = """
 import re
 from acme_calls.forced import ForcedLineCallParser as Parser
 from quire.testing.tool_parsing import read_events
-from quire_structured_output.call_regex import calls_regex
+from quire_structured_output.outlines.call_regex import calls_regex
 
 tools = [{"name": "find", "parameters": {"properties": {"days": {"type": "integer"}}}}]
 forced = re.compile(calls_regex(Parser.call_grammar(tools, at_least_one=True)).expression)
