@@ -22,6 +22,10 @@ from quire_samplers.plugin import (
 )
 from quire_samplers.watermark.green_list import context_seeds, is_green
 
+NUM_TOKEN_IDS = 2**31  # of the largest vocabulary
+CHUNK = 2**14  # windows at a time, which stay in the cache
+SMALL = 2.0**-80  # part of a probability that is not worth adding
+
 
 @dataclass(frozen=True, slots=True)
 class WatermarkScore:
@@ -62,11 +66,14 @@ def detect_watermark(
         context_width: Value of `watermark_context_width`.
 
     Raises:
-        InvalidRequestError: A value is out of range, or there are too few tokens.
+        InvalidRequestError: A value or a token id is out of range or no integer, or there are too
+            few tokens.
     """
     ratio = WATERMARK_GREENLIST_RATIO.check(greenlist_ratio)
     width = WATERMARK_CONTEXT_WIDTH.check(context_width)
-    known = [*prompt_token_ids, *token_ids]
+    known = torch.cat(
+        (_checked(prompt_token_ids, "prompt_token_ids"), _checked(token_ids, "token_ids"))
+    )
     if len(token_ids) == 0 or len(known) <= width:
         raise InvalidRequestError(
             f"a watermark with a context of {width} tokens is detected from {width + 1} tokens on, "
@@ -74,8 +81,9 @@ def detect_watermark(
             param="token_ids",
         )
     first = max(len(prompt_token_ids), width)
-    pairs = {tuple(known[end - width : end + 1]) for end in range(first, len(known))}
-    green = _green_of(torch.tensor(sorted(pairs)), WATERMARK_KEY.check(key), ratio)
+    windows = _distinct(known[first - width :].unfold(0, width + 1, 1))
+    checked_key = WATERMARK_KEY.check(key)
+    green = torch.cat([_green_of(part, checked_key, ratio) for part in windows.split(CHUNK)])
     num_scored, num_green = len(green), int(green.sum())
     deviation = math.sqrt(num_scored * ratio * (1 - ratio))
     return WatermarkScore(
@@ -89,12 +97,42 @@ def detect_watermark(
 def binomial_tail(at_least: int, num: int, probability: float) -> float:
     """Return the probability of `at_least` or more successes in `num` independent trials."""
     yes, no = math.log(probability), math.log1p(-probability)
-    terms = (
-        math.lgamma(num + 1) - math.lgamma(k + 1) - math.lgamma(num - k + 1)
-        + k * yes + (num - k) * no
-        for k in range(at_least, num + 1)
-    )  # fmt: skip
-    return min(1.0, math.fsum(map(math.exp, terms)))
+    mean = num * probability
+    start = max(at_least, math.floor(mean - 20 * math.sqrt(num)))  # below: exp(-800), by Hoeffding
+    terms = [0.0]
+    for k in range(start, num + 1):
+        combinations = math.lgamma(num + 1) - math.lgamma(k + 1) - math.lgamma(num - k + 1)
+        terms.append(math.exp(combinations + k * yes + (num - k) * no))
+        if k > mean and terms[-1] <= terms[1] * SMALL:  # from the mean on they decrease
+            break
+    return min(1.0, math.fsum(terms))
+
+
+def _checked(token_ids: Sequence[int], param: str) -> Tensor:  # [L] int64
+    """Return token ids as a tensor.
+
+    Raises:
+        InvalidRequestError: One is no integer, or out of range.
+    """
+    for index, token_id in enumerate(token_ids):
+        if type(token_id) is not int or not 0 <= token_id < NUM_TOKEN_IDS:
+            raise InvalidRequestError(
+                f"{param} must be integers from 0 to {NUM_TOKEN_IDS - 1}, "
+                f"got {token_id!r:.50} at index {index}",
+                param=param,
+            )
+    return torch.tensor(token_ids, dtype=torch.int64)
+
+
+def _distinct(windows: Tensor) -> Tensor:  # [N, W] -> [M, W]
+    """Return the windows without repetitions."""
+    codes = torch.zeros(len(windows), dtype=torch.int64)
+    for column in windows.unbind(1):  # a code stands for what a window has up to this column
+        codes = torch.unique(codes * NUM_TOKEN_IDS + column, return_inverse=True)[1]
+        if int(codes.max()) + 1 == len(codes):
+            return windows
+    last = torch.empty(int(codes.max()) + 1, dtype=torch.int64)
+    return windows[last.scatter_(0, codes, torch.arange(len(codes)))]
 
 
 def _green_of(windows: Tensor, key: int, ratio: float) -> Tensor:  # [N, width + 1] -> [N] bool

@@ -5,6 +5,8 @@ from random import Random
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from quire.errors import InvalidRequestError
 from quire.testing.sampling.sampled_rows import History, sampled_rows
@@ -31,7 +33,7 @@ def sampled(seed, **fields):
 
 
 @pytest.mark.parametrize(
-    ("fields", "settings"),
+    ("fields", "options"),
     [
         ({}, {}),
         ({"watermark_greenlist_ratio": 0.5}, {"greenlist_ratio": 0.5}),
@@ -39,9 +41,9 @@ def sampled(seed, **fields):
         ({"watermark_key": 99}, {"key": 99}),
     ],
 )
-def test_a_watermarked_completion_is_detected(fields, settings):
+def test_a_watermarked_completion_is_detected(fields, options):
     token_ids = sampled(0, watermark=True, **fields)
-    score = detect_watermark(token_ids, prompt_token_ids=[1, 2, 3], **settings)
+    score = detect_watermark(token_ids, prompt_token_ids=[1, 2, 3], **options)
     assert score.z_score > 4
     assert score.p_value < 1e-4
     assert score.num_scored > 0.9 * LENGTH
@@ -87,8 +89,72 @@ def test_the_score_is_that_of_a_binomial_distribution():
         assert math.isclose(found, tail(at_least, 100, 0.25), rel_tol=1e-9)
 
 
+@pytest.mark.parametrize("ratio", [0.01, 0.25, 0.9])
+def test_no_terms_of_a_long_tail_are_missing(ratio):
+    num, mean = 20_000, int(20_000 * ratio)
+    for at_least in (
+        0,
+        max(0, mean - 3000),
+        mean - 100,
+        mean,
+        mean + 1,
+        mean + 100,
+        mean + 900,
+        num,
+    ):
+        terms = (
+            math.exp(
+                math.lgamma(num + 1) - math.lgamma(k + 1) - math.lgamma(num - k + 1)
+                + k * math.log(ratio) + (num - k) * math.log1p(-ratio)
+            )
+            for k in range(at_least, num + 1)
+        )  # fmt: skip
+        found = binomial_tail(at_least, num, ratio)
+        assert math.isclose(found, min(1.0, math.fsum(terms)), rel_tol=1e-12)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.sampled_from([0, 1, 2, 2**31 - 1]), min_size=9, max_size=60),
+    st.lists(st.integers(0, 3), max_size=10),
+    st.integers(1, 8),
+)
+def test_each_window_counts_once(token_ids, prompt, width):
+    score = detect_watermark(token_ids, prompt_token_ids=prompt, context_width=width)
+    known, first = [*prompt, *token_ids], max(len(prompt), width)
+    windows = {tuple(known[end - width : end + 1]) for end in range(first, len(known))}
+    assert score.num_scored == len(windows)
+    green = [
+        detect_watermark(window[-1:], prompt_token_ids=window[:-1], context_width=width)
+        for window in windows
+    ]
+    assert score.num_green == sum(each.num_green for each in green)
+
+
+def test_a_text_of_many_tokens_is_scored():
+    random = Random(7)
+    token_ids = [random.randrange(50_000) for _ in range(100_000)]
+    score = detect_watermark(token_ids, context_width=8)
+    assert score.num_scored == 100_000 - 8
+    assert abs(score.z_score) < 4
+    assert 1e-4 < score.p_value < 1
+
+
+@pytest.mark.parametrize("wrong", [1.0, True, -1, 2**31, 2**70, "5", None, [5], math.nan])
+@pytest.mark.parametrize("param", ["token_ids", "prompt_token_ids"])
+def test_what_is_no_token_id_is_refused(param, wrong):
+    ids = {"token_ids": [1, 2, 3], "prompt_token_ids": [4, 5]}
+    ids[param] = [*ids[param], wrong]
+    index = len(ids[param]) - 1
+    with pytest.raises(
+        InvalidRequestError, match=f"^{param} must be .* at index {index}"
+    ) as raised:
+        detect_watermark(**ids)
+    assert raised.value.param == param
+
+
 @pytest.mark.parametrize(
-    ("token_ids", "settings", "words"),
+    ("token_ids", "options", "words"),
     [
         ([], {"prompt_token_ids": [1, 2, 3]}, "from 2 tokens on"),
         ([4], {}, "from 2 tokens on"),
@@ -97,6 +163,6 @@ def test_the_score_is_that_of_a_binomial_distribution():
         ([4, 5], {"key": 2**63}, "watermark_key"),
     ],
 )
-def test_what_cannot_be_scored_is_refused(token_ids, settings, words):
+def test_what_cannot_be_scored_is_refused(token_ids, options, words):
     with pytest.raises(InvalidRequestError, match=words):
-        detect_watermark(token_ids, **settings)
+        detect_watermark(token_ids, **options)
