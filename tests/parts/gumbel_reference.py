@@ -1,4 +1,4 @@
-"""Gumbel noise and a draw with it, in plain torch: what the kernels must agree with."""
+"""Gumbel noise and a sampler with it, in plain torch: what the kernels must agree with."""
 
 import torch
 

@@ -22,7 +22,7 @@ def token_hash(
     keys: Tensor,  # [N, 1] int64
     token_ids: Tensor,  # [M] or [N, M] int64
 ) -> Tensor:  # [N, M] int32
-    """Return 32 mixed bits of each token and the key of its row; half of the key a round."""
+    """Return a hash of each token and its row's key: each round mixes in half of the key."""
     word: Tensor = token_ids.int() * _GOLDEN + keys.int()  # the low half
     word = word.bitwise_xor_(shift_right_32(word, 16)).mul_(_FIRST)
     word.bitwise_xor_(shift_right_32(word, 15)).bitwise_xor_(shift_right(keys, 32).int())

@@ -23,13 +23,13 @@ from torch import Tensor
 
 from quire.interfaces.sampling import LogitsProcessor, SampledRows, Sampler, SamplerCapabilities
 from quire.testing.probes import check_probe
-from quire.testing.sampling.drawn_frequencies import SOURCES, check_frequencies, repeated_row
 from quire.testing.sampling.no_waiting import (
     META,
     run_without_data,
     run_without_sync,
     skip_without_device,
 )
+from quire.testing.sampling.sample_frequencies import SOURCES, check_frequencies, repeated_row
 from quire.testing.sampling.sampled_rows import (
     NUM_SLOTS,
     random_logits,
@@ -53,7 +53,7 @@ class SamplerContract:
         capabilities: Capabilities that it is registered with.
         active: Examples of request fields with which it samples at random.
         neutral: Request fields with which it takes the most likely token.
-        num_draws: Number of rows whose tokens are counted; 0: none, for a step that runs in
+        num_counted_rows: Number of rows whose tokens are counted; 0: none, for a step that runs in
             Triton's interpreter, which needs a second for a hundred rows.
         vocab_size: Size of the vocabulary in these tests, V.
         device: Device of the logits.
@@ -63,7 +63,7 @@ class SamplerContract:
     capabilities: ClassVar[SamplerCapabilities]
     active: ClassVar[Sequence[Mapping[str, Any]]]
     neutral: ClassVar[Mapping[str, Any]]
-    num_draws: ClassVar[int] = 20_000
+    num_counted_rows: ClassVar[int] = 20_000
     vocab_size: ClassVar[int] = 50
     device: ClassVar[str] = "cpu"
 
@@ -265,13 +265,13 @@ class SamplerContract:
         varied: str,
         processed: Tensor,  # [1, V], logits from which the expected probabilities follow
     ) -> None:
-        if not self.num_draws:
-            pytest.skip("num_draws is 0, so no draws are counted")
-        rows = repeated_row(self._rows([fields]), self.num_draws, varied)
-        sampled = sample(self._logits(1).repeat(self.num_draws, 1), rows)
+        if not self.num_counted_rows:
+            pytest.skip("num_counted_rows is 0, so no samples are counted")
+        rows = repeated_row(self._rows([fields]), self.num_counted_rows, varied)
+        sampled = sample(self._logits(1).repeat(self.num_counted_rows, 1), rows)
         probs = self.probabilities(processed[0], fields)
         check_frequencies(
-            sampled, probs, f"{self.num_draws} rows with {fields} and other {varied} each"
+            sampled, probs, f"{self.num_counted_rows} rows with {fields} and other {varied} each"
         )
 
     def _skip_unless_vocab_parallel(self) -> None:

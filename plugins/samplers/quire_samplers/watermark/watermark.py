@@ -48,7 +48,7 @@ class Watermark(LogitsProcessor):
 
 
 def previous_tokens(rows: SampledRows) -> Tensor:  # [N, MAX_CONTEXT_WIDTH] int64
-    """Return the tokens before each row's position; places before the first token repeat it."""
+    """Return the tokens before each row's position; the first token stands for missing ones."""
     back = torch.arange(MAX_CONTEXT_WIDTH, 0, -1, device=rows.positions.device)
     positions = (rows.positions.unsqueeze(1) - back).clamp(min=0)
     return rows.token_ids[rows.slots.unsqueeze(1), positions].long()

@@ -572,9 +572,11 @@ def test_a_sampler_of_another_distribution_gives_its_probabilities():
         sampler_contract_of(Even).test_tokens_occur_as_often_as_they_should("seeds")
 
 
-def test_without_draws_no_frequencies_are_compared():
-    contract = type("Contract", (TestTorchGumbel,), {"step_class": FoldsTheNoise, "num_draws": 0})
-    with pytest.raises(pytest.skip.Exception, match="num_draws is 0"):
+def test_without_counted_rows_no_frequencies_are_compared():
+    contract = type(
+        "Contract", (TestTorchGumbel,), {"step_class": FoldsTheNoise, "num_counted_rows": 0}
+    )
+    with pytest.raises(pytest.skip.Exception, match="num_counted_rows is 0"):
         contract().test_tokens_occur_as_often_as_they_should("seeds")
 
 

@@ -50,7 +50,9 @@ class TestGumbel(FusedSamplerContract):
     neutral = MappingProxyType({"temperature": 0.0})
     fused = (Temperature, MinP, TopKTopP)
     mixed = ALL_KINDS
-    num_draws = 20_000 if DEVICE.type == "cuda" else 0  # Triton's interpreter runs row by row
+    num_counted_rows = (
+        20_000 if DEVICE.type == "cuda" else 0
+    )  # Triton's interpreter runs row by row
     device = DEVICE.type
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from quire.interfaces.sampling import SampledRows
 
 FALSE_ALARM = 1e-6  # probability with which a right sampler fails one comparison
-MIN_EXPECTED = 10  # draws per class, below which the chi-square distribution does not fit
+MIN_EXPECTED = 10  # samples per class, below which the chi-square distribution does not fit
 SOURCES = ("seeds", "children", "positions")  # sources of randomness
 
 
@@ -43,16 +43,16 @@ def repeated_row(rows: SampledRows, num_rows: int, varied: str) -> SampledRows:
     )
 
 
-def check_frequencies(token_ids: Tensor, probs: Tensor, drawn: str) -> None:
+def check_frequencies(token_ids: Tensor, probs: Tensor, sampled_rows: str) -> None:
     """Check that the tokens of many rows occur as often as their probabilities say.
 
-    The numbers of draws are fixed by the rows, so a sampler fails always or never. One whose
+    The samples are fixed by the rows, so a sampler fails always or never. One whose
     randomness is right fails with a probability of about `FALSE_ALARM`.
 
     Args:
         token_ids: Sampled tokens, `[N]` int64.
         probs: Probability of each token, `[V]`.
-        drawn: Description of the rows for the message.
+        sampled_rows: Description of the rows for the message.
 
     Raises:
         AssertionError: A token without any probability occurs, or the frequencies are too unlikely.
@@ -60,13 +60,13 @@ def check_frequencies(token_ids: Tensor, probs: Tensor, drawn: str) -> None:
     observed = torch.bincount(token_ids.cpu(), minlength=len(probs)).double()
     expected = probs.cpu().double() / probs.cpu().double().sum() * len(token_ids)
     impossible = ((observed > 0) & (expected == 0)).nonzero().flatten().tolist()
-    assert not impossible, f"{drawn} give the tokens {impossible}, whose probability is 0"
+    assert not impossible, f"{sampled_rows} give the tokens {impossible}, whose probability is 0"
     p_value = _p_value(*_classes(observed, expected))
     worst = int((observed - expected).abs().argmax())
     assert p_value >= FALSE_ALARM, (
-        f"{drawn} do not follow the probabilities of the tokens: right draws differ as much with a "
-        f"probability of {p_value:.1e}; token {worst} occurs {int(observed[worst])} times of "
-        f"{len(token_ids)}, and {expected[worst]:.0f} times are expected"
+        f"{sampled_rows} do not follow the probabilities of the tokens: right samples differ as "
+        f"much with a probability of {p_value:.1e}; token {worst} occurs {int(observed[worst])} "
+        f"times of {len(token_ids)}, and {expected[worst]:.0f} times are expected"
     )
 
 
@@ -83,7 +83,7 @@ def _classes(observed: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:  # [V
 
 
 def _p_value(observed: Tensor, expected: Tensor) -> float:  # [classes]
-    """Return the probability with which right draws differ at least as much."""
+    """Return the probability with which right samples differ at least as much."""
     if len(observed) < 2:
         return 1.0
     chi_square = ((observed - expected) ** 2 / expected).sum()
