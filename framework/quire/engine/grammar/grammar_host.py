@@ -333,7 +333,10 @@ class GrammarHost:
         for request in list(self._requests.values()):
             if request.error is not None or request.matcher not in done.failed:
                 continue
-            self._fail(request, self._error_of(done.failed[request.matcher], [request]))
+            failure = done.failed[request.matcher]
+            if failure.is_slow:
+                self._pool.keep_unshared(request.key)
+            self._fail(request, self._error_of(failure, [request]))
             self._drop_matcher(request)
 
     # --- compiling ---------------------------------------------------------------------------

@@ -191,11 +191,14 @@ class GrammarPool:
     def release(self, key: bytes) -> None:
         """Remove one user. Without users, a grammar that is compiling or in a turn is removed.
 
-        The response to an interrupted turn would be taken for the response to the next one.
+        The response to an interrupted turn would be taken for the response to the next one. A
+        grammar that must leave the shared process is removed, too.
         """
         grammar = self._grammars[key]
         grammar.num_users -= 1
-        if (grammar.link.is_compiling or grammar.link.is_in_turn) and not grammar.num_users:
+        link = grammar.link
+        must_leave = link.is_shared and digest(key) in self._unshared
+        if not grammar.num_users and (link.is_compiling or link.is_in_turn or must_leave):
             self.remove(key)
         self._evict_idle(self._limits.max_idle)
         self.evict_to_fit()

@@ -84,10 +84,12 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
         message: Text of the error.
         is_for_client: Whether the error is about the grammar, for its author to read. If not, the
             backend failed, and the message is for the log.
+        is_slow: Whether the grammar has kept others waiting for too long.
     """
 
     message: str
     is_for_client: bool = True
+    is_slow: bool = False
 
 
 class Sendable(msgspec.Struct, frozen=True, array_like=True):

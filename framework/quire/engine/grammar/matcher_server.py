@@ -1,5 +1,6 @@
 """The matchers of a grammar process: executes the engine's turns."""
 
+import math
 import mmap
 import socket
 import time
@@ -22,17 +23,20 @@ from quire.errors import GrammarError, QuireError
 from quire.interfaces.structured_output import CompiledGrammar, Matcher, StructuredOutputBackend
 from quire.process.traceback_text import sendable, traceback_text
 
-SLOW_S = 0.02  # CPU time of a token or mask beyond which a matcher is slow; usual is 0.0001
-MAX_EXCESS_S = (
-    0.5  # that a matcher may take beyond it, in all: every request of a step waits for it
-)
+SLOW_S = 0.02  # CPU time of a token or mask beyond which it is slow; usual is 0.0001
+MAX_EXCESS_S = 0.5  # that the matchers of a grammar may take beyond it: whole steps wait for them
+EXCESS_HALF_LIFE_S = 10.0  # time in which half of that is forgotten
+
+
+class TooSlowError(GrammarError):
+    """A grammar has kept the requests of other grammars waiting for too long."""
 
 
 class MatcherServer:
     """Serves the matchers of one grammar, or of several.
 
-    What fails is a matcher, and others go on. Only where memory is exhausted, nothing tells whose
-    fault it is: a shared process ends, and each of its grammars gets one of its own.
+    A failure ends one matcher. There are two exceptions: a grammar that is slow for too long fails
+    with all its matchers, and a shared process ends when its memory is exhausted.
 
     Args:
         backends: Backends that load grammars, by name.
@@ -55,7 +59,8 @@ class MatcherServer:
         self._grammars: dict[int, CompiledGrammar] = {}
         self._matchers: dict[int, Matcher] = {}
         self._grammar_of: dict[int, int] = {}  # matcher -> its grammar
-        self._excess_s: dict[int, float] = {}  # of slow matchers
+        self._excess_s: dict[int, float] = {}  # of slow grammars
+        self._decayed_s = time.monotonic()
 
     def add(self, number: int, grammar: CompiledGrammar) -> None:
         """Add a grammar that was compiled here."""
@@ -69,6 +74,7 @@ class MatcherServer:
     def take_turn(self, turn: Turn) -> TurnDone:
         """Execute operations, and return what failed. Nothing follows a failure of its matcher."""
         done = TurnDone({})
+        self._decay_excess()
         for operation in turn.operations:
             match operation:
                 case LoadGrammar():
@@ -94,17 +100,22 @@ class MatcherServer:
         for matcher in [each for each, of in self._grammar_of.items() if of == grammar]:
             self._drop(matcher)
         self._grammars.pop(grammar, None)
+        self._excess_s.pop(grammar, None)
 
     def _drop(self, matcher: int) -> None:
         self._matchers.pop(matcher, None)
         self._grammar_of.pop(matcher, None)
-        self._excess_s.pop(matcher, None)
 
     def _guarded(self, operation: Start | Accept | Fill, done: TurnDone) -> None:
-        started_s = time.thread_time()
+        if isinstance(operation, Start):
+            self._grammar_of[operation.matcher] = operation.grammar
         try:
+            grammar = self._grammar_of[operation.matcher]
+            self._check_excess(grammar)
+            started_s = time.thread_time()
             self._execute(operation, done)
-            self._check_time(operation, time.thread_time() - started_s)
+            self._count_excess(grammar, operation, time.thread_time() - started_s)
+            self._check_excess(grammar)
         except Exception as error:  # noqa: BLE001 - the edge of a plugin: it ends one request
             self._end_without_memory(error)
             done.failed[operation.matcher] = failure_of(error)
@@ -113,12 +124,8 @@ class MatcherServer:
         if self._is_shared and isinstance(error, MemoryError):
             raise error
 
-    def _check_time(self, operation: Start | Accept | Fill, cpu_s: float) -> None:
-        """Count the time by which a matcher is slow.
-
-        Raises:
-            GrammarError: It has kept the others waiting for too long.
-        """
+    def _count_excess(self, grammar: int, operation: Start | Accept | Fill, cpu_s: float) -> None:
+        """Count the time by which an operation was slow."""
         match operation:
             case Accept(token_ids=token_ids):
                 num_tokens = len(token_ids)
@@ -126,18 +133,26 @@ class MatcherServer:
                 num_tokens = 1 + len(token_ids)
             case _:
                 num_tokens = 1
-        if (excess_s := cpu_s - num_tokens * SLOW_S) <= 0:
-            return
-        self._excess_s[operation.matcher] = self._excess_s.get(operation.matcher, 0.0) + excess_s
-        if self._excess_s[operation.matcher] > MAX_EXCESS_S:
-            raise GrammarError(
-                "the grammar takes too long to follow for this completion; make it less ambiguous"
+        if (excess_s := cpu_s - num_tokens * SLOW_S) > 0:
+            self._excess_s[grammar] = self._excess_s.get(grammar, 0.0) + excess_s
+
+    def _check_excess(self, grammar: int) -> None:
+        if self._excess_s.get(grammar, 0.0) > MAX_EXCESS_S:
+            raise TooSlowError(
+                "the grammar takes too long to follow for the completions of its requests; make it "
+                "less ambiguous"
             )
+
+    def _decay_excess(self) -> None:
+        now = time.monotonic()
+        kept = math.exp2((self._decayed_s - now) / EXCESS_HALF_LIFE_S)
+        self._decayed_s = now
+        for grammar in self._excess_s:
+            self._excess_s[grammar] *= kept
 
     def _execute(self, operation: Start | Accept | Fill, done: TurnDone) -> None:
         match operation:
             case Start():
-                self._grammar_of[operation.matcher] = operation.grammar
                 self._matchers[operation.matcher] = self._grammars[operation.grammar].matcher()
             case Accept():
                 self._accept(operation.matcher, operation.token_ids, done)
@@ -183,5 +198,5 @@ def failure_of(error: Exception) -> Failure:
     if isinstance(error, MemoryError):
         return Failure("the grammar exceeds the memory limit of one grammar; make it simpler")
     if isinstance(error, QuireError):
-        return Failure(sendable(str(error)))
+        return Failure(sendable(str(error)), is_slow=isinstance(error, TooSlowError))
     return Failure(traceback_text(error), is_for_client=False)

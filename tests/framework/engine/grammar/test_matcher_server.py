@@ -4,6 +4,7 @@ import itertools
 import mmap
 import socket
 import threading
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -185,19 +186,47 @@ def test_a_grammar_that_cannot_be_loaded_fails_its_matchers(shared):
     assert done == TurnDone({1: Failure("not packed by this backend")})
 
 
-def test_a_matcher_that_is_slow_for_too_long_fails(shared, monkeypatch):
-    now = itertools.count(step=SLOW_S + 0.2)  # what each operation takes
-    monkeypatch.setattr(matcher_server.time, "thread_time", lambda: next(now))
+@pytest.fixture
+def slow_operations(monkeypatch):
+    """Let each operation take 0.2 s more than a fast one; return a clock that is set by hand."""
+    cpu_s = itertools.count(step=SLOW_S + 0.2)
+    clock = SimpleNamespace(now_s=100.0)
+    monkeypatch.setattr(matcher_server.time, "thread_time", lambda: next(cpu_s))
+    monkeypatch.setattr(matcher_server.time, "monotonic", lambda: clock.now_s)
+    return clock
+
+
+def test_a_grammar_that_is_slow_for_too_long_fails(shared, slow_operations):
     shared.take_turn(Turn([LoadGrammar(1, RISING)]))
     tokens = [1, 2, 3, 4, 5, 6, 9, 10, 11, 12, 14]  # time for each of them
     turn = Turn([Start(1, 1), Fill(1, 0), Accept(1, tokens), Fill(1, 0)])
     done = shared.take_turn(turn)
     assert "takes too long to follow" in done.failed[1].message
     assert done.failed[1].is_for_client
-    fresh = [Start(2, 1), Fill(2, 0), Drop(2), Start(2, 1), Fill(2, 0)]
-    assert shared.take_turn(Turn(fresh)) == TurnDone({}), (
-        "the time of one that is over is forgotten"
-    )
+    assert done.failed[1].is_slow
+
+
+def test_slow_matchers_of_one_grammar_share_its_time_and_others_keep_theirs(
+    shared, masks, slow_operations
+):
+    shared.take_turn(Turn([LoadGrammar(1, RISING), LoadGrammar(2, RISING)]))
+    starts = [Start(number, 1) for number in (1, 2, 3, 4, 5)]
+    done = shared.take_turn(Turn([*starts, Accept(5, [3]), Fill(5, 0), Start(6, 2), Fill(6, 1)]))
+    assert done.failed.keys() == {3, 4, 5}, "0.5 s are over with the third"
+    assert masks[0] == 0, "no other operation of the grammar is executed"
+    assert 5 not in shared._matchers
+    assert shared.take_turn(Turn([Drop(6), Start(7, 1)])).failed.keys() == {7}
+
+
+def test_slow_time_of_a_grammar_is_forgotten_by_half_every_ten_seconds(shared, slow_operations):
+    shared.take_turn(Turn([LoadGrammar(1, RISING)]))
+    assert shared.take_turn(Turn([Start(1, 1), Start(2, 1)])) == TurnDone({})
+    slow_operations.now_s += 10
+    assert shared.take_turn(Turn([Fill(1, 0)])) == TurnDone({}), "0.2 s and 0.2 s"
+    assert shared.take_turn(Turn([Fill(1, 0)])).failed.keys() == {1}
+    assert shared.take_turn(Turn([UnloadGrammar(1), LoadGrammar(1, RISING), Start(3, 1)])) == (
+        TurnDone({})
+    ), "a grammar that is loaded again has its whole time"
 
 
 def test_a_shared_process_that_has_no_memory_left_ends(shared):
