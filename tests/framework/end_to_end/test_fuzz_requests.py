@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from quire import LLM, AsyncEngine, SamplingParams
 from quire.config import ServerSettings
 from quire.errors import RequestError
+from quire.interfaces.field_types import ListOf, OneOf, Text, TokenMap, TokenSet, TokenTexts
 from quire.sampling_params import RepetitionDetectionParams
 from quire.server.app import create_app
 from quire.testing.checkpoints import write_checkpoint
@@ -59,6 +60,51 @@ ODD = st.sampled_from(
     [math.nan, math.inf, -math.inf, 2**63, -(2**63) - 1, 1e308, -1, 0, True, False, "1", "", [], {},
      [True], [1.5], [None], {"a": 1}, [[1]], [2**63], [V], [-1], [2**31], {V: 1.0}, {"-1": 1.0}]
 )  # fmt: skip
+HUGE = st.sampled_from([[1] * 70_000, ["a"] * 70_000, "a" * 70_000, dict.fromkeys(range(V), 1.0)])
+FEWER = settings(FUZZ, max_examples=60)  # of tests for the fields of the engine's samplers
+
+
+def numbers(kind, minimum, maximum, default):
+    """Values of a number's field: its bounds if they are finite, its default and some others."""
+    if kind is bool:
+        return st.booleans()
+    some = [minimum, maximum, default, -0.0, 1e-300, 0.5, 1, 2]
+    bounded = [kind(each) for each in some if math.isfinite(each) and minimum <= each <= maximum]
+    return st.sampled_from(bounded)
+
+
+def values_of(field):
+    """Values that a field takes by its declared type; of a type without a case, its default."""
+    kind = field.type
+    if isinstance(kind, type):
+        return numbers(kind, field.minimum, field.maximum, field.default)
+    texts = st.text("ab \n", min_size=1, max_size=4)
+    match kind:
+        case OneOf():
+            return st.sampled_from(kind.choices)
+        case Text():
+            return texts
+        case ListOf(element=OneOf() as element):
+            return st.lists(st.sampled_from(element.choices), max_size=min(3, kind.max_items))
+        case ListOf():
+            element = numbers(kind.element, kind.minimum, kind.maximum, 0)
+            return st.lists(element, max_size=min(3, kind.max_items))
+        case TokenMap():
+            element = numbers(float, kind.minimum, kind.maximum, 0)
+            return st.dictionaries(TOKEN_IDS, element, max_size=2)
+        case TokenSet():
+            return st.lists(TOKEN_IDS, max_size=3)
+        case TokenTexts():
+            return st.lists(texts, max_size=min(3, kind.max_items))
+    return st.one_of(st.just(field.default), texts, st.lists(TOKEN_IDS, min_size=1, max_size=4))
+
+
+def extra_args_of(fields):
+    """Values for some of the fields that the engine's samplers add."""
+    names = st.lists(st.sampled_from(sorted(fields)), min_size=1, max_size=5, unique=True)
+    return names.flatmap(
+        lambda some: st.fixed_dictionaries({name: values_of(fields[name]) for name in some})
+    )
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +174,48 @@ def test_any_mixture_of_parameters_runs_or_is_refused_by_name(llm, fields):
 def test_any_odd_value_runs_or_is_refused_by_name(llm, fields, name, value):
     run(llm, fields | {name: value})
     assert llm.stats().num_used_blocks == 0
+    assert run(llm, {"max_tokens": 1})
+
+
+def own_fields(llm):
+    return llm._running.intake.extra_fields
+
+
+@given(fields=VALID, data=st.data())
+@FEWER
+def test_any_mixture_of_sampler_fields_runs_or_is_refused_by_name(llm, fields, data):
+    extra_args = data.draw(extra_args_of(own_fields(llm)))
+    run(llm, fields | {"extra_args": extra_args})
+    assert llm.stats().num_used_blocks == 0
+    assert run(llm, {"max_tokens": 1})
+
+
+@given(data=st.data(), value=ODD | HUGE)
+@FEWER
+def test_any_odd_sampler_field_runs_or_is_refused_by_name(llm, data, value):
+    extra_args = data.draw(extra_args_of(own_fields(llm)))
+    name = data.draw(st.sampled_from(sorted(own_fields(llm))))
+    run(llm, {"max_tokens": 3, "extra_args": extra_args | {name: value}})
+    assert llm.stats().num_used_blocks == 0
+    assert run(llm, {"max_tokens": 1})
+
+
+def test_each_sampler_field_can_be_set_alone(llm):
+    for field in own_fields(llm).values():
+        value = field.default
+        if isinstance(field.type, type) and field.type is not bool and field.maximum < 2**31:
+            value = field.type(field.maximum)
+        fields = {"max_tokens": 2, "extra_args": {field.name: value}}
+        assert run(llm, fields) or field.name == "negative_prompt", field.name
+
+
+@given(
+    names=st.lists(st.sampled_from(["dry", "temperature", "x", "", "a" * 500]), max_size=3)
+    | ODD | HUGE
+)  # fmt: skip
+@FEWER
+def test_any_names_of_logits_processors_run_or_are_refused_by_name(llm, names):
+    run(llm, {"max_tokens": 2, "logits_processors": names})
     assert run(llm, {"max_tokens": 1})
 
 

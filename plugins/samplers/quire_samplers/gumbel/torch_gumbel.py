@@ -51,7 +51,7 @@ def best_column(logits: Tensor, rows: SampledRows) -> tuple[Tensor, Tensor]:  # 
         return noise.mul_(is_random).add_(part)
 
     size = _block_size(logits)
-    blocks = zip(logits.split(size, 1), all_columns.split(size), strict=True)
+    blocks = zip(torch.split(logits, size, 1), torch.split(all_columns, size), strict=True)
     best = torch.cat([_group_maxima(scores_of(part, columns)) for part, columns in blocks], 1)
     columns = best.argmax(-1, keepdim=True) * GROUP + all_columns[:GROUP]
     columns.clamp_(max=logits.shape[1] - 1)  # the last group may be short: its last one repeats
@@ -77,7 +77,7 @@ def _group_maxima(scores: Tensor) -> Tensor:  # [N, C] -> [N, groups]
     """Return the largest score of each group of columns, or NaN if one is NaN."""
     num_whole = scores.shape[1] // GROUP
     whole, rest = scores[:, : num_whole * GROUP], scores[:, num_whole * GROUP :]
-    maxima = whole.unflatten(1, (num_whole, GROUP)).amax(-1)
+    maxima = whole.view(len(scores), num_whole, GROUP).amax(-1)
     return torch.cat((maxima, rest.amax(-1, keepdim=True)), 1) if rest.shape[1] else maxima
 
 

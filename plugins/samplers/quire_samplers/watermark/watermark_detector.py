@@ -83,7 +83,7 @@ def detect_watermark(
     first = max(len(prompt_token_ids), width)
     windows = _distinct(known[first - width :].unfold(0, width + 1, 1))
     checked_key = WATERMARK_KEY.check(key)
-    green = torch.cat([_green_of(part, checked_key, ratio) for part in windows.split(CHUNK)])
+    green = torch.cat([_green_of(part, checked_key, ratio) for part in torch.split(windows, CHUNK)])
     num_scored, num_green = len(green), int(green.sum())
     deviation = math.sqrt(num_scored * ratio * (1 - ratio))
     return WatermarkScore(
