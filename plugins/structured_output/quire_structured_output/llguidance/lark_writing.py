@@ -5,7 +5,9 @@ import re
 from typing import Any
 
 from quire.errors import GrammarError
+from quire_structured_output.llguidance.quoted_regexes import with_quotable_regexes
 from quire_structured_output.regex_syntax import check_text
+from quire_structured_output.schemas.subschemas import all_subschemas
 from quire_structured_output.unique.unique_places import UNIQUE
 
 BLANK = "[ ]?"  # where JSON allows blanks
@@ -13,28 +15,41 @@ ESCAPES = r'"\bfnrt'  # with which each character has one spelling, and some con
 ALL_ESCAPES = ESCAPES + "u"  # of control characters only
 CONTROL = r"\\(?:u00[01]|u007f|[bfnrt])"  # in JSON
 _CONTROL_IN_NAME = re.compile(CONTROL + r'(?:[^"\\]|\\.)*": ')
-_WITHOUT_SPELLING = re.compile(r"\\u00(?:[01]|7f)|(?<![\[\-}])\\\\x\{1?[0-9a-f]\}(?!-)")
+_WITHOUT_SPELLING = re.compile(r"\\u00(?:[01]|7f)|(?<![\[\-}])\\\\x\{(?:[0-7bef]|1[0-9a-f])\}(?!-)")
 
 
 def json_part(schema: dict[str, Any]) -> str:
     r"""Return the part that is JSON by a schema in normal form.
 
     Control characters may be written as `\u0000`, unless that would be a second spelling of a
-    property's name, or of an item that must be unique.
+    property's name, or of an item that must be unique. The parser lets additional names have such
+    escapes of any character, so there are none either where these differ from others.
 
     Raises:
         GrammarError: Then, the schema has a control character that has no other spelling.
     """
     text = json.dumps(schema)
-    has_one_spelling = f'"{UNIQUE}"' in text or _CONTROL_IN_NAME.search(text)
+    has_one_spelling = (
+        f'"{UNIQUE}"' in text or _CONTROL_IN_NAME.search(text) or _has_additional_names(schema)
+    )
     if has_one_spelling and (found := _WITHOUT_SPELLING.search(text)):
         raise GrammarError(
-            f"no backend supports the control character {found[0]} in a schema with 'uniqueItems' "
-            "or with such a character in the name of a property"
+            f"no backend supports the control character {found[0]} in a schema with 'uniqueItems', "
+            "with such a character in the name of a property, or with properties beside additional "
+            "ones ('additionalProperties' is not false)"
         )
     escapes = ESCAPES if has_one_spelling else ALL_ESCAPES
     options = {"whitespace_pattern": BLANK, "json_allowed_escapes": escapes}
-    return f"%json {json.dumps(schema | {'x-guidance': options})}"
+    return f"%json {json.dumps(with_quotable_regexes(schema) | {'x-guidance': options})}"
+
+
+def _has_additional_names(schema: dict[str, Any]) -> bool:
+    """Return whether an object has properties of its own and may have others."""
+    return any(
+        each.get("additionalProperties") is not False
+        and (each.get("properties") or each.get("patternProperties"))
+        for each in all_subschemas(schema)
+    )
 
 
 def literal(text: str) -> str:

@@ -115,11 +115,12 @@ class _Search:
         return {
             start + 1
             for start in starts
-            if start < len(self._text) and _is_in(self._text[start], what)
+            if start < len(self._text) and is_in(self._text[start], what)
         }
 
 
-def _is_in(char: str, given: CharacterClass) -> bool:
+def is_in(char: str, given: CharacterClass) -> bool:
+    """Return whether a character is in a class."""
     is_listed = any(low <= ord(char) <= high for low, high in given.ranges) or any(
         _has_category(char, name) for name in given.categories
     )
