@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from quire_structured_output.schemas.disjoint import json_type_of
-from quire_structured_output.schemas.schema_complement import complement
+from quire_structured_output.schemas.schema_complement import complement_parts
 from quire_structured_output.schemas.schema_facts import Comparison, Facts, Schema, facts_of
 
 MAX_DEMANDS = 16  # of one branch against another
@@ -64,7 +64,7 @@ class ExclusiveBranches:
                 yield {"type": kind}
             else:
                 found += [{"type": kind, **demand} for demand in self._ways(kind, one, other)]
-        yield from found or complement(branch, self._resolve) or ()
+        yield from found or complement_parts(branch, self._resolve)
 
     def _ways(self, kind: str, one: Facts, other: Facts) -> Iterator[Schema]:
         match kind:
@@ -78,7 +78,7 @@ class ExclusiveBranches:
                 yield from _outside(other, "minLength", "maxLength")
                 if other.values is not None:
                     words = [value for value in other.values if json_type_of(value) == "string"]
-                    yield from _strings(complement({"enum": words}, self._resolve) or ())
+                    yield from _strings(complement_parts({"enum": words}, self._resolve))
             case "number":
                 yield from _other_numbers(other)
 
@@ -99,7 +99,7 @@ class ExclusiveBranches:
     def _other_values(self, name: str, parts: Sequence[Any]) -> Iterator[Schema]:
         """Yield objects with a property whose value no other branch allows."""
         for part in parts:
-            found = complement(part, self._resolve) or []
+            found = complement_parts(part, self._resolve)
             if len(found) <= MAX_COMPLEMENTS:
                 for value in found:
                     yield {"required": [name], "properties": {name: value}}

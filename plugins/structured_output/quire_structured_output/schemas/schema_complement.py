@@ -1,19 +1,22 @@
 """Complements of schemas in normal form, and the properties that a schema evaluates.
 
 An automaton has no `not`. But the complement of what schemas are negated in practice (a required
-property, a constant, a type) can be written with other keywords. Each function returns schemas that
-allow a part of the complement, all of it where that is possible, and never more.
+property, a constant, a type) can be written with other keywords: all of it where that is possible,
+else a part, and never more. Nothing is known of the complement of what is narrower than a schema.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from quire_structured_output.schemas.disjoint import json_type_of
+from quire_structured_output.schemas.schema_marks import ASIDE, MARKS, NAMES_ONLY, NARROWED, WIDENED
 
 MAX_ALTERNATIVES = 32
+MAX_EVALUATED_DEPTH = 16
 MAX_WORDS = 200  # of an enum whose complement is written
 ALL_TYPES = ("object", "array", "string", "number", "boolean", "null")
 
@@ -21,63 +24,100 @@ Schema = dict[str, Any]
 Resolve = Callable[[Any], Any]
 
 
-def complement(schema: Any, resolve: Resolve) -> list[Schema] | None:
+@dataclass(frozen=True, slots=True)
+class Complement:
+    """Values that a schema does not allow.
+
+    Attributes:
+        parts: Schemas of which each allows only such values.
+        is_whole: Whether they allow all of them.
+    """
+
+    parts: list[Schema]
+    is_whole: bool
+
+
+def complement(schema: Any, resolve: Resolve) -> Complement | None:
     """Return schemas of which each allows only values that `schema` does not; None: unknown.
 
     Args:
-        schema: Schema in normal form.
+        schema: Schema in normal form, with its marks.
         resolve: Function that follows a reference.
     """
     schema = resolve(schema)
     if schema is False:
-        return [{}]
+        return Complement([{}], is_whole=True)
     if schema == {}:
-        return []
-    if not isinstance(schema, dict):
+        return Complement([], is_whole=True)
+    if not isinstance(schema, dict) or NARROWED in schema:
         return None
-    found: list[Schema] = []
-    for word, value in schema.items():
-        part = _complement_of(word, value, resolve)
-        if part is not None:
-            found += part
-    is_known = bool(found) and len(found) <= MAX_ALTERNATIVES
-    return found if is_known else None
+    words = [(word, value) for word, value in schema.items() if word not in MARKS]
+    found = _union(_complement_of(word, value, resolve) for word, value in words)
+    if not found.parts or len(found.parts) > MAX_ALTERNATIVES:
+        return None
+    return Complement(found.parts, found.is_whole and WIDENED not in schema)
 
 
-def _complement_of(word: str, value: Any, resolve: Resolve) -> list[Schema] | None:
+def complement_parts(schema: Any, resolve: Resolve) -> list[Schema]:
+    """Return schemas of which each allows only values that `schema` does not, as far as known."""
+    found = complement(schema, resolve)
+    return [] if found is None else found.parts
+
+
+def _union(parts: Iterable[Complement | None]) -> Complement:
+    listed = list(parts)
+    known = [part for part in listed if part is not None]
+    is_whole = len(known) == len(listed) and all(part.is_whole for part in known)
+    return Complement([each for part in known for each in part.parts], is_whole)
+
+
+def _complement_of(word: str, value: Any, resolve: Resolve) -> Complement | None:
     """Return schemas of values that break one keyword."""
     match word:
         case "required":
-            return [{"type": "object", "properties": {name: False}} for name in value]
+            absent = [{"type": "object", "properties": {name: False}} for name in value]
+            return Complement(absent, is_whole=True)
         case "type":
-            others = other_types({value} if isinstance(value, str) else set(value))
-            return [{"type": others}] if others else []
+            named = {value} if isinstance(value, str) else set(value)
+            others = other_types(named)
+            is_whole = "integer" not in named or "number" in named
+            return Complement([{"type": others}] if others else [], is_whole)
         case "enum":
             return _not_one_of(value)
         case "properties":
             return _broken_property(value, resolve)
         case "allOf":
-            parts = [complement(each, resolve) for each in value]
-            return [each for part in parts if part for each in part]
+            return _union(complement(each, resolve) for each in value)
         case "anyOf":
-            each_part = [complement(each, resolve) for each in value]
-            if any(part is None for part in each_part):
-                return None
-            products = itertools.product(*[part or [] for part in each_part])
-            return [_all_of(parts) for parts in itertools.islice(products, MAX_ALTERNATIVES)]
+            return _intersection([complement(each, resolve) for each in value])
     return None
 
 
-def _broken_property(properties: Schema, resolve: Resolve) -> list[Schema]:
-    found: list[Schema] = []
+def _intersection(listed: Sequence[Complement | None]) -> Complement | None:
+    known = [part for part in listed if part is not None]
+    if len(known) < len(listed):
+        return None
+    products = itertools.product(*[part.parts for part in known])
+    found = [_all_of(parts) for parts in itertools.islice(products, MAX_ALTERNATIVES + 1)]
+    is_whole = len(found) <= MAX_ALTERNATIVES and all(part.is_whole for part in known)
+    return Complement(found[:MAX_ALTERNATIVES], is_whole)
+
+
+def _broken_property(properties: Schema, resolve: Resolve) -> Complement:
+    found: list[Complement | None] = []
     for name, part in properties.items():
-        for other in complement(part, resolve) or ():
-            broken = {"type": "object", "required": [name], "properties": {name: other}}
-            found.append(broken)
-    return found
+        other = complement(part, resolve)
+        if other is not None:
+            broken = [
+                {"type": "object", "required": [name], "properties": {name: value}}
+                for value in other.parts
+            ]
+            other = Complement(broken, other.is_whole)
+        found.append(other)
+    return _union(found)
 
 
-def _not_one_of(values: Sequence[Any]) -> list[Schema] | None:
+def _not_one_of(values: Sequence[Any]) -> Complement | None:
     """Return schemas of values that are none of a list of strings, truth values and nulls."""
     types = {json_type_of(value) for value in values}
     words = [value for value in values if isinstance(value, str)]
@@ -90,7 +130,7 @@ def _not_one_of(values: Sequence[Any]) -> list[Schema] | None:
         found.append({"type": "string", "pattern": f"^(?:{_other_words(words)})$"})
     if len(flags := {value for value in values if isinstance(value, bool)}) == 1:
         found.append({"enum": [not next(iter(flags))]})
-    return found
+    return Complement(found, is_whole=True)
 
 
 def other_types(types: set[str]) -> list[str]:
@@ -123,24 +163,42 @@ def _all_of(parts: Sequence[Schema]) -> Schema:
     return parts[0] if len(parts) == 1 else {"allOf": list(parts)}
 
 
-def evaluated(schema: Any, resolve: Resolve, depth: int = 0) -> tuple[set[str], set[str]] | None:
-    """Return the names and regexes of properties that a schema evaluates whatever the value is.
+@dataclass(slots=True)
+class Evaluated:
+    """The properties that a schema evaluates whatever the value is.
 
-    None: it evaluates all properties.
+    Attributes:
+        names: Their names.
+        regexes: Regexes of further names.
+        are_all: Whether it evaluates all properties.
+        is_known: Whether it evaluates no others for any value.
     """
-    names: set[str] = set()
-    regexes: set[str] = set()
+
+    names: set[str] = field(default_factory=set)
+    regexes: set[str] = field(default_factory=set)
+    are_all: bool = False
+    is_known: bool = True
+
+
+def evaluated(schema: Any, resolve: Resolve) -> Evaluated:
+    """Return the properties that a schema in normal form, with its marks, evaluates."""
+    found = Evaluated()
+    _add_evaluated(found, schema, resolve, 0)
+    return found
+
+
+def _add_evaluated(found: Evaluated, schema: Any, resolve: Resolve, depth: int) -> None:
     schema = resolve(schema)
-    if not isinstance(schema, dict) or depth > 16:
-        return names, regexes
-    if "additionalProperties" in schema:
-        return None
-    names |= schema.get("properties", {}).keys()
-    regexes |= schema.get("patternProperties", {}).keys()
+    if not isinstance(schema, dict):
+        return
+    if depth > MAX_EVALUATED_DEPTH or ASIDE in schema:
+        found.is_known = False
+        return
+    if "anyOf" in schema or NARROWED in schema:
+        found.is_known = False
+    found.names |= schema.get("properties", {}).keys()
+    if NAMES_ONLY not in schema:
+        found.are_all = found.are_all or "additionalProperties" in schema
+        found.regexes |= schema.get("patternProperties", {}).keys()
     for part in schema.get("allOf", ()):
-        inner = evaluated(part, resolve, depth + 1)
-        if inner is None:
-            return None
-        names |= inner[0]
-        regexes |= inner[1]
-    return names, regexes
+        _add_evaluated(found, part, resolve, depth + 1)

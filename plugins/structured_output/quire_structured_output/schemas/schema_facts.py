@@ -13,6 +13,7 @@ from typing import Any
 
 from quire_structured_output.schemas.disjoint import json_type_of, key_of
 from quire_structured_output.schemas.ecma_search import WrittenRegexes
+from quire_structured_output.schemas.schema_marks import NARROWED
 
 ALL_TYPES = frozenset({"object", "array", "string", "number", "boolean", "null"})
 MAX_DEPTH = 12  # of schemas in schemas that are compared
@@ -72,7 +73,7 @@ def facts_of(parts: Sequence[Any], resolve: Resolve) -> Facts | None:
     """Return what holds for each value of all of some schemas; None: there is no value.
 
     Args:
-        parts: Schemas in normal form.
+        parts: Schemas in normal form, with their marks; nothing is read of what is narrower.
         resolve: Function that follows a reference.
     """
     found, waiting, num_read = Facts(), list(parts), 0
@@ -82,7 +83,8 @@ def facts_of(parts: Sequence[Any], resolve: Resolve) -> Facts | None:
         if part is False:
             return None
         if isinstance(part, dict):
-            _add(found, part)
+            if NARROWED not in part:
+                _add(found, part)
             waiting += part.get("allOf", ())
             if "$ref" in part and len(part) > 1:
                 waiting.append({"$ref": part["$ref"]})

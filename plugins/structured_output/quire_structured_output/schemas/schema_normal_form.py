@@ -35,8 +35,23 @@ from quire_structured_output.schemas.disjoint import json_type_of, keeps_type
 from quire_structured_output.schemas.ecma_regex import whole_match
 from quire_structured_output.schemas.ecma_search import is_found
 from quire_structured_output.schemas.one_of import ExclusiveBranches
-from quire_structured_output.schemas.schema_complement import complement, evaluated, other_types
+from quire_structured_output.schemas.schema_complement import (
+    Complement,
+    complement,
+    evaluated,
+    other_types,
+)
+from quire_structured_output.schemas.schema_dialects import keywords_of
 from quire_structured_output.schemas.schema_facts import Comparison
+from quire_structured_output.schemas.schema_marks import (
+    ASIDE,
+    MARKS,
+    NAMES_ONLY,
+    NARROWED,
+    WIDENED,
+    marked,
+    remove_marks,
+)
 from quire_structured_output.schemas.value_counts import most_values
 from quire_structured_output.unique.unique_places import UNIQUE
 
@@ -49,7 +64,7 @@ MAX_FOLLOWED = 30_000  # references in these checks
 MAX_WORK = 20_000  # of complements, of evaluated properties and of names that a regex matches
 MAX_DEPENDENCIES = 4  # of one object; each doubles the alternatives
 MAX_EXACT = 2**53
-OF_OBJECTS = ("properties", "required", "additionalProperties", "patternProperties")
+OF_OBJECTS = ("properties", "required", "additionalProperties", "patternProperties", NAMES_ONLY)
 BESIDE = (
     "type",
     "enum",
@@ -119,6 +134,7 @@ FORMATS = {  # of which a parser's own would be lenient, or that it lacks; some 
 }
 SAME_FORMATS = ("email", "hostname", "ipv6", "uri", "duration")  # as a parser has them
 NARROWER_FORMATS = {"idn-email": "email"}
+EXACT_FORMATS = ("uuid", "ipv4")
 KNOWN_FORMATS = ("color",)
 
 Schema = dict[str, Any]
@@ -174,7 +190,7 @@ class _Normalizer:
             raise GrammarError("a JSON schema must be an object, true or false")
         self._root = root
         self._defs: dict[str, Any] = {}
-        self._names: dict[tuple[int, str, str], str] = {}  # targets of references
+        self._names: dict[int, str] = {}  # ids of targets of references
         self.one_ofs: list[_OneOf] = []
         self._targets: list[Any] = []  # kept, so that their ids are not used again
         self._spent = spent
@@ -199,7 +215,9 @@ class _Normalizer:
         if not isinstance(found, dict):
             raise GrammarError("nothing can satisfy the schema")
         self._complete_one_ofs()
-        return {**found, "$defs": self._defs} if self._defs else dict(found)
+        form = {**found, "$defs": self._defs} if self._defs else dict(found)
+        remove_marks(form)
+        return form
 
     def _resolver(self) -> Any:
         """Return a resolver whose ids and anchors are known once and for all."""
@@ -250,7 +268,8 @@ class _Normalizer:
                 resolver = resolver.in_subresource(self._spec.create_resource(schema))
             except MALFORMED as error:
                 raise GrammarError(f"the id {identifier!r:.100} at {path}: {error}") from None
-        return _Translation(self, schema, resolver, path, depth).translate()
+        known = keywords_of(schema, self._spec.name)
+        return _Translation(self, known, resolver, path, depth).translate()
 
     def _reference(self, reference: Any, resolver: Any, path: str, depth: int) -> Schema | bool:
         """Return a reference to the translated target."""
@@ -266,12 +285,11 @@ class _Normalizer:
         target = resolved.contents
         if isinstance(target, bool):
             return {} if target else False
-        base = getattr(resolved.resolver, "_base_uri", "")
-        key = (id(target), base, "")
+        key = id(target)
         if key not in self._names:
             name = self._names[key] = f"r{len(self._names)}"
             self._targets.append(target)
-            self._defs[name] = {}
+            self._defs[name] = {NARROWED: True}  # until it is known
             found = self._schema(target, resolved.resolver, path, depth + 1, is_root=True)
             self._defs[name] = found
         return {"$ref": f"#/$defs/{self._names[key]}"}
@@ -464,6 +482,7 @@ class _Translation:
             near = math.nextafter(near, math.inf)
         elif not upwards and near > value:
             near = math.nextafter(near, -math.inf)
+        self._out[NARROWED] = True
         return int(near)
 
     def _strings(self) -> None:
@@ -481,7 +500,9 @@ class _Translation:
             raise self._error("format", "must be a string")
         name = NARROWER_FORMATS.get(name, name)
         if name in FORMATS:
-            self._also.append({"pattern": _pattern_of_format(name)})
+            pattern: Schema = {"pattern": _pattern_of_format(name)}
+            is_exact = name in EXACT_FORMATS
+            self._also.append(pattern if is_exact else marked(pattern, NARROWED))
         elif name in SAME_FORMATS:
             self._also.append({"format": name})
         elif name in KNOWN_FORMATS:
@@ -552,7 +573,9 @@ class _Translation:
             {"type": "array", "minItems": place + 1, "prefixItems": [*[{}] * place, part]}
             for place in places
         ]
-        self._also.append({"anyOf": [others, *arrays]})
+        found = {"anyOf": [others, *arrays]}
+        is_exact = part is False or (most is not None and most <= MAX_POSITIONS)
+        self._also.append(found if is_exact else marked(found, NARROWED))
 
     def _unique_items(self) -> None:
         """Mark the array, for what reads the text, unless there are too few items."""
@@ -607,6 +630,9 @@ class _Translation:
         if "patternProperties" in out:
             raise self._refusal("propertyNames", "beside 'patternProperties'")
         found = _joined(found)
+        if NARROWED in found:
+            out[NARROWED] = True
+        found = {word: value for word, value in found.items() if word not in MARKS}
         if found.keys() >= {"minLength", "pattern"} and found["minLength"] == 1:
             del found["minLength"]
             out["properties"] = {**out.get("properties", {}), "": False}
@@ -628,6 +654,8 @@ class _Translation:
         out["patternProperties"] = {
             _anchored(whole_match(regex, "propertyNames")): out.get("additionalProperties", {})
         }
+        if "additionalProperties" not in out:
+            out[NAMES_ONLY] = True
         out["additionalProperties"] = False
 
     def _count_properties(self, required: list[str]) -> None:
@@ -717,7 +745,7 @@ class _Translation:
         if len(kept) < 2:
             return kept[0] if kept else False
         base = {key: self._out[key] for key in BESIDE if key in self._out}
-        alternatives: Schema = {"anyOf": kept}
+        alternatives: Schema = {"anyOf": kept, WIDENED: True}
         self._all.one_ofs.append(_OneOf(alternatives, base, self._where))
         return alternatives
 
@@ -728,7 +756,7 @@ class _Translation:
         found = complement(part, self._all.resolved)
         if found is None:
             raise self._refusal("not", "of this kind")
-        self._also.append(_any_of(list(found)))
+        self._also.append(_written(found, _any_of([*found.parts]), ASIDE))
 
     def _conditional(self) -> None:
         given = self._given
@@ -740,8 +768,8 @@ class _Translation:
         fails = complement(condition, self._all.resolved)
         if fails is None:
             raise self._refusal("if", "of this kind")
-        branches = [_all_of([condition, then]), *(_all_of([each, other]) for each in fails)]
-        self._also.append(_any_of(branches))
+        branches = [_all_of([condition, then]), *(_all_of([each, other]) for each in fails.parts)]
+        self._also.append(_written(fails, _any_of(branches), ASIDE))
 
     def _unevaluated(self) -> None:
         """Translate `unevaluatedProperties` where the evaluated ones are the same for all values.
@@ -754,16 +782,14 @@ class _Translation:
             raise self._refusal("unevaluatedProperties", "beside 'propertyNames'")
         rest = self._part(self._given["unevaluatedProperties"], "unevaluatedProperties")
         found = evaluated({**self._out, "allOf": self._also}, self._all.resolved)
-        if rest == {} or found is None:
+        if rest == {} or found.are_all:
             return
-        names, regexes = found
-        self._also.append(
-            {
-                "properties": {name: {} for name in sorted(names)},
-                "patternProperties": {regex: {} for regex in sorted(regexes)},
-                "additionalProperties": rest,
-            }
-        )
+        closed: Schema = {
+            "properties": {name: {} for name in sorted(found.names)},
+            "patternProperties": {regex: {} for regex in sorted(found.regexes)},
+            "additionalProperties": rest,
+        }
+        self._also.append(closed if found.is_known else marked(closed, NARROWED))
 
     # --- helpers ------------------------------------------------------------------------------
 
@@ -793,6 +819,11 @@ class _Translation:
 
     def _refusal(self, word: str, why: str = "") -> GrammarError:
         return _refusal(word, self._where, why)
+
+
+def _written(found: Complement, schema: Schema | bool, *marks: str) -> Schema | bool:
+    """Return what is written with a complement, and mark it if that is a part."""
+    return marked(schema, *marks) if found.is_whole else marked(schema, NARROWED, *marks)
 
 
 def _refusal(word: str, where: str, why: str = "") -> GrammarError:

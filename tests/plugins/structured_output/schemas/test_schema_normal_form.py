@@ -126,6 +126,30 @@ SCHEMAS = [
     ({"allOf": [{"minimum": 2}, {"maximum": 4}], "type": "integer"}, [1, 2, 4, 5]),
     ({"anyOf": [{"type": "integer"}, {"minimum": 2}]}, [1, 2.5, 1.5, "a"]),
     (True, [1, "a", {}]),
+    ({"type": "object", "allOf": [{"propertyNames": {"pattern": "^a"}}],
+      "unevaluatedProperties": False}, [{}, {"a": 1}, {"b": 1}]),
+    ({"type": "object", "$ref": "#/$defs/n", "unevaluatedProperties": False,
+      "$defs": {"n": {"propertyNames": {"pattern": "^a"}}}}, [{}, {"a": 1}, {"b": 1}]),
+    ({"type": "object", "allOf": [{"propertyNames": {"pattern": "^a"}, "properties": {"ab": {}}}],
+      "unevaluatedProperties": False}, [{}, {"ab": 1}, {"a": 1}]),
+    ({"type": "object", "allOf": [{"propertyNames": {"pattern": "^a"}, "additionalProperties": {}}],
+      "unevaluatedProperties": False}, [{}, {"a": 1}, {"b": 1}]),
+    ({"type": ["object", "null"],
+      "not": {"type": "object", "properties": {"a": {"type": "string"}}},
+      "unevaluatedProperties": False}, [None, {}, {"a": 1}]),
+    ({"type": ["object", "null"], "if": {"properties": {"a": {"type": "string"}}, "type": "object"},
+      "then": False, "unevaluatedProperties": False}, [None, {}, {"a": 1}]),
+    ({"not": {"not": {"properties": {"a": {"type": "string"}}}}}, [1, {}, {"a": "x"}, {"a": 1}]),
+    ({"oneOf": [{"not": {"type": "string"}}, {"type": ["number", "string"]}]},
+     ["a", 1, None, {}]),
+    ({"$schema": "http://json-schema.org/draft-04/schema#", "const": 1}, [1, 2]),
+    ({"$schema": "http://json-schema.org/draft-04/schema#", "if": {"type": "string"},
+      "then": False}, [1, "a"]),
+    ({"$schema": "http://json-schema.org/draft-06/schema#", "const": 1}, [1, 2]),
+    ({"$schema": "http://json-schema.org/draft-07/schema#", "if": {"type": "string"},
+      "then": False}, [1, "a"]),
+    ({"$schema": "http://json-schema.org/draft-07/schema#", "dependentRequired": {"a": ["b"]}},
+     [{"a": 1}, {"a": 1, "b": 2}]),
 ]  # fmt: skip
 REFUSED = {
     "contains": ({"contains": {"type": "integer"}, "maxContains": 1}, "'maxContains' at /"),
@@ -148,6 +172,45 @@ REFUSED = {
     "number": ({"const": 2**60}, "'const' at / with the number"),
     "type": ({"type": "any"}, "'type' at / must be one or more of"),
     "false": (False, "nothing can satisfy"),
+    "not of a part": (
+        {"not": {"not": {"minimum": 5, "properties": {"a": {"type": "string"}}}}},
+        "'not' at /",
+    ),
+    "if of a part": (
+        {
+            "if": {"not": {"minimum": 5, "properties": {"a": {"type": "string"}}}},
+            "then": {"type": "boolean"},
+            "else": {"type": "number"},
+        },
+        "'if' at /",
+    ),
+    "oneOf of a part": (
+        {
+            "oneOf": [
+                {"not": {"minimum": 5, "properties": {"a": {"type": "string"}}}},
+                {"type": "number", "maximum": 3},
+            ]
+        },
+        "'oneOf' at / as its schema 1",
+    ),
+    "not of a format": ({"not": {"properties": {"a": {"format": "time"}}}}, "'not' at /"),
+    "not of eight items": (
+        {"not": {"not": {"type": "array", "contains": {"type": "null"}}}},
+        "'not' at /",
+    ),
+    "not of a oneOf": (
+        {"not": {"not": {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}}},
+        "'not' at /",
+    ),
+    "not of itself": ({"properties": {"a": {"not": {"$ref": "#"}}}}, "'not' at /properties/a"),
+    "not of an old const": (
+        {
+            "$schema": "http://json-schema.org/draft-04/schema#",
+            "type": "string",
+            "not": {"const": "a"},
+        },
+        "nothing can satisfy",
+    ),
     "list": ([], "must be an object"),
 }
 
@@ -171,6 +234,39 @@ def test_what_has_no_equivalent_is_refused_by_name(case):
     schema, message = REFUSED[case]
     with pytest.raises(GrammarError, match=message):
         normal_form(json.dumps(schema))
+
+
+NARROWED = {
+    "unevaluated": {
+        "type": "object", "properties": {"a": {"type": "integer"}}, "unevaluatedProperties": False,
+        "anyOf": [{"properties": {"b": {"type": "integer"}}}, {"properties": {"c": {}}}]},
+    "through a reference": {"$ref": "#/$defs/narrow"},
+    "through allOf": {"allOf": [{"$ref": "#/$defs/narrow"}, {"type": "object"}]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NARROWED)
+def test_what_is_narrower_than_a_branch_proves_nothing_of_it(case):
+    other = {"type": "object", "required": ["b"], "properties": {"b": {"type": "integer"}}}
+    schema = {"oneOf": [NARROWED[case], other], "$defs": {"narrow": NARROWED["unevaluated"]}}
+    assert not judge(schema).is_valid({"b": 1})
+    grammar = BACKEND.compile(StructuredOutputsParams(json=schema))
+    assert not is_accepted(grammar, {"b": 1})
+    assert is_accepted(grammar, {"a": 1})
+
+
+def test_no_mark_of_the_translation_is_in_the_normal_form():
+    schema = {
+        "properties": {"x-narrowed": {"format": "time"}, "n": {"maximum": 2**60}},
+        "propertyNames": {"pattern": "^[xn]"},
+        "anyOf": [{"not": {"required": ["a"]}}, {"enum": [{"x-aside": 1}]}, {"$ref": "#/$defs/o"}],
+        "$defs": {"o": {"oneOf": [{"type": "string"}, {"type": "null"}]}},
+    }
+    text = json.dumps(normal_form(schema))
+    assert text.count("x-narrowed") == 1, "a name"
+    assert text.count("x-aside") == 1, "a value"
+    assert "x-names-only" not in text
+    assert "x-widened" not in text
 
 
 HOSTILE = {
