@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from quire import LLM, SamplingParams
 from quire.cli.bench.interval import bootstrap
 from quire.cli.bench.model_shapes import write_shape
 from quire.cli.bench.tables import machine_info, markdown_lines
-from quire.errors import NativeUnavailableError, RefusedError
+from quire.errors import NativeUnavailableError
 from quire.interfaces.attention import AttentionBackend, AttentionShape
 from quire.interfaces.model import ForwardBatch, Model
 from quire.layers import Attention, LayerContext
@@ -231,11 +232,8 @@ def write_random(folder: Path, shape: str, seed: int = 0) -> None:
 
 
 def _serves(method: str) -> bool:
-    try:
-        REGISTRIES.quantizations.get(method).from_config({})
-    except RefusedError:
-        return False
-    return True
+    probe = REGISTRIES.quantizations.entry(method).capabilities.probe
+    return probe is None or resolve_name(probe)() is None
 
 
 def _ask(method: str, prompts: Sequence[str], answers: Sequence[str]) -> Answered:
