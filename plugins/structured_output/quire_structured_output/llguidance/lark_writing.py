@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 from quire.errors import GrammarError
+from quire_structured_output.llguidance.number_ranges import with_number_ranges
 from quire_structured_output.llguidance.quoted_regexes import with_quotable_regexes
 from quire_structured_output.regex_syntax import check_text
 from quire_structured_output.schemas.subschemas import all_subschemas
@@ -40,7 +41,8 @@ def json_part(schema: dict[str, Any]) -> str:
         )
     escapes = ESCAPES if has_one_spelling else ALL_ESCAPES
     options = {"whitespace_pattern": BLANK, "json_allowed_escapes": escapes}
-    return f"%json {json.dumps(with_quotable_regexes(schema) | {'x-guidance': options})}"
+    exact = with_number_ranges(with_quotable_regexes(schema))
+    return f"%json {json.dumps(exact | {'x-guidance': options})}"
 
 
 def _has_additional_names(schema: dict[str, Any]) -> bool:
