@@ -51,7 +51,8 @@ from quire.worker.loading.weight_loading import (
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 UNCHANGED = "none"
-METHODS = (UNCHANGED, "bf16", "bf16_dot", "int8", "int4")
+DOT = "bf16_dot"
+METHODS = (UNCHANGED, "bf16", DOT, "int8", "int4")
 SECTIONS = ("tool_calls_new_names", "extractions_new_names", "sums", "facts_new_wordings")
 MAX_ANSWER_TOKENS = 256
 NUM_TOKENS, NUM_PROMPTS = 128, 4  # of random tokens
@@ -157,7 +158,8 @@ class WholePrompt(AttentionBackend):
 
 def serving_methods() -> list[str]:
     """Return the methods that this processor can serve."""
-    return [method for method in METHODS if method == UNCHANGED or _serves(method)]
+    probe = resolve_name(REGISTRIES.quantizations.entry(DOT).capabilities.probe)
+    return [method for method in METHODS if method != DOT or probe() is None]
 
 
 def measure_demo(count: int, seed: int = 7) -> tuple[int, list[DemoFigures]]:
@@ -229,11 +231,6 @@ def write_random(folder: Path, shape: str, seed: int = 0) -> None:
             values.mul_(0.1).add_(1.0 if "norm" in name else 0.0)
         weights[name] = values.bfloat16()
     save_file(weights, folder / "model.safetensors")
-
-
-def _serves(method: str) -> bool:
-    probe = REGISTRIES.quantizations.entry(method).capabilities.probe
-    return probe is None or resolve_name(probe)() is None
 
 
 def _ask(method: str, prompts: Sequence[str], answers: Sequence[str]) -> Answered:
