@@ -46,5 +46,6 @@ def _parsed(text: str) -> CharacterClass:
     """Return one class or character of a regex in normal form."""
     parsed = Parser(text.replace("\\x{", "\\u{"), "a class").parse()
     (item,) = parsed.alternatives[0]
-    assert isinstance(item.what, CharacterClass)
+    if not isinstance(item.what, CharacterClass):
+        raise RuntimeError(f"a regex in normal form has the class {text!r}")
     return item.what
