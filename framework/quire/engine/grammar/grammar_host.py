@@ -7,12 +7,13 @@ restarted while a step waits for it, and the host replays the tokens that it has
 
 Grammars start in the order of the compile time that their clients have had, then of their own. One
 that compiles longer than its turn makes way for another that has had less, and starts again later
-with a longer turn. So slow grammars delay quick ones by little, whoever sent them.
+with a longer turn. So slow grammars delay quick ones by little, those of other clients included.
 
 Grammars never run in the engine's process. Each compiles in a process of its own, under time and
 memory limits enforced by the kernel, so a hostile one affects no other; see `grammar_process`.
 Those that can be sent and are cheap are matched in one process, with one message a step. When that
-process is lost, each of its grammars gets its own, so that the one at fault fails alone.
+process is lost, it starts again with its grammars. The one that was at work, if any, gets a process
+of its own, so that a grammar at fault fails alone.
 """
 
 import logging
@@ -29,6 +30,7 @@ from quire.config import PluginSettings
 from quire.engine.grammar.compile_shares import CompileShares
 from quire.engine.grammar.fork_server_client import GrammarForkServer
 from quire.engine.grammar.grammar_link import (
+    TURN_TIMEOUT_S,
     BackendFailedError,
     GrammarLink,
     LinkLostError,
@@ -55,6 +57,9 @@ logger = logging.getLogger(__name__)
 MAX_PARAMS_BYTES = 4 * 2**20  # of one grammar, as a message
 
 PATIENCE = 8.0  # turn of a grammar, in units of the time that the next one has had
+
+MAX_UNEXPLAINED = 2  # losses of the shared process in a step while it executed no grammar
+NOT_RESTARTED = "the process that matches grammars ends whenever it is started; see the log"
 
 Outcome = tuple[str, RequestError | None]
 
@@ -243,6 +248,7 @@ class GrammarHost:
             raise ValueError(f"{num_rows} masks in one step; the table has {self._max_rows} rows")
         if self._started is not None:
             self._pool.end_interrupted()
+            self._masks.take_running()  # a grammar whose turn was interrupted is not at fault
         for link in self._links_of_step():
             link.begin_turn(self._fills(link))
 
@@ -282,48 +288,93 @@ class GrammarHost:
         ]
 
     def _finish_turn(self, link: GrammarLink) -> None:
-        """Wait for a process. If it is lost, each of its grammars gets one of its own."""
+        """Wait for a process. One that is lost is replaced, with its matchers as they were."""
         try:
             self._apply_turn(link.end_turn())
-        except LinkLostError as error:  # the host has all the state to restart it
-            keys = self._pool.lose(link)
-            names = _request_ids([request for key in keys for request in self._users(key)])
-            logger.warning("%s; restarting it for requests %s", error, names)
-            self._isolate(keys)
+        except LinkLostError as error:
+            if link not in self._links_of_step():
+                return  # it was ended and replaced together with another one
+            keys = self._lose(link, error)
+            if link.is_shared:
+                self._restart_shared(keys)
+            else:
+                self._isolate(keys)
+
+    def _lose(self, link: GrammarLink, error: LinkLostError) -> list[bytes]:
+        keys = self._pool.lose(link)
+        names = _request_ids([request for key in keys for request in self._users(key)])
+        logger.warning("%s; restarting it for requests %s", error, names)
+        return keys
+
+    def _restart_shared(self, keys: list[bytes]) -> None:
+        """Start the shared process again with its grammars, without those that end it.
+
+        It has written which grammar was at work when it was lost; that one gets a process of its
+        own. If none was, the process was ended from outside; if so twice, its requests fail.
+        """
+        num_unexplained = 0
+        while keys:
+            suspect = self._take_suspect(keys)
+            if suspect is not None:
+                keys.remove(suspect)
+                self._pool.keep_unshared(suspect)
+                self._isolate([suspect])
+            elif (num_unexplained := num_unexplained + 1) > MAX_UNEXPLAINED:
+                for key in keys:
+                    self._fail_grammar(key, NotStartedError(NOT_RESTARTED))
+                return
+            keys = self._replay_shared(keys) if keys else []
+
+    def _take_suspect(self, keys: Sequence[bytes]) -> bytes | None:
+        number = self._masks.take_running()
+        return next((key for key in keys if self._pool[key].number == number), None)
+
+    def _replay_shared(self, keys: list[bytes]) -> list[bytes]:
+        """Replay a turn in a new shared process; return the grammars if that is lost, too."""
+        try:
+            link = self._pool.restart_shared(keys)
+        except NotStartedError as error:
+            logger.warning("the process that matches grammars is not restarted: %s", error)
+            return keys
+        self._replay(keys, link)
+        try:
+            self._apply_turn(link.end_turn(TURN_TIMEOUT_S))
+        except LinkLostError as error:
+            return self._lose(link, error)
+        return []
 
     def _isolate(self, keys: Sequence[bytes]) -> None:
-        """Start a process for each grammar, and bring its matchers to their previous state.
+        """Replay the turn of a grammar in a process of its own.
 
-        They compile at the same time. A failure is the grammar's own now: it fails its requests,
-        and the grammar does not move to the shared process again.
+        A failure is the grammar's own now: it fails its requests, and the grammar does not move to
+        the shared process again.
         """
-        started = []
         for key in keys:
             if not (users := self._users(key)):
                 self._pool.remove(key)
                 continue
             try:
-                started.append((key, self._pool.isolate(key, users[0].params)))
-            except LinkLostError as error:
-                self._give_up(key, error)
-        for key, link in started:
-            try:
+                link = self._pool.isolate(key, users[0].params)
                 link.receive_compiled()
-                self._replay(key, link)
+                self._replay([key], link)
                 self._apply_turn(link.end_turn())
             except LinkLostError as error:
                 self._give_up(key, error)
 
-    def _replay(self, key: bytes, link: GrammarLink) -> None:
+    def _replay(self, keys: Sequence[bytes], link: GrammarLink) -> None:
         """Begin the turn in which a new process comes to where the old one was."""
-        grammar = self._pool[key].number
-        for request in self._users(key):
-            link.add(Start(request.matcher, grammar))
-            link.add(Accept(request.matcher, request.token_ids))
+        for key in keys:
+            grammar = self._pool[key].number
+            for request in self._users(key):
+                link.add(Start(request.matcher, grammar))
+                link.add(Accept(request.matcher, request.token_ids))
         link.begin_turn(self._fills(link))
 
     def _give_up(self, key: bytes, error: LinkLostError) -> None:
         self._pool.keep_unshared(key)
+        self._fail_grammar(key, error)
+
+    def _fail_grammar(self, key: bytes, error: LinkLostError) -> None:
         self._fail_all(self._users(key), error)
         self._pool.remove(key)
 

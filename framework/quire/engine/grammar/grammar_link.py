@@ -32,7 +32,7 @@ from quire.errors import GrammarError, QuireError
 from quire.sampling_params import StructuredOutputsParams
 
 START_TIMEOUT_S = 30.0  # for the fork server to load plugins, on top of the compile timeout
-TURN_TIMEOUT_S = 10.0  # for masks to be filled, which usually takes microseconds
+TURN_TIMEOUT_S = 10.0  # for masks to be filled, which usually takes microseconds, and replays
 SHARED_TURN_TIMEOUT_S = 2.0  # in a process that others share: a backend that hangs stops them too
 
 
@@ -193,8 +193,8 @@ class GrammarLink:
         except (OSError, GrammarError):
             self._is_lost = True
 
-    def end_turn(self) -> TurnDone:
-        """Wait for the response to the turn.
+    def end_turn(self, timeout_s: float | None = None) -> TurnDone:
+        """Wait for the response to the turn, by default as long as a turn may usually take.
 
         Raises:
             LinkLostError: The process is gone or does not respond.
@@ -202,6 +202,7 @@ class GrammarLink:
         if self._is_lost:
             raise LinkLostError("a grammar process died")
         try:
+            self._connection.settimeout(timeout_s or self._turn_timeout_s)
             done = receive(self._connection, TurnDone)
         except (OSError, EOFError, msgspec.DecodeError) as error:
             raise LinkLostError(f"a grammar process died while it filled masks: {error}") from error

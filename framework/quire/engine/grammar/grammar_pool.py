@@ -67,6 +67,7 @@ class PooledGrammar:
         link: Connection to the process.
         num_users: Number of requests that use the grammar.
         num_bytes: Number of bytes that the compiled grammar takes.
+        sendable: What the shared process has loaded, kept in case it must be restarted.
         started_s: Time at which it began to compile, by `time.monotonic`.
     """
 
@@ -74,6 +75,7 @@ class PooledGrammar:
     link: GrammarLink
     num_users: int = 0
     num_bytes: int = 0
+    sendable: Sendable | None = None
     started_s: float = field(default_factory=time.monotonic)
 
 
@@ -142,6 +144,19 @@ class GrammarPool:
         grammar.number, grammar.link = new.number, new.link
         return new.link
 
+    def restart_shared(self, keys: Sequence[bytes]) -> GrammarLink:
+        """Start the shared process again and load grammars that it had; raises NotStartedError.
+
+        The new process is in the turn that the users of the grammars wait for.
+        """
+        self._shared = link = self._start_shared()
+        link.is_in_turn = True
+        for grammar in (self._grammars[key] for key in keys):
+            if grammar.sendable is not None:
+                link.load(grammar.number, grammar.sendable)
+            grammar.link = link
+        return link
+
     def keep_unshared(self, key: bytes) -> None:
         """Remember that a grammar must not move to the shared process again."""
         self._unshared[digest(key)] = None
@@ -178,11 +193,19 @@ class GrammarPool:
                 self.lose(link)
 
     def lose(self, link: GrammarLink) -> list[bytes]:
-        """End a process, and remove its idle grammars; return those in use, to be isolated."""
-        if link is self._shared:
-            self._shared = None
-        self._end(link)
-        lost = [key for key, grammar in self._grammars.items() if grammar.link is link]
+        """End a process, and remove its idle grammars; return those in use, to be started again.
+
+        With a shared process, an earlier or later one is lost, too: only one may be at work.
+        """
+        lost, links = [], {id(link): link}
+        if link.is_shared and self._shared is not None:
+            links[id(self._shared)], self._shared = self._shared, None
+        for key, grammar in self._grammars.items():
+            if grammar.link is link or (link.is_shared and grammar.link.is_shared):
+                lost.append(key)
+                links[id(grammar.link)] = grammar.link
+        for each in links.values():
+            self._end(each)
         for key in lost:
             if not self._grammars[key].num_users:
                 del self._grammars[key]
@@ -262,9 +285,9 @@ class GrammarPool:
         if self._shared is not None and self._shared.is_in_turn:  # an interrupt stopped the turn
             self.lose(self._shared)
         if self._shared is None:
-            number = self._next_number()
-            self._shared = GrammarLink.start_shared(self._fork_server, number, self._backends)
+            self._shared = self._start_shared()
         self._shared.load(grammar.number, sendable)
+        grammar.sendable = sendable
         own, grammar.link = grammar.link, self._shared
         self._end(own)
 
@@ -322,6 +345,9 @@ class GrammarPool:
         timeout_s = self._limits.timeout_s
         link = GrammarLink.start(self._fork_server, number, backends, params, timeout_s)
         return PooledGrammar(number, link)
+
+    def _start_shared(self) -> GrammarLink:
+        return GrammarLink.start_shared(self._fork_server, self._next_number(), self._backends)
 
     def _next_number(self) -> int:
         self._num_started += 1

@@ -31,6 +31,7 @@ import msgspec
 from quire.config import PluginSettings
 from quire.engine.grammar.grammar_wire import (
     ELAPSED_PER_CPU,
+    RUNNING,
     Compiled,
     Failure,
     Kill,
@@ -145,7 +146,8 @@ def _run(
         is_shared = isinstance(command, SpawnMatcher)
         _limit_memory(setup.shared_memory_limit_bytes if is_shared else setup.memory_limit_bytes)
         _silence_output()
-        server = MatcherServer(backends, masks, len(masks) // setup.num_rows, is_shared)
+        row_bytes = (len(masks) - RUNNING.size) // setup.num_rows
+        server = MatcherServer(backends, masks, row_bytes, is_shared)
         if isinstance(command, Spawn):
             server.add(command.process, _compile(command, backends, connection))
         server.serve(connection)

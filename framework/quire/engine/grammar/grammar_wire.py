@@ -21,6 +21,7 @@ from quire.sampling_params import StructuredOutputsParams
 
 ELAPSED_PER_CPU = 3.0  # compiling may take so many times its limit of CPU time
 MAX_FRAME_BYTES = 256 * 2**20
+RUNNING = struct.Struct("<Q")  # after the masks: number of the grammar that is at work
 _LENGTH = struct.Struct("<I")
 _PART_BYTES = 2**20
 

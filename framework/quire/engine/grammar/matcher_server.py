@@ -7,11 +7,13 @@ import time
 from collections.abc import Mapping
 
 from quire.engine.grammar.grammar_wire import (
+    RUNNING,
     Accept,
     Drop,
     Failure,
     Fill,
     LoadGrammar,
+    Operation,
     Start,
     Turn,
     TurnDone,
@@ -40,7 +42,7 @@ class MatcherServer:
 
     Args:
         backends: Backends that load grammars, by name.
-        masks: Table of masks.
+        masks: Table of masks, and the number of the grammar that a shared process executes.
         row_bytes: Number of bytes of a mask.
         is_shared: Whether several grammars share this process.
     """
@@ -76,6 +78,7 @@ class MatcherServer:
         done = TurnDone({})
         self._decay_excess()
         for operation in turn.operations:
+            self._write_running(self._grammar_number(operation))
             match operation:
                 case LoadGrammar():
                     self._load(operation)
@@ -85,7 +88,18 @@ class MatcherServer:
                     self._drop(operation.matcher)
                 case _ if operation.matcher not in done.failed:
                     self._guarded(operation, done)
+        self._write_running(0)
         return done
+
+    def _grammar_number(self, operation: Operation) -> int:
+        if isinstance(operation, LoadGrammar | UnloadGrammar | Start):
+            return operation.grammar
+        return self._grammar_of.get(operation.matcher, 0)
+
+    def _write_running(self, grammar: int) -> None:
+        """Write which grammar is at work: the engine reads it if this process ends or hangs."""
+        if self._is_shared:
+            RUNNING.pack_into(self._masks, len(self._masks) - RUNNING.size, grammar)
 
     def _load(self, operation: LoadGrammar) -> None:
         """Load a grammar; if that fails, its matchers do when they start."""

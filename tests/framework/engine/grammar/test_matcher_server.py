@@ -11,6 +11,7 @@ import pytest
 
 from quire.engine.grammar import matcher_server
 from quire.engine.grammar.grammar_wire import (
+    RUNNING,
     Accept,
     Drop,
     Failure,
@@ -92,7 +93,7 @@ def shared(masks):
 
 @pytest.fixture
 def masks():
-    with mmap.mmap(-1, 3 * 4) as masks:
+    with mmap.mmap(-1, 3 * 4 + RUNNING.size) as masks:
         yield masks
 
 
@@ -235,6 +236,16 @@ def test_a_shared_process_that_has_no_memory_left_ends(shared):
         shared.take_turn(Turn([Accept(1, [13])]))
 
 
+def test_a_shared_process_writes_which_grammar_it_executes(shared, masks):
+    loads = [LoadGrammar(7, RISING), LoadGrammar(8, RISING), Start(1, 7), Start(2, 8)]
+    shared.take_turn(Turn(loads))
+    assert RUNNING.unpack_from(masks, 3 * 4) == (0,), "none between turns"
+    for matcher, grammar in ((1, 7), (2, 8)):
+        with pytest.raises(MemoryError):
+            shared.take_turn(Turn([Fill(1, 0), Fill(2, 1), Accept(matcher, [13])]))
+        assert RUNNING.unpack_from(masks, 3 * 4) == (grammar,)
+
+
 def test_errors_of_ours_are_for_the_client_and_others_for_the_log():
     assert failure_of(GrammarError("no end")).message == "no end"
     assert failure_of(GrammarError("no end")).is_for_client
@@ -251,6 +262,7 @@ def test_an_error_whose_text_is_not_unicode_can_be_sent(error):
 
 def test_the_mask_of_the_end_allows_every_end_and_nothing_else():
     masks = SharedMasks(3, Vocabulary({b"a": [0]}, (2, 37), 40))
+    assert len(masks._table) == 3 * 8 + RUNNING.size
     words = int.from_bytes(masks.end, "little")
     assert words == 1 << 2 | 1 << 37
     assert len(masks.end) == len(masks.row(0)) == 8

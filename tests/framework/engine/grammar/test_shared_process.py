@@ -9,7 +9,7 @@ from grammar_hosts import VOCABULARY, allowed, fork_server_of, mask, ready, wait
 from installed import write_distribution
 from processes import eventually, workers_of
 
-from quire.engine.grammar import grammar_link
+from quire.engine.grammar import fork_server_client, grammar_link
 from quire.engine.grammar.grammar_host import GrammarHost
 from quire.engine.grammar.grammar_pool import GrammarLimits
 from quire.errors import GrammarError, RequestFailedError
@@ -50,6 +50,8 @@ SHARING = {
                 return Grammar(params.regex, is_loaded=False)
 
             def load(self, packed):
+                if packed == b"brittle":
+                    os.kill(os.getpid(), signal.SIGKILL)
                 if packed == b"fat" * 1000:
                     raise GrammarError("cannot be loaded")
                 return Grammar(packed.decode(), is_loaded=True)
@@ -252,7 +254,7 @@ def test_a_grammar_at_fault_fails_alone(make_host, monkeypatch, caplog, fault, e
     assert ("restarting" in caplog.text) == ends_process
     host.release("bad")
     assert host.poll() == []
-    assert states(host, "good", "elsewhere") == [(4, not ends_process), (3, not ends_process)]
+    assert states(host, "good", "elsewhere") == [(4, True), (3, True)]
     ready(host, "bad again", Params(regex="bad"))
     is_blamed = ends_process or fault == b"s"
     assert state(host, "bad again") == (0, not is_blamed)
@@ -268,7 +270,7 @@ def test_a_grammar_that_cannot_be_loaded_fails_its_requests(make_host):
     assert "cannot be loaded" in str(wait_for_outcome(host, "fat"))
 
 
-def test_a_process_that_is_killed_comes_back_as_several(make_host, caplog):
+def test_a_process_that_is_killed_comes_back_with_all_its_grammars(make_host, caplog):
     host = make_host()
     for name in ("one", "two"):
         ready(host, name, Params(regex=name))
@@ -276,12 +278,74 @@ def test_a_process_that_is_killed_comes_back_as_several(make_host, caplog):
     assert states(host, "one", "two") == [(2, True), (2, True)]
     eventually(lambda: len(processes_of(host)) == 1)
     os.kill(processes_of(host)[0], signal.SIGKILL)
-    assert states(host, "one", "two") == [(2, False), (2, False)]
+    assert states(host, "one", "two") == [(2, True), (2, True)]
     [record] = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert "one, two" in record.getMessage()
     host.release("one")
     ready(host, "one", Params(regex="another"))
-    assert states(host, "one", "two") == [(0, True), (2, False)]
+    assert states(host, "one", "two") == [(0, True), (2, True)]
+
+
+def test_the_loss_of_many_grammars_takes_no_place_of_a_new_one(make_host):
+    host = make_host(max_grammars=2, max_compiling=1)
+    names = [f"grammar {index}" for index in range(8)]
+    for index, name in enumerate(names):
+        ready(host, name, Params(regex=name))
+        host.accept(name, b"a" * index)
+    for _ in range(2):
+        states(host, *names)
+        eventually(lambda: len(processes_of(host)) == 1)
+        os.kill(processes_of(host)[0], signal.SIGKILL)
+        assert states(host, *names) == [(index, True) for index in range(8)]
+        assert len(processes_of(host)) == 1
+    ready(host, "new", Params(regex="new"))
+    assert states(host, "new", *names)[:2] == [(0, True), (0, True)]
+
+
+def test_grammars_at_fault_in_the_same_step_fail_and_no_other_does(make_host, caplog):
+    host = make_host()
+    for name in ("bad", "good", "worse", "waiting"):
+        ready(host, name, Params(regex=name))
+        host.accept(name, b"ab")
+    states(host, "bad", "good", "worse", "waiting")
+    host.accept("bad", b"k")
+    host.accept("worse", b"k")
+    assert states(host, "bad", "good", "worse")[1] == (2, True)
+    assert dict(host.poll()).keys() == {"bad", "worse"}
+    assert states(host, "good", "waiting") == [(2, True), (2, True)]
+    assert len(processes_of(host)) == 1
+
+
+def test_a_grammar_that_only_dies_where_it_is_loaded_goes_on_in_a_process_of_its_own(make_host):
+    host = make_host()
+    for name in ("brittle", "good"):
+        ready(host, name, Params(regex=name))
+        host.accept(name, b"ab")
+    assert states(host, "brittle", "good") == [(2, False), (2, True)]
+    host.release("brittle")
+    ready(host, "brittle", Params(regex="brittle"))
+    assert state(host, "brittle") == (0, False)
+
+
+def test_a_process_that_cannot_be_restarted_fails_its_requests_as_the_servers_fault(
+    make_host, monkeypatch
+):
+    host = make_host()
+    for name in ("one", "two"):
+        ready(host, name, Params(regex=name))
+    states(host, "one", "two")
+    with monkeypatch.context() as patch:
+        patch.setattr(fork_server_client, "MODULE", "no_such_module")
+        os.kill(fork_server_of(host).pid, signal.SIGKILL)
+        eventually(lambda: not fork_server_of(host).is_alive)
+        host.request_masks([(0, "one"), (1, "two")])
+        assert [row.words for row in host.collect_masks()] == [host._masks.end] * 2
+        for name, error in host.poll():
+            assert isinstance(error, RequestFailedError), name
+            assert "ends whenever it is started" in str(error)
+        eventually(lambda: not fork_server_of(host).is_alive)
+    ready(host, "new", Params(regex="one"))
+    assert state(host, "new") == (0, True)
 
 
 def test_a_turn_that_was_broken_off_ends_the_process_and_no_request(make_host):
@@ -290,7 +354,7 @@ def test_a_turn_that_was_broken_off_ends_the_process_and_no_request(make_host):
         ready(host, name, Params(regex=name))
         host.accept(name, b"ab")
     host.request_masks([(0, "one"), (1, "two")])
-    assert states(host, "two", "one") == [(2, False), (2, False)]
+    assert states(host, "two", "one") == [(2, True), (2, True)]
 
 
 # -- the backend of this project that packs --------------------------------------------------------
