@@ -12,6 +12,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
+from quire.errors import GrammarError
 from quire_structured_output.schemas.ecma_regex import CharacterClass, Parser
 from quire_structured_output.schemas.ecma_search import is_in
 from quire_structured_output.schemas.subschemas import with_subschemas
@@ -47,5 +48,5 @@ def _parsed(text: str) -> CharacterClass:
     parsed = Parser(text.replace("\\x{", "\\u{"), "a class").parse()
     (item,) = parsed.alternatives[0]
     if not isinstance(item.what, CharacterClass):
-        raise RuntimeError(f"a regex in normal form has the class {text!r}")
+        raise GrammarError(f"{text!r} is not a class of a regex in normal form")
     return item.what

@@ -622,6 +622,8 @@ class _Translation:
             return
         out = self._out
         found = self._all.resolved(self._part(names, "propertyNames"))
+        if found and not any(isinstance(name, str) for name in found.get("enum", [""])):
+            found = False
         if found == {} or found == {"type": "string"}:
             return
         if found is False:
@@ -651,9 +653,12 @@ class _Translation:
             raise GrammarError(
                 f"nothing satisfies both 'required' and 'propertyNames' at {self._where}"
             )
-        out["patternProperties"] = {
-            _anchored(whole_match(regex, "propertyNames")): out.get("additionalProperties", {})
-        }
+        rest, pattern = out.get("additionalProperties", {}), _anchored(whole_match(regex, "a name"))
+        if listed and rest != {}:  # which is not for listed names that match
+            only = {"patternProperties": {pattern: {}}, "additionalProperties": False}
+            self._also.append(only | {NAMES_ONLY: True})
+            return
+        out["patternProperties"] = {pattern: rest}
         if "additionalProperties" not in out:
             out[NAMES_ONLY] = True
         out["additionalProperties"] = False
@@ -899,7 +904,7 @@ def _regex_of_names(found: Schema) -> str | None:
     if set(rest) == {"enum"}:
         names = [re.sub(r"([^A-Za-z0-9])", lambda m: f"\\u{{{ord(m[1]):x}}}", name)
                  for name in rest["enum"] if isinstance(name, str)]  # fmt: skip
-        return f"^(?:{'|'.join(names)})$"
+        return f"^(?:{'|'.join(names)})$" if names else None
     if set(rest) <= {"minLength", "maxLength"}:
         return rf"^[^]{{{rest.get('minLength', 0)},{rest.get('maxLength', '')}}}$"
     return None
