@@ -323,7 +323,7 @@ def _form_beside_text(spent: Counter[str]) -> Callable[[Any], dict[str, Any]]:
     """Return a function for the normal forms of the schemas of one constraint with other text."""
 
     def normal(schema: dict[str, Any] | str | bool) -> dict[str, Any]:
-        found = with_listed_arrays(normal_form(schema, spent))
+        found = with_listed_arrays(normal_form(schema, spent), spent)
         if UniqueSchema(found).root is not None:
             raise GrammarError(
                 "no backend supports 'uniqueItems' in JSON with text around it, unless the items "

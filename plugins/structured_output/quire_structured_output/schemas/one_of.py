@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from quire_structured_output.schemas.disjoint import json_type_of
 from quire_structured_output.schemas.schema_complement import complement_parts
-from quire_structured_output.schemas.schema_facts import Comparison, Facts, Schema, facts_of
+from quire_structured_output.schemas.schema_facts import Comparison, Facts, Schema
 
 MAX_DEMANDS = 16  # of one branch against another
+WORK_WRITTEN = 25  # characters of words whose complement is written
 MAX_COMPLEMENTS = 4  # of the schema of a property
 
 
@@ -53,7 +53,7 @@ class ExclusiveBranches:
 
     def _apart(self, own: Sequence[Any], branch: Any) -> Iterator[Schema]:
         """Yield demands on values of `own`, each of which no value of another branch meets."""
-        one, other = facts_of(own, self._resolve), facts_of([branch], self._resolve)
+        one, other = self._comparison.facts_of(own), self._comparison.facts_of([branch])
         if one is None or other is None:
             return
         if left := one.types - other.types:
@@ -77,7 +77,8 @@ class ExclusiveBranches:
             case "string":
                 yield from _outside(other, "minLength", "maxLength")
                 if other.values is not None:
-                    words = [value for value in other.values if json_type_of(value) == "string"]
+                    words = list(other.values.get("string", {}).values())
+                    self._comparison.charge(sum(map(len, words)) // WORK_WRITTEN)
                     yield from _strings(complement_parts({"enum": words}, self._resolve))
             case "number":
                 yield from _other_numbers(other)

@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire_structured_output.schemas.disjoint import json_type_of
+from quire_structured_output.schemas.other_words import other_words
 from quire_structured_output.schemas.schema_marks import ASIDE, MARKS, NAMES_ONLY, NARROWED, WIDENED
 
 MAX_ALTERNATIVES = 32
 MAX_EVALUATED_DEPTH = 16
 MAX_WORDS = 200  # of an enum whose complement is written
+MAX_CHARACTERS = 10_000  # of these words together
 ALL_TYPES = ("object", "array", "string", "number", "boolean", "null")
 
 Schema = dict[str, Any]
@@ -123,11 +125,13 @@ def _not_one_of(values: Sequence[Any]) -> Complement | None:
     words = [value for value in values if isinstance(value, str)]
     if types - {"string", "boolean", "null"} or len(words) > MAX_WORDS:
         return None
+    if sum(map(len, words)) > MAX_CHARACTERS:
+        return None
     found: list[Schema] = []
     if others := other_types(types):
         found.append({"type": others})
     if words:
-        found.append({"type": "string", "pattern": f"^(?:{_other_words(words)})$"})
+        found.append({"type": "string", "pattern": f"^(?:{other_words(words)})$"})
     if len(flags := {value for value in values if isinstance(value, bool)}) == 1:
         found.append({"enum": [not next(iter(flags))]})
     return Complement(found, is_whole=True)
@@ -138,25 +142,6 @@ def other_types(types: set[str]) -> list[str]:
     if "integer" in types:
         types = types | {"number"}  # a part: numbers with a fraction are left out
     return [name for name in ALL_TYPES if name not in types]
-
-
-def _other_words(words: Sequence[str]) -> str:
-    """Return a regex for all strings but these, in the syntax of the normal form."""
-    first: dict[str, list[str]] = {}
-    for word in words:
-        if word:
-            first.setdefault(word[0], []).append(word[1:])
-    chars = "".join(_char(char) for char in sorted(first))
-    anything = r"[\x{0}-\x{10ffff}]"
-    others = f"[^{chars}]{anything}*" if chars else f"{anything}+"
-    parts = [] if "" in words else [""]
-    parts.append(others)
-    parts += [f"{_char(char)}(?:{_other_words(rest)})" for char, rest in first.items()]
-    return "|".join(parts)
-
-
-def _char(char: str) -> str:
-    return char if char.isascii() and char.isalnum() else f"\\x{{{ord(char):x}}}"
 
 
 def _all_of(parts: Sequence[Schema]) -> Schema:

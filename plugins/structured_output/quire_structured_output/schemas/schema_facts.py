@@ -16,11 +16,14 @@ from quire_structured_output.schemas.ecma_search import WrittenRegexes
 from quire_structured_output.schemas.schema_marks import NARROWED
 
 ALL_TYPES = frozenset({"object", "array", "string", "number", "boolean", "null"})
+MAX_READ = 200  # schemas of one value
+WORK_READ = 16  # values or schemas that are read
+WORK_COMPARED = 256  # values whose keys are compared
 MAX_DEPTH = 12  # of schemas in schemas that are compared
 MAX_ALTERNATIVES = 24
 ALTERNATIVES_DEPTH = 4  # as many levels does a choice of alternatives count for
 MAX_VALUES = 200  # that are compared with regexes
-MAX_SEARCH_WORK = 400_000  # of regexes in names and values
+MAX_SEARCH_WORK = 100_000  # of regexes in names and values
 EXCLUSIVE = {"minimum": "exclusiveMinimum", "maximum": "exclusiveMaximum"}
 WITH_COLON, WITH_AT = frozenset({"uri", "ipv6"}), frozenset({"email"})
 
@@ -34,7 +37,7 @@ class Facts:
 
     Attributes:
         types: Its possible types; whole numbers are numbers.
-        values: The possible values; None: they are not listed.
+        values: For a type the possible values by `key_of`; None: they are not listed.
         required: Names that an object has.
         properties: For a name the schemas of its value; False is among them if it has none.
         is_closed: Whether an object has no other names than `properties` and `patterns` allow.
@@ -48,7 +51,7 @@ class Facts:
     """
 
     types: frozenset[str] = ALL_TYPES
-    values: list[Any] | None = None
+    values: dict[str, dict[str, Any]] | None = None
     required: set[str] = field(default_factory=set)
     properties: dict[str, list[Any]] = field(default_factory=dict)
     is_closed: bool = False
@@ -69,37 +72,32 @@ class Facts:
         return any(regexes.is_found(expression, name) is not False for expression in self.patterns)
 
 
-def facts_of(parts: Sequence[Any], resolve: Resolve) -> Facts | None:
-    """Return what holds for each value of all of some schemas; None: there is no value.
-
-    Args:
-        parts: Schemas in normal form, with their marks; nothing is read of what is narrower.
-        resolve: Function that follows a reference.
-    """
-    found, waiting, num_read = Facts(), list(parts), 0
-    while waiting and num_read < 200:  # what is not read is not known
-        part = resolve(waiting.pop())
-        num_read += 1
-        if part is False:
-            return None
-        if isinstance(part, dict):
-            if NARROWED not in part:
-                _add(found, part)
-            waiting += part.get("allOf", ())
-            if "$ref" in part and len(part) > 1:
-                waiting.append({"$ref": part["$ref"]})
-    return found if found.types and found.values != [] else None
+def _by_type(values: Sequence[Any]) -> dict[str, dict[str, Any]]:
+    """Return the values of an enum by type and key."""
+    found: dict[str, dict[str, Any]] = {}
+    for value in values:
+        found.setdefault(_plain_type(value), {})[key_of(value)] = value
+    return found
 
 
-def _add(found: Facts, part: Schema) -> None:
+def _common(
+    one: dict[str, dict[str, Any]], other: dict[str, dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Return the values that two enums have in common."""
+    both = {
+        kind: {key: value for key, value in one[kind].items() if key in other[kind]}
+        for kind in one.keys() & other.keys()
+    }
+    return {kind: values for kind, values in both.items() if values}
+
+
+def _add(found: Facts, part: Schema, listed: dict[str, dict[str, Any]] | None) -> None:
     if "type" in part:
         named = part["type"] if isinstance(part["type"], list) else [part["type"]]
         found.types &= {"number" if name == "integer" else name for name in named}
-    if "enum" in part:
-        keys = {key_of(value) for value in part["enum"]}
-        listed = part["enum"] if found.values is None else found.values
-        found.values = [value for value in listed if key_of(value) in keys]
-        found.types &= {_plain_type(value) for value in found.values}
+    if listed is not None:
+        found.values = listed if found.values is None else _common(found.values, listed)
+        found.types &= found.values.keys()
     found.required.update(part.get("required", ()))
     for name, value in part.get("properties", {}).items():
         found.properties.setdefault(name, []).append(value)
@@ -126,20 +124,61 @@ class Comparison:
 
     Args:
         resolve: Function that follows a reference.
-        charge: Function that is called for each comparison, and raises if there are too many.
+        charge: Function that is called with the work of each comparison, and raises if it is too
+            much. One is the work of a comparison of small schemas.
     """
 
-    def __init__(self, resolve: Resolve, charge: Callable[[], None]) -> None:
+    def __init__(self, resolve: Resolve, charge: Callable[[int], None]) -> None:
         self.resolve = resolve
-        self._charge = charge
+        self.charge = charge
         self.regexes = WrittenRegexes(MAX_SEARCH_WORK)
+        self._values: dict[int, tuple[Any, dict[str, dict[str, Any]]]] = {}
+        self._facts: dict[tuple[int, ...], tuple[Sequence[Any], Facts | None]] = {}
+
+    def facts_of(self, parts: Sequence[Any]) -> Facts | None:
+        """Return what holds for each value of all of some schemas; None: there is no value.
+
+        Args:
+            parts: Schemas in normal form, with their marks; nothing is read of what is narrower.
+                They must not change.
+        """
+        key = tuple(map(id, parts))
+        if key not in self._facts:  # with the parts, so that their ids are not used again
+            self._facts[key] = tuple(parts), self._read(parts)
+        return self._facts[key][1]
+
+    def _read(self, parts: Sequence[Any]) -> Facts | None:
+        found, waiting, num_read = Facts(), list(parts), 0
+        while waiting and num_read < MAX_READ:  # what is not read is not known
+            part = self.resolve(waiting.pop())
+            num_read += 1
+            if part is False:
+                return None
+            if isinstance(part, dict):
+                if NARROWED not in part:
+                    _add(found, part, self._listed(part))
+                waiting += part.get("allOf", ())
+                if "$ref" in part and len(part) > 1:
+                    waiting.append({"$ref": part["$ref"]})
+        self.charge(num_read // WORK_READ)
+        return found if found.types else None
+
+    def _listed(self, part: Schema) -> dict[str, dict[str, Any]] | None:
+        """Return the values of a schema's enum by type and key, which are read once."""
+        if "enum" not in part:
+            return None
+        values = part["enum"]
+        if id(values) not in self._values:
+            self.charge(len(values) // WORK_READ)
+            self._values[id(values)] = values, _by_type(values)
+        return self._values[id(values)][1]
 
     def are_disjoint(self, first: Sequence[Any], second: Sequence[Any], depth: int = 0) -> bool:
         """Return whether it is proved that no value satisfies both all `first` and all `second`."""
-        self._charge()
+        self.charge(1)
         if depth > MAX_DEPTH:
             return False
-        one, other = facts_of(first, self.resolve), facts_of(second, self.resolve)
+        one, other = self.facts_of(first), self.facts_of(second)
         if one is None or other is None:
             return True
         common = one.types & other.types
@@ -163,8 +202,9 @@ class Comparison:
 
     def _are_disjoint_as(self, kind: str, one: Facts, other: Facts, depth: int) -> bool:
         if one.values is not None and other.values is not None:
-            keys = {key_of(value) for value in one.values if _plain_type(value) == kind}
-            return all(key_of(v) not in keys for v in other.values if _plain_type(v) == kind)
+            values, others = one.values.get(kind, {}), other.values.get(kind, {})
+            self.charge(min(len(values), len(others)) // WORK_COMPARED)
+            return values.keys().isdisjoint(others)
         if kind in ("string", "number") and self._are_no_values(kind, one, other):
             return True
         match kind:
@@ -186,9 +226,10 @@ class Comparison:
     def _are_no_values(self, kind: str, one: Facts, other: Facts) -> bool:
         """Return whether the values that one schema lists are not allowed by the other."""
         values, facts = (one.values, other) if one.values is not None else (other.values, one)
-        if values is None or len(values) > MAX_VALUES:
+        listed = [] if values is None else list(values.get(kind, {}).values())
+        if values is None or len(listed) > MAX_VALUES:
             return False
-        listed = [value for value in values if _plain_type(value) == kind]
+        self.charge(len(listed) // WORK_READ)
         if kind == "number":
             return all(_are_apart(_only(value), facts, "minimum", "maximum") for value in listed)
         return all(self._is_no_string_of(value, facts) for value in listed)

@@ -20,7 +20,7 @@ Schema = dict[str, Any]
 
 
 def marked(schema: Schema | bool, *marks: str) -> Schema | bool:
-    """Return a schema with marks, which one that allows all or nothing does not need."""
+    """Return a copy with marks of a schema, which needs none if it allows all or nothing."""
     if isinstance(schema, bool) or not schema:
         return schema
     return {**schema, **dict.fromkeys(marks, True)}

@@ -53,6 +53,7 @@ from quire_structured_output.schemas.schema_marks import (
     remove_marks,
 )
 from quire_structured_output.schemas.value_counts import most_values
+from quire_structured_output.schemas.written_size import charge_written, written_size
 from quire_structured_output.unique.unique_places import UNIQUE
 
 MAX_CHARACTERS = 512 * 1024
@@ -217,7 +218,16 @@ class _Normalizer:
         self._complete_one_ofs()
         form = {**found, "$defs": self._defs} if self._defs else dict(found)
         remove_marks(form)
+        charge_written(self._spent, written_size(form))
         return form
+
+    def shared(self, part: Schema | bool) -> Schema | bool:
+        """Return a reference to a part that is written several times."""
+        if not isinstance(part, dict) or not part or set(part) == {"$ref"}:
+            return part
+        name = f"r{len(self._defs)}"
+        self._defs[name] = part
+        return {"$ref": f"#/$defs/{name}"}
 
     def _resolver(self) -> Any:
         """Return a resolver whose ids and anchors are known once and for all."""
@@ -287,7 +297,7 @@ class _Normalizer:
             return {} if target else False
         key = id(target)
         if key not in self._names:
-            name = self._names[key] = f"r{len(self._names)}"
+            name = self._names[key] = f"r{len(self._defs)}"
             self._targets.append(target)
             self._defs[name] = {NARROWED: True}  # until it is known
             found = self._schema(target, resolved.resolver, path, depth + 1, is_root=True)
@@ -296,7 +306,7 @@ class _Normalizer:
 
     def _complete_one_ofs(self) -> None:
         """Let the branches of each `oneOf` exclude each other."""
-        exclusive = ExclusiveBranches(Comparison(self._followed, lambda: self.compare(1)))
+        exclusive = ExclusiveBranches(Comparison(self._followed, self.compare))
         found = []
         for each in self.one_ofs:
             branches = each.alternatives["anyOf"]
@@ -345,7 +355,7 @@ class _Normalizer:
             raise GrammarError(f"the enums have more than {MAX_VALUES} values together")
 
     def compare(self, count: int) -> None:
-        """Charge comparisons of schemas."""
+        """Charge the work of comparisons of schemas."""
         self._spent["compared"] += count
         if self._spent["compared"] > MAX_COMPARED:
             raise _too_many_comparisons()
@@ -566,6 +576,7 @@ class _Translation:
         if high is not None or low != 1:
             word = "maxContains" if high is not None else "minContains"
             raise self._refusal(word)
+        part = self._all.shared(part)
         others = {"type": other_types({"array"})}
         num_places = MAX_POSITIONS if most is None else min(MAX_POSITIONS, most)
         places = range(0 if part is False else num_places)
@@ -579,10 +590,13 @@ class _Translation:
 
     def _unique_items(self) -> None:
         """Mark the array, for what reads the text, unless there are too few items."""
-        num_items = most_values(self._out.get("items", {}), self._all.resolved)
         low = self._out.get("minItems", 0)
-        if num_items is not None and "prefixItems" not in self._out and low > num_items:
-            raise GrammarError(f"nothing satisfies 'uniqueItems' and 'minItems' at {self._where}")
+        if low > 1 and "prefixItems" not in self._out:
+            num_items = most_values(self._out.get("items", {}), self._all.resolved)
+            if num_items is not None and low > num_items:
+                raise GrammarError(
+                    f"nothing satisfies 'uniqueItems' and 'minItems' at {self._where}"
+                )
         self._out[UNIQUE] = True
 
     # --- objects ------------------------------------------------------------------------------
@@ -773,8 +787,13 @@ class _Translation:
         fails = complement(condition, self._all.resolved)
         if fails is None:
             raise self._refusal("if", "of this kind")
+        if len(fails.parts) > 1:
+            other = self._all.shared(other)
         branches = [_all_of([condition, then]), *(_all_of([each, other]) for each in fails.parts)]
-        self._also.append(_written(fails, _any_of(branches), ASIDE))
+        found = _any_of(branches)
+        if isinstance(found, dict) and any(found is branch for branch in branches):
+            found = {"anyOf": [found]}  # a `oneOf` is completed later, so it is not copied
+        self._also.append(_written(fails, found, ASIDE))
 
     def _unevaluated(self) -> None:
         """Translate `unevaluatedProperties` where the evaluated ones are the same for all values.

@@ -40,6 +40,7 @@ def nested(wrap, depth, inner):
 
 
 FIRST = {"$ref": "#/$defs/d0"}
+TWO_NAMES = {"properties": {"k": {"const": "a"}, "l": {"const": "b"}}, "required": ["k", "l"]}
 EXPONENTIAL = "too large once its references are followed"
 SCHEMAS = {  # schema, and what the refusal says; None: it is accepted
     "an enum of 100,000": ({"enum": [str(i) for i in range(100_000)]}, "characters"),
@@ -121,7 +122,34 @@ SCHEMAS = {  # schema, and what the refusal says; None: it is accepted
     "a number of 5,000 digits": ('{"enum":[' + "9" * 5_000 + "]}", "not JSON"),
     "infinity": ('{"const": 1e999}', "number"),
     "a lone surrogate": ('{"enum": ["\\ud800"]}', "lone surrogate"),
-    "a long word that is not": ({"not": {"const": "a" * 50_000}}, "nested more than"),
+    "a long word that is not": ({"not": {"const": "a" * 50_000}}, "no backend supports 'not'"),
+    "a word of 3,000 characters that is not": ({"not": {"const": "a" * 3_000}}, None),
+    "contains, 60 deep": (nested(lambda s, i: {"contains": s}, 60, {"type": "null"}), None),
+    "an if with two names, 30 deep": (
+        nested(lambda s, i: {"if": TWO_NAMES, "then": {"maxProperties": i}, "else": s}, 30, {}),
+        None,
+    ),
+    "a contains of products": (
+        nested(lambda s, i: {"oneOf": [{"type": "array", "contains": s}, {"type": "null"}]}, 30,
+               {"type": "null"}), None,
+    ),
+    "oneOf of 99 enums of 200": (
+        {"oneOf": [{"enum": [f"{i} {k}" for k in range(200)]} for i in range(99)]},
+        "too many or too large",
+    ),
+    "oneOf of 99 enums with one value in common": (
+        {"oneOf": [{"enum": ["a", *(f"{i} {k}" for k in range(150))]} for i in range(99)]},
+        "too many or too large",
+    ),
+    "oneOf of an enum and 90 patterns": (
+        {"oneOf": [{"enum": ["a" * 60 + str(k) for k in range(190)]},
+                   *({"type": "string", "pattern": "^(a|b|ab)*" + "c" * i + "z$"}
+                     for i in range(90))]}, "too many or too large",
+    ),
+    "4,500 formats": (
+        {"properties": {f"p{i}": {"format": "uri-reference"} for i in range(4_500)}},
+        "more than 1048576 characters",
+    ),
     "a large repetition": ({"pattern": "a{0,1000000000}"}, "a repetition of more than"),
     "15,000 parentheses": ({"pattern": "(" * 15_000 + ")" * 15_000}, "nested more than"),
     "a megabyte": ({"pattern": "a" * 2**20}, "characters"),
@@ -156,6 +184,24 @@ CONSTRAINTS = {
     "30,000 parentheses (regex)": ({"regex": "(" * 15_000 + ")" * 15_000}, "nested more than"),
     "a megabyte (regex)": ({"regex": "a" * 2**20}, "characters"),
 }
+
+
+def tagged(schema):
+    part = {"type": "json_schema", "json_schema": schema}
+    return {"structural_tag": {"type": "structural_tag", "format": part}}
+
+
+SHORT_ENUM = {"type": "array", "items": {"$ref": "#/$defs/e"}, "uniqueItems": True}
+CONSTRAINTS |= {
+    "1,000 arrays of unique items in a tag": (
+        tagged({"properties": {f"p{i}": SHORT_ENUM for i in range(1_000)},
+                "$defs": {"e": {"enum": list("abcdefghij")}}}), "more than 1048576 characters",
+    ),
+    "unique items of 4,000 characters in a tag": (
+        tagged(SHORT_ENUM | {"$defs": {"e": {"enum": [c * 4_000 for c in "abcdefghij"]}}}),
+        "more than 1048576 characters",
+    ),
+}  # fmt: skip
 
 
 class Unending(BaseException):
