@@ -329,7 +329,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                         f"{_shown(text)}",
                         param=name,
                     )
-                if any("\ud800" <= character <= "\udfff" for character in text):
+                if _has_half_of_a_pair(text):
                     raise InvalidRequestError(
                         f"{name} holds half of a surrogate pair, which no text has: {_shown(text)}",
                         param=name,
@@ -339,7 +339,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         """Check that they are names: a client sends no code."""
         for name in self.logits_processors:
             is_name = isinstance(name, str) and len(name) <= MAX_LOGITS_PROCESSOR_CHARACTERS
-            if not is_name:
+            if not is_name or _has_half_of_a_pair(name):
                 raise InvalidRequestError(
                     "logits_processors takes names of logits processors that plugins offer, of up "
                     f"to {MAX_LOGITS_PROCESSOR_CHARACTERS} characters, got {_shown(name)}; code "
@@ -515,6 +515,11 @@ _SAMPLER_FIELDS = (
     "repetition_penalty", "min_tokens", "include_stop_str_in_output", "ignore_eos",
     "skip_special_tokens", "logits_processors",
 )  # fmt: skip
+
+
+def _has_half_of_a_pair(text: str) -> bool:
+    """Return whether a string has half of a surrogate pair, which no text has."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _shown(value: object) -> str:
