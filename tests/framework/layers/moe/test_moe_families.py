@@ -240,7 +240,7 @@ def test_outputs_are_those_of_transformers(name, context, tmp_path):
     weights, chosen = routed_by(family, router, x, bias)
     expected = experts(x, chosen, weights)
     assert len(chosen.unique()) == EXPERTS, "some expert is not tested"
-    torch.testing.assert_close(moe(x, STEP), expected, rtol=1e-5, atol=2e-6)
+    torch.testing.assert_close(moe(x, STEP), expected, rtol=1e-5, atol=1e-6)
 
 
 @torch.no_grad()
@@ -260,4 +260,4 @@ def test_inputs_of_llama_4_are_multiplied_as_in_transformers(top_k, context, tmp
     routing = Routing(num_experts=EXPERTS, top_k=top_k, score="top_k_sigmoid", scales_input=True)
     moe = load(make_moe(routing, context), tensors, tmp_path)
     x = hidden_states(64)
-    torch.testing.assert_close(moe(x, STEP), block(x)[0], rtol=1e-5, atol=2e-6)
+    torch.testing.assert_close(moe(x, STEP), block(x)[0], rtol=1e-5, atol=1e-6)
