@@ -72,11 +72,11 @@ def build(site, tmp_path):
 def test_each_step_is_called_by_its_own_name(build):
     pipeline = build("default", "Changes")
     names = [type(step).__name__ for step in (*pipeline.steps, pipeline.sampler)]
-    assert (names[0], names[-4:]) == ("Changes", ["TopNSigma", "TypicalP", "XTC", "TorchGumbel"])
+    assert names[:2] == ["ClassifierFreeGuidance", "Changes"]
+    assert names[-4:] == ["TopNSigma", "TypicalP", "XTC", "TorchGumbel"]
     called = [name.split("'")[1] for name in pipeline._names]
-    assert (called[0], called[-4:]) == (
-        "Changes", ["top_n_sigma", "typical_p", "xtc", "torch_gumbel"],
-    )  # fmt: skip
+    assert called[:2] == ["classifier_free_guidance", "Changes"]
+    assert called[-4:] == ["top_n_sigma", "typical_p", "xtc", "torch_gumbel"]
     assert pipeline.sampler_name.startswith("sampler 'torch_gumbel'")
 
 

@@ -191,7 +191,7 @@ def test_a_grammar_that_cannot_be_loaded_fails_its_matchers(shared):
 def slow_operations(monkeypatch):
     """Let each operation take 0.2 s more than a fast one; return a clock that is set by hand."""
     cpu_s = itertools.count(step=SLOW_S + 0.2)
-    clock = SimpleNamespace(now_s=100.0)
+    clock = SimpleNamespace(now_s=matcher_server.time.monotonic())
     monkeypatch.setattr(matcher_server.time, "thread_time", lambda: next(cpu_s))
     monkeypatch.setattr(matcher_server.time, "monotonic", lambda: clock.now_s)
     return clock

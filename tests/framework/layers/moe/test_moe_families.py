@@ -240,7 +240,9 @@ def test_outputs_are_those_of_transformers(name, context, tmp_path):
     weights, chosen = routed_by(family, router, x, bias)
     expected = experts(x, chosen, weights)
     assert len(chosen.unique()) == EXPERTS, "some expert is not tested"
-    torch.testing.assert_close(moe(x, STEP), expected, rtol=1e-5, atol=1e-6)
+    # Sums in another order differ by roundings of their terms, which have the scale of the outputs.
+    scale = expected.std().item()  # 0.2 to 13
+    torch.testing.assert_close(moe(x, STEP), expected, rtol=1e-5, atol=5e-7 * scale)
 
 
 @torch.no_grad()
