@@ -19,6 +19,17 @@ from quire.process.network.network_hub import NetworkHub
 
 
 @pytest.fixture
+def guards():
+    """Return a function for the threads beside the hubs of this test."""
+    before = threading.enumerate()
+    return lambda: [
+        thread
+        for thread in threading.enumerate()
+        if "guard" in thread.name and thread not in before
+    ]
+
+
+@pytest.fixture
 def hub():
     hub = NetworkHub(Word, TCP, KEY)
     yield hub
@@ -149,7 +160,7 @@ def test_a_port_of_all_interfaces_is_refused():
         NetworkHub(Word, "tcp://*:0", KEY)
 
 
-def test_a_port_that_is_occupied_is_named(hub):
+def test_a_port_that_is_occupied_is_named(guards, hub):
     with pytest.raises(QuireError, match=f"cannot be opened at {hub.address}: Address already"):
         NetworkHub(Word, hub.address, KEY)
     assert len(guards()) == 1
@@ -185,7 +196,7 @@ def test_nothing_is_left_of_a_hub_that_is_closed():
     assert len(os.listdir("/proc/self/fd")) == num_files
 
 
-def test_nothing_is_left_of_a_hub_that_is_forgotten():
+def test_nothing_is_left_of_a_hub_that_is_forgotten(guards):
     hub = NetworkHub(Word, TCP, KEY)
     port = port_of(hub)
     del hub
@@ -194,7 +205,7 @@ def test_nothing_is_left_of_a_hub_that_is_forgotten():
     assert listening(port) == []
 
 
-def test_a_forgotten_hub_may_be_collected_by_its_own_guard(monkeypatch):
+def test_a_forgotten_hub_may_be_collected_by_its_own_guard(monkeypatch, guards):
     answer = connection_guard._answer
 
     def collect(*arguments):
@@ -215,11 +226,6 @@ def test_a_forgotten_hub_may_be_collected_by_its_own_guard(monkeypatch):
         eventually(lambda: not guards())
     finally:
         gc.enable()
-
-
-def guards():
-    """Return the threads beside hubs."""
-    return [thread for thread in threading.enumerate() if "guard" in thread.name]
 
 
 def listening(port):
