@@ -8,7 +8,6 @@ from concurrent.futures import Future
 from typing import Any
 
 from quire.engine.grammar.grammars import Grammars
-from quire.engine.guidance import computed_with
 from quire.engine.request import Request, Status
 from quire.engine.results import failed_output, outcome_of, report_of
 from quire.engine.scheduling.scheduler import Scheduler
@@ -294,7 +293,7 @@ class EngineCore:
         slots = [scheduled.slot for plan in plans for scheduled in plan.requests]
         owners = {slot: self.scheduler.request_in(slot) for slot in {*slots, *error.slots}}
         found = [owner for slot in slots if (owner := owners[slot]) is not None]
-        suspects = list(dict.fromkeys(map(computed_with, found)))
+        suspects = list(dict.fromkeys(request.guided or request for request in found))
         reports = dict(error.slots)
         if not reports and len(suspects) == 1:
             reports = {slots[0]: error.report or report_of(error)}

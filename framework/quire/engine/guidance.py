@@ -52,8 +52,3 @@ class GuidedPair(RequestGroup):
     def is_in_step(self) -> bool:
         """Whether each lacks one token, known or expected, so that a step samples the next."""
         return all(member.num_pending_tokens <= 1 for member in self.members)
-
-
-def computed_with(request: Request) -> Request:
-    """Return the request by which a request is scheduled: of a companion, the one it guides."""
-    return request.group.root if isinstance(request.group, GuidedPair) else request

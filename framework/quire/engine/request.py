@@ -72,6 +72,7 @@ class Request:
         key: Sort key in the waiting queue.
         companion: Request that gets the same tokens, and whose logits guide this one; None: there
             is none.
+        guided: Request whose companion it is; None: it is none.
         group: The `RequestGroup` of which it is a member; None: it runs by itself.
         sampler_state: State of sampler steps after its last known token; empty if there is none.
         needs_assignment: Whether its tokens and blocks were replaced while it runs, so that its
@@ -89,6 +90,7 @@ class Request:
         "draft_token_ids",
         "followers",
         "group",
+        "guided",
         "hashes",
         "is_cacheable",
         "is_thinking",
@@ -163,6 +165,7 @@ class Request:
         self.is_thinking = message.thinking_end_token_id is not None  # grammar not active yet
         self.group: Any = None
         self.companion: Request | None = None
+        self.guided: Request | None = None
         self.sampler_state: dict[str, float] = {}
         self.needs_assignment = False
         self.block_copies: list[BlockCopy] = []
@@ -245,6 +248,7 @@ class Request:
     def with_companion(self, message: EngineRequest) -> Request:
         """Return a companion, which starts with this request and is next to it in the order."""
         request = Request(message, len(self.block_ids))
+        request.guided = self
         request.request_id = f"{self.request_id}/companion"
         request.key = (*self.key, 1)
         request.status = Status.STANDING_BY

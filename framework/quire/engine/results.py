@@ -7,10 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-import msgspec
-
 from quire.engine.beam_search.beam_search import BeamSearch
-from quire.engine.guidance import GuidedPair, computed_with
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
 from quire.engine.kv_store.kv_transfers import KVTransfers
 from quire.engine.request import Request, Status
@@ -134,23 +131,18 @@ class ResultProcessor:
         """Apply a row with drafts, prompt logprobs or an error, or of a preempted request."""
         if request.status is Status.FINISHED:
             return []  # finished while this step ran: its tokens are dropped
-        if isinstance(request.group, BeamSearch) and row.state is not None:
-            row = msgspec.structs.replace(row, error=_state_in_beams(row.state))
+        if isinstance(request.group, BeamSearch):
+            return self._apply_beam(request, request.group, row)
         if row.error is not None:
             request.is_cacheable = False  # the KV that this step wrote may be wrong
-            if isinstance(request.group, BeamSearch):
-                self._failed_searches.setdefault(request.group, row.error)
-                return []
-            root = computed_with(request)
+            root = request.guided or request
             if root.request_id in self._ended_pairs:
                 return []
             self._remove_ended(root)
             return [failed_output(root.request_id, row.error)]
         if request.slot not in (None, row.slot):
             return []  # a chunk of a prompt that is being computed again
-        if isinstance(request.group, BeamSearch):
-            return self._apply_beam(request, request.group, row)
-        if isinstance(request.group, GuidedPair) and request.group.companion is request:
+        if request.guided is not None:
             self._apply_companion(request, row)
             return []
         prompt_logprobs = _fresh_prompt_logprobs(request, row)
@@ -183,6 +175,13 @@ class ResultProcessor:
         self, request: Request, search: BeamSearch, row: SlotResult
     ) -> list[EngineOutput]:
         """Apply the row of a beam; once those of all beams are known, select the next beams."""
+        error = row.error if row.state is None else _state_in_beams(row.state)
+        if error is not None:
+            request.is_cacheable = False
+            self._failed_searches.setdefault(search, error)
+            return []
+        if request.slot not in (None, row.slot):
+            return []
         if request.status is not Status.RUNNING:
             request.num_tokens_in_flight -= 1  # it was preempted, and will be computed again
             return []

@@ -42,13 +42,9 @@ class BeamSearch(RequestGroup):
         self._rows: dict[Request, TokenLogprobs] = {}  # of the members that wait for others
         self._num_started = 1
 
-    def is_idle(self, member: Request) -> bool:
-        """Whether a member has no beam."""
-        return member not in self._beams
-
-    def is_ahead(self, member: Request) -> bool:
-        """Whether the next tokens of a member are known, and it waits for the selection."""
-        return member in self._rows
+    def awaits_row(self, member: Request) -> bool:
+        """Whether a member has a beam whose next tokens are not known yet."""
+        return member in self._beams and member not in self._rows
 
     def note(self, member: Request, row: TokenLogprobs) -> bool:
         """Record the next tokens of a member; return whether those of all beams are known."""
@@ -61,7 +57,7 @@ class BeamSearch(RequestGroup):
         That is so if it has no beam.
         """
         self._rows.pop(member, None)
-        leaves = self.is_idle(member)
+        leaves = member not in self._beams
         if leaves:
             self.members.remove(member)
         return leaves

@@ -36,7 +36,7 @@ from operator import attrgetter
 from quire.config import SchedulerSettings
 from quire.engine.beam_search.beam_search import BeamSearch
 from quire.engine.deadlines import Deadlines, timeout_report
-from quire.engine.guidance import GuidedPair, computed_with
+from quire.engine.guidance import GuidedPair
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
 from quire.engine.kv_store.kv_transfers import NO_TRANSFERS, KVTransfers
 from quire.engine.kv_store.store_queue import StoreQueue
@@ -491,15 +491,14 @@ class Scheduler:
         The other members of a group would wait for it, so they are preempted too.
         """
         group: RequestGroup | None = request.group
-        search = group if isinstance(group, BeamSearch) else None
         for member in [request] if group is None else tuple(group.members):
             if member.status is not Status.RUNNING:
                 continue
             step.undo(member)
-            expected = member.num_expected_tokens
-            if search is not None and (search.is_ahead(member) or search.is_idle(member)):
+            expected = 1 if member.num_drafts_in_flight else member.num_expected_tokens
+            if isinstance(group, BeamSearch) and not group.awaits_row(member):
                 expected = 0
-            member.num_tokens_in_flight = 1 if member.num_drafts_in_flight else expected
+            member.num_tokens_in_flight = expected
             self._restart(member)
             self.num_preemptions += 1
 
@@ -510,11 +509,11 @@ class Scheduler:
             return
         self._stop_running(request)
         request.reset_progress()
-        if isinstance(request.group, GuidedPair) and request is request.group.companion:
+        if request.guided is None:
+            self._waiting.push(request)
+        else:
             del self.requests[request.request_id]
             request.status = Status.STANDING_BY
-        else:
-            self._waiting.push(request)
 
     def _stop_running(self, request: Request) -> None:
         """Remove a request from the running set; its slot and blocks are freed when unused."""
@@ -552,7 +551,7 @@ class Scheduler:
 
         To be called after `discard_steps`.
         """
-        self._isolation.begin(map(computed_with, requests))
+        self._isolation.begin(request.guided or request for request in requests)
 
     # -- apply the results of a step -------------------------------------------------------------
 
