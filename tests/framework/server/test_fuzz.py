@@ -8,6 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from quire.config import PluginSettings
+from quire.plugins.loading import load_plugins
 from quire.server.wire.fields import NEUTRAL, SILENTLY_IGNORED
 from quire.server.wire.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
@@ -33,12 +35,21 @@ VALUES = st.recursive(
 )
 
 
+def sampler_fields():
+    """Names of the request fields of all samplers that are installed, in their order."""
+    entries = load_plugins(PluginSettings()).registries.samplers.offers()
+    fields = (field for entry in entries for field in entry.capabilities.fields)
+    return list(dict.fromkeys(field.name for field in fields))
+
+
+SAMPLER_FIELDS = sampler_fields()
+
+
 def bodies(kind):
     names = [info.encode_name for info in msgspec.structs.fields(kind)]
     names = [name for name in names if name != "stream"]
-    return st.dictionaries(
-        st.sampled_from([*names, *NEUTRAL, *sorted(SILENTLY_IGNORED), "warmth"]), VALUES, max_size=4
-    )
+    others = [*SAMPLER_FIELDS, *NEUTRAL, *sorted(SILENTLY_IGNORED), "warmth"]
+    return st.dictionaries(st.sampled_from([*names, *others]), VALUES, max_size=4)
 
 
 @pytest.fixture(scope="module")
