@@ -55,6 +55,7 @@ def complement(schema: Any, resolve: Resolve) -> Complement | None:
         return None
     words = [(word, value) for word, value in schema.items() if word not in MARKS]
     found = _union(_complement_of(word, value, resolve) for word, value in words)
+    found = Complement(_joined(found.parts), found.is_whole)
     if not found.parts or len(found.parts) > MAX_ALTERNATIVES:
         return None
     return Complement(found.parts, found.is_whole and WIDENED not in schema)
@@ -93,6 +94,29 @@ def _complement_of(word: str, value: Any, resolve: Resolve) -> Complement | None
         case "anyOf":
             return _intersection([complement(each, resolve) for each in value])
     return None
+
+
+def _joined(parts: Iterable[Schema]) -> list[Schema]:
+    """Return schemas each once, and as one what types and what strings they allow.
+
+    A parser compares each alternative with all of another `anyOf`: few of them are quick.
+    """
+    types: set[str] = set()
+    found: list[Schema] = []
+    for part in parts:
+        if part.keys() == {"type"}:
+            types |= {part["type"]} if isinstance(part["type"], str) else set(part["type"])
+        elif part not in found:
+            found.append(part)
+    strings = [part for part in found if part.keys() == {"type", "pattern"}]
+    if types and "string" not in types and strings:
+        found[found.index(strings[0])] = {
+            "type": [name for name in ALL_TYPES if name in types or name == "string"],
+            "pattern": strings[0]["pattern"],
+        }
+    elif types:
+        found.insert(0, {"type": [name for name in ALL_TYPES if name in types]})
+    return found
 
 
 def _intersection(listed: Sequence[Complement | None]) -> Complement | None:
