@@ -94,6 +94,19 @@ def whole_match(expression: str, where: str, *, around: Ranges = ANYTHING) -> st
     return _Writer(where, around).write(parsed)
 
 
+def anchored_match(expression: str, where: str) -> str:
+    """Return `whole_match` of an expression between anchors, as a normal form has it.
+
+    Args:
+        expression: Expression of ECMA-262.
+        where: Name of the expression in error messages.
+
+    Raises:
+        GrammarError: It is not valid, too long, or not regular.
+    """
+    return f"^(?:{whole_match(expression, where)})$"
+
+
 class Parser:
     """Parser of one expression; `where` names it in error messages."""
 
