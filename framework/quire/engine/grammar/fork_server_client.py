@@ -121,7 +121,7 @@ class GrammarForkServer:
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 # Ctrl-C in a terminal must only reach the engine. A session of its own would make
-                # the niceness of compiling void: Linux shares CPU time among sessions first.
+                # idle work count as much: Linux may share CPU time among sessions first.
                 process_group=0,
                 env=child_environment(),
             )

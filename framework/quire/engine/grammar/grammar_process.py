@@ -54,7 +54,6 @@ from quire.process.children.stack_dump import enable_stack_dumps
 from quire.process.children.watchdog import Watchdog, die_with, leave_to_parent
 
 REAP_INTERVAL_S = 1.0
-COMPILE_NICENESS = 19  # 2 % of a core that the engine needs, all of one that it does not
 _PR_SET_PDEATHSIG = 1
 
 
@@ -170,8 +169,8 @@ def _compile(
     The limit is of CPU time, so that a busy machine does not decide what compiles; a wait is
     limited too.
 
-    It compiles in a thread, as only a thread can be nicer than the process that later fills masks:
-    an unprivileged process cannot take its niceness back.
+    It compiles in a thread, as only a thread can be idle work in the process that later fills
+    masks: an unprivileged process may not be allowed to take that back.
 
     Raises:
         _NotCompiledError: No backend could; the engine was told why.
@@ -180,7 +179,7 @@ def _compile(
     signal.setitimer(signal.ITIMER_REAL, ELAPSED_PER_CPU * command.timeout_s)
     _, num_bytes = _memory_bytes()
     started_s = time.process_time()
-    with ThreadPoolExecutor(1, initializer=_be_nice) as thread:
+    with ThreadPoolExecutor(1, initializer=_be_idle) as thread:
         outcome = thread.submit(_compiled, command, backends).result()
     cpu_s = time.process_time() - started_s
     signal.setitimer(signal.ITIMER_PROF, 0)
@@ -194,10 +193,15 @@ def _compile(
     return compiled
 
 
-def _be_nice() -> None:
-    """Let other processes run first; elsewhere than on Linux, this thread is like any other."""
+def _be_idle() -> None:
+    """Leave the cores to whatever needs them; where the system lacks that, be like any thread.
+
+    Work of the lowest niceness would do for throughput, but it keeps a thread that wakes up waiting
+    for its slice of some milliseconds. Idle work gives way at once.
+    """
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), COMPILE_NICENESS)
+        with contextlib.suppress(OSError):  # of a sandbox
+            os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
 
 
 def _compiled(

@@ -8,7 +8,6 @@ import pytest
 from grammar_hosts import WORDS, fork_server_of, ready, wait_for_outcome
 from processes import eventually, workers_of
 
-from quire.engine.grammar.grammar_process import COMPILE_NICENESS
 from quire.errors import GrammarError
 from quire.sampling_params import StructuredOutputsParams as Params
 
@@ -129,18 +128,17 @@ def test_only_so_many_errors_are_kept(make_host):
     assert host.poll() == [], "the oldest was forgotten, so it compiles once more"
 
 
-def test_compiling_is_nice_and_filling_masks_is_not(make_host):
+def test_compiling_is_idle_work_and_filling_masks_is_not(make_host):
     host = make_host(timeout_s=60.0)
     ready(host, "good", WORDS)
     host.submit("slow", slow(0))
-    own = os.getpriority(os.PRIO_PROCESS, 0)
 
-    def niceness():
+    def policies():
         threads = [
             int(task.name)
             for pid in workers_of(fork_server_of(host).pid)
             for task in Path(f"/proc/{pid}/task").iterdir()
         ]
-        return sorted(os.getpriority(os.PRIO_PROCESS, thread) for thread in threads)
+        return sorted(os.sched_getscheduler(thread) for thread in threads)
 
-    eventually(lambda: niceness() == [own, own, COMPILE_NICENESS])
+    eventually(lambda: policies() == [os.SCHED_OTHER, os.SCHED_OTHER, os.SCHED_IDLE])
