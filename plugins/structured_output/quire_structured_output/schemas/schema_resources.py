@@ -56,7 +56,7 @@ class SchemaResources:
                 if each.get("$recursiveAnchor") is True:
                     self._num_dynamic["#"] = self._num_dynamic.get("#", 0) + 1
             elif isinstance(each, list):
-                waiting += each
+                waiting += [part for part in each if isinstance(part, dict | list)]
 
     def is_static(self, anchor: str) -> bool:
         """Return whether a dynamic anchor occurs once, so that a reference to it is static."""

@@ -36,12 +36,18 @@ def translate_values(translation: Translation) -> None:
         kept = [value for value in values if types is None or keeps_type(value, types)]
         if not kept:
             raise GrammarError(f"nothing satisfies both 'type' and '{word}' at {translation.where}")
+        check_text("".join(filter(_is_text, kept)), f"'{word}' at {translation.where}")
         for value in kept:
-            _check_value(translation, value, word, 0)
+            if not _is_text(value):
+                _check_value(translation, value, word, 0)
         if "enum" in written:
             translation.also.append({"enum": kept})
         else:
             written["enum"] = kept
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def _check_value(translation: Translation, value: Any, word: str, depth: int) -> None:

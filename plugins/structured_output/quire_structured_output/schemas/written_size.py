@@ -32,10 +32,16 @@ def written_size(value: Any) -> int:
 
 def _size(value: Any, known: dict[int, int]) -> int:
     if isinstance(value, str):
-        return 2 + (len(value) if value.isascii() else 6 * len(value))
+        return _text_size(value)
     if not isinstance(value, dict | list):
         return len(str(value))
+    if isinstance(value, list) and set(map(type, value)) == {str}:  # of an enum, which may be long
+        return 2 + 2 * len(value) + sum(map(_text_size, value))
     if id(value) not in known:
         parts = [*value, *value.values()] if isinstance(value, dict) else value
         known[id(value)] = 2 + sum(2 + _size(part, known) for part in parts)
     return known[id(value)]
+
+
+def _text_size(text: str) -> int:
+    return 2 + (len(text) if text.isascii() else 6 * len(text))
