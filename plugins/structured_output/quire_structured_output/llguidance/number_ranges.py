@@ -38,8 +38,8 @@ def with_number_ranges(schema: Any) -> Any:
     more = [{"type": "number", **each} for each in _alternatives(found)]
     if not more:
         return found
-    words = {*SIDES, *SIDES.values()} & found.keys()
-    bounds = {word: found.pop(word) for word in words}
+    words = (*SIDES, *SIDES.values())
+    bounds = {word: found.pop(word) for word in words if word in found}
     return {**found, "allOf": [*found.get("allOf", ()), {"anyOf": [bounds, *more]}]}
 
 

@@ -217,7 +217,9 @@ class _Writer:
         except GrammarError as error:
             raise GrammarError(f"the schema at {where}: {error}") from error
         types = _types_of(schema)
-        beginnings = dict.fromkeys(each for name in types for each in BEGINNINGS[name])
+        beginnings = dict.fromkeys(
+            each for name, starts in BEGINNINGS.items() if name in types for each in starts
+        )
         more = DIGITS if types & {"number", "integer"} else ()
         return self._ended(
             self._named(Part(json_part(schema), tuple(beginnings), more)), ends, where

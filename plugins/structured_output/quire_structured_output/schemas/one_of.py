@@ -84,7 +84,7 @@ class ExclusiveBranches:
                 yield from _other_numbers(other)
 
     def _objects(self, one: Facts, other: Facts) -> Iterator[Schema]:
-        for name in sorted(other.required - one.required):
+        for name in sorted(other.required.keys() - one.required.keys()):
             yield {"properties": {name: False}}
         for name, parts in one.properties.items():
             if False in parts:
