@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from quire.errors import GrammarError
-from quire_structured_output.schemas.schema_keywords import Schema, refusal
+from quire_structured_output.outlines.supported_keywords import Schema, refusal
 
 MAX_BOUND = 2**53  # beyond it, JSON parsers disagree
 LOWER, UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")

@@ -17,10 +17,8 @@ from quire.errors import GrammarError
 from quire_structured_output.budget import Budget
 from quire_structured_output.outlines import json_regex
 from quire_structured_output.outlines.integer_range import integer_range, integers
-from quire_structured_output.regex_syntax import check_text, without_nul
-from quire_structured_output.schemas.disjoint import are_disjoint
-from quire_structured_output.schemas.ecma_regex import whole_match
-from quire_structured_output.schemas.schema_keywords import (
+from quire_structured_output.outlines.listed_values import values_regex
+from quire_structured_output.outlines.supported_keywords import (
     COMBINERS,
     KEYWORDS_OF_TYPE,
     MAX_DEPTH,
@@ -30,7 +28,10 @@ from quire_structured_output.schemas.schema_keywords import (
     refusal,
     types_of,
 )
-from quire_structured_output.schemas.schema_values import values_regex
+from quire_structured_output.regex_syntax import check_text, without_nul
+from quire_structured_output.schemas.disjoint import are_disjoint
+from quire_structured_output.schemas.ecma_regex import whole_match
+from quire_structured_output.schemas.json_text import in_pointer, parse_json
 
 MAX_PROPERTIES = 500
 MAX_REFERENCE_LENGTH = 1_000
@@ -66,7 +67,7 @@ def parse_schema(schema: Schema | str | bool, budget: Budget) -> Schema | bool:
     try:
         text = schema if isinstance(schema, str) else json.dumps(schema, allow_nan=False)
         budget.read(len(text))
-        parsed = json.loads(text, parse_constant=_refuse_constant)
+        parsed = parse_json(text)
     except RecursionError:
         raise GrammarError(f"the JSON schema is nested more than {MAX_DEPTH} deep") from None
     except (ValueError, TypeError) as error:
@@ -250,7 +251,7 @@ class _Translation:
         return json_regex.closed_object(members)
 
     def _property(self, name: str, part: Any, path: str) -> str:
-        return self.regex(part, f"{path}/properties/{_pointer(name)}")
+        return self.regex(part, f"{path}/properties/{in_pointer(name)}")
 
     def _free_object(self, value: Any, path: str) -> str:
         if value is False:
@@ -329,11 +330,3 @@ def _format(name: Any, path: str) -> str:
 def _name(name: str, path: str) -> str:
     check_text(name, f"a name in 'properties' at {path or '/'}")
     return name
-
-
-def _pointer(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
-
-
-def _refuse_constant(text: str) -> None:
-    raise ValueError(f"{text} is not a JSON number")

@@ -27,6 +27,7 @@ from quire_structured_output.schemas.combining_keywords import (
     translate_if,
     translate_not,
 )
+from quire_structured_output.schemas.json_text import parse_json
 from quire_structured_output.schemas.number_keywords import translate_numbers
 from quire_structured_output.schemas.object_keywords import (
     order_properties,
@@ -74,7 +75,7 @@ def normal_form(schema: Schema | str | bool, spent: Counter[str] | None = None) 
     try:
         text = schema if isinstance(schema, str) else json.dumps(schema, allow_nan=False)
         budget.read(len(text))
-        root = json.loads(text, parse_constant=_refuse_constant)
+        root = parse_json(text)
         return _Normalizer(root, budget).normal_form()
     except RecursionError:
         raise GrammarError(f"the JSON schema is nested more than {MAX_DEPTH} deep") from None
@@ -226,7 +227,3 @@ class _Normalizer:
                 break
             schema = self._defs[schema["$ref"].rsplit("/", 1)[1]]
         return schema
-
-
-def _refuse_constant(text: str) -> None:
-    raise ValueError(f"{text} is not a JSON number")

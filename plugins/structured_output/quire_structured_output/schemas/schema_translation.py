@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from quire.errors import GrammarError
 from quire_structured_output.regex_syntax import check_text
+from quire_structured_output.schemas.json_text import in_pointer
 from quire_structured_output.schemas.schema_budget import SchemaBudget
 
 Schema = dict[str, Any]
@@ -86,7 +87,7 @@ class Translation:
 
     def part(self, schema: Any, *keys: str | int) -> Schema | bool:
         """Return the translation of a subschema; `keys` lead to it from here."""
-        path = "/".join([self._path, *(_pointer(str(key)) for key in keys)])
+        path = "/".join([self._path, *(in_pointer(str(key)) for key in keys)])
         return self.normalizer.schema(schema, self._resolver, path, self._depth + 1)
 
     def reference(self, reference: Any) -> Schema | bool:
@@ -130,7 +131,3 @@ def refusal(word: str, where: str, why: str = "") -> GrammarError:
         f"no backend supports '{word}' at {where}{detail}; remove it, and validate the "
         "completion yourself"
     )
-
-
-def _pointer(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")

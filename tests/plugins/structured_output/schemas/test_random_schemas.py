@@ -14,7 +14,7 @@ from quire.testing.structured_output import contract_vocabulary, sample_completi
 from quire_structured_output.llguidance.llguidance import LLGuidanceBackend
 from quire_structured_output.outlines.json_schema import schema_regex
 from quire_structured_output.outlines.outlines import OutlinesBackend
-from quire_structured_output.schemas.schema_keywords import SUPPORTED
+from quire_structured_output.outlines.supported_keywords import SUPPORTED
 from quire_structured_output.schemas.schema_normal_form import normal_form
 
 BACKENDS = [OutlinesBackend(contract_vocabulary()), LLGuidanceBackend(contract_vocabulary())]

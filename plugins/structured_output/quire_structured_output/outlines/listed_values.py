@@ -6,9 +6,9 @@ from typing import Any
 from quire.errors import GrammarError
 from quire_structured_output.budget import Budget
 from quire_structured_output.outlines import json_regex
+from quire_structured_output.outlines.supported_keywords import MAX_DEPTH, Schema, refusal, types_of
 from quire_structured_output.regex_syntax import check_text
 from quire_structured_output.schemas.disjoint import json_type_of, keeps_type
-from quire_structured_output.schemas.schema_keywords import MAX_DEPTH, Schema, refusal, types_of
 
 MAX_VALUES = 2_000  # in one enum
 MAX_EXACT_INTEGER = 2**53  # beyond it, JSON parsers disagree
