@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Sequence
 from difflib import get_close_matches
+from functools import partial
 
 from quire.errors import InvalidRequestError, OverloadedError, RequestError, UnknownModelError
 from quire.frontend.chat.chat_template import ChatTemplate
@@ -22,11 +23,11 @@ from quire.frontend.intake.intake import Intake
 from quire.frontend.intake.prompt import EncodedPrompt
 from quire.frontend.intake.request_hooks import RequestHook
 from quire.frontend.text.tokenizer import Tokenizer
+from quire.frontend.work_lanes import WorkLanes
 from quire.messages import AdapterRef
 from quire.outputs import Delta, Prompt, RequestOutput
 from quire.sampling_params import BeamSearchParams, SamplingParams
 
-INLINE_SIZE = 4096  # more characters or ids are encoded in a thread, to not block the event loop
 DRAIN_POLL_S = 0.02
 STALL_LIMIT_S = 60.0  # a step that takes longer counts as hanging
 
@@ -54,6 +55,7 @@ class AsyncFrontend:
         dispatch: Open streams, and the statistics of the engine.
         thread: Thread that runs the engine's steps.
         controls: Control commands that wait for their turn in the thread.
+        lanes: Threads for work on prompts that are not short.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class AsyncFrontend:
         self.dispatch = Dispatch(core, request_timeout_s)
         self.thread = self.dispatch.thread
         self.controls = self.dispatch.controls
+        self.lanes = WorkLanes()
         # Runs when this object is garbage-collected; that may be in any thread, so do not block.
         weakref.finalize(self, self.thread.stop_soon).atexit = False
 
@@ -115,8 +118,8 @@ class AsyncFrontend:
         (encoded,) = [prompt] if isinstance(prompt, EncodedPrompt) else await self.encode([prompt])
         if isinstance(params, SamplingParams):
             companions = self.intake.companions
-            if companions.text_size(params) > INLINE_SIZE:
-                params = await asyncio.to_thread(companions.with_tokens, params)
+            with_tokens = partial(companions.with_tokens, params)
+            params = await self.lanes.run(companions.text_size(params), with_tokens)
         admission = self.intake.admit(
             encoded,
             params,
@@ -212,17 +215,17 @@ class AsyncFrontend:
             await asyncio.sleep(DRAIN_POLL_S)
         for stream in self.dispatch.streams():
             self.dispatch.end(stream)
+        self.lanes.close()
         await asyncio.to_thread(self.thread.stop, stop_timeout_s)
 
     async def encode(self, prompts: Sequence[Prompt]) -> list[EncodedPrompt]:
-        """Tokenize prompts; in a thread if they are long in total.
+        """Tokenize prompts; in a thread if they are not short in total.
 
         Raises:
             RequestError: One of them is empty, too long or not a prompt.
         """
-        if sum(map(_size, prompts)) > INLINE_SIZE:
-            return await asyncio.to_thread(lambda: [self.intake.encode(p) for p in prompts])
-        return [self.intake.encode(prompt) for prompt in prompts]
+        size = sum(map(_size, prompts))
+        return await self.lanes.run(size, lambda: [self.intake.encode(p) for p in prompts])
 
     def resolve_adapter(self, name: str | None) -> AdapterRef | None:
         """Return the adapter that a request's `model` names; None for the base model.

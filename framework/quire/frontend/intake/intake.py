@@ -233,6 +233,8 @@ class Intake:
         parts = prompt_parts(prompt)
         text, token_ids = parts.get("prompt"), parts.get("prompt_token_ids")
         if token_ids is None:
+            if parts.get("truncate_prompt_tokens") is None:
+                self._check_length(parts["prompt"])
             token_ids = self._encode_text(text, parts.get("add_special_tokens") is not False)
         if not token_ids:
             raise InvalidRequestError("the prompt is empty: it has no tokens", param="prompt")
@@ -242,13 +244,26 @@ class Intake:
             token_ids = token_ids[-num_kept:] if is_left else token_ids[:num_kept]
             text = None  # of the whole prompt; what shows the prompt decodes the tokens
         if len(token_ids) >= self._max_model_len:
-            raise PromptTooLongError(
-                f"the prompt has {len(token_ids)} tokens and leaves no room for a completion: this "
-                f"model takes {self._max_model_len} tokens, prompt and completion together",
-                param="prompt",
-            )
+            raise self._too_long(str(len(token_ids)))
         check_token_ids(token_ids, self._vocab_size, "prompt")
         return EncodedPrompt(text, list(token_ids), parts.get("cache_salt"))
+
+    def _check_length(self, text: str) -> None:
+        """Refuse a text that is too long whatever its tokens are: tokenizing it could take minutes.
+
+        Raises:
+            PromptTooLongError: It leaves no tokens for a completion.
+        """
+        least = self._tokenizer.least_tokens(text)
+        if least >= self._max_model_len:
+            raise self._too_long(f"at least {least}")
+
+    def _too_long(self, num_tokens: str) -> PromptTooLongError:
+        return PromptTooLongError(
+            f"the prompt has {num_tokens} tokens and leaves no room for a completion: this model "
+            f"takes {self._max_model_len} tokens, prompt and completion together",
+            param="prompt",
+        )
 
     def resolve_logprobs(self, params: SamplingParams) -> SamplingParams:
         """Return the parameters with numbers of log probabilities that the model has, -1 resolved.

@@ -14,7 +14,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 def byte_level_bytes(token: str) -> bytes:
     """Return the bytes of a byte-level token; a token outside the alphabet is its own text."""
     try:
-        return bytes(map(_alphabet().__getitem__, token))
+        return bytes(map(byte_level_alphabet().__getitem__, token))
     except KeyError:
         return token.encode()
 
@@ -42,7 +42,7 @@ def flat_steps(part: dict[str, Any] | None, field: str) -> Iterator[dict[str, An
 
 
 @cache
-def _alphabet() -> dict[str, int]:
+def byte_level_alphabet() -> dict[str, int]:
     """Return the byte of each character of the byte-level alphabet.
 
     Printable Latin-1 characters stand for themselves; the others, in order, for the characters from

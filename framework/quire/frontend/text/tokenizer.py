@@ -18,6 +18,7 @@ from quire.errors import CheckpointCorruptError, CheckpointNotFoundError
 from quire.frontend.text.checkpoint_file import read_json_object
 from quire.frontend.text.decoding import decoding_of
 from quire.frontend.text.text_stream import Decoding, TextStream
+from quire.frontend.text.token_lengths import TokenLengths
 from quire.frontend.text.tokenizer_backend import TokenizerBackend
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,14 @@ class FastBackend:
     def vocabulary(self) -> dict[str, int]:
         """Return all tokens, the added ones too."""
         return self._tokenizer.get_vocab(with_added_tokens=True)
+
+    def least_tokens(self, text: str) -> int:
+        """Return a number of tokens that a text has at least, without tokenizing it."""
+        return self._token_lengths.least_tokens(text)
+
+    @cached_property
+    def _token_lengths(self) -> TokenLengths:
+        return TokenLengths.of(self._tokenizer)
 
     def special_token_ids(self) -> frozenset[int]:
         """Return the ids that `skip_special_tokens` leaves out."""
@@ -106,6 +115,11 @@ class SlowBackend:
     def vocabulary(self) -> dict[str, int]:
         """Return all tokens, the added ones too."""
         return dict(self._tokenizer.get_vocab())
+
+    def least_tokens(self, text: str) -> int:
+        """Return 0: what such a tokenizer drops is in its code."""
+        del text
+        return 0
 
     def special_token_ids(self) -> frozenset[int]:
         """Return the ids that `skip_special_tokens` leaves out."""
@@ -168,6 +182,10 @@ class Tokenizer:
         """Return the ids of a text, with the tokenizer's begin-of-text token if it adds one."""
         token_ids = self.backend.encode(text, add_special_tokens=add_special_tokens)
         return self._adjust_bos(token_ids) if add_special_tokens else token_ids
+
+    def least_tokens(self, text: str) -> int:
+        """Return a number of tokens that a text has at least; quick, as nothing is tokenized."""
+        return self.backend.least_tokens(text)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of ids; bytes that are not valid UTF-8 become U+FFFD."""

@@ -22,6 +22,9 @@ class TokenizerBackend(Protocol):
     def vocabulary(self) -> dict[str, int]:
         """Return all tokens, the added ones too."""
 
+    def least_tokens(self, text: str) -> int:
+        """Return a number of tokens that a text has at least, without tokenizing it."""
+
     def special_token_ids(self) -> frozenset[int]:
         """Return the ids that `skip_special_tokens` leaves out."""
 

@@ -1,6 +1,5 @@
 """POST /v1/chat/completions: render, generate, parse, and respond in full or as a stream."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from quire.server.wire.protocol import (
     Usage,
 )
 
+RENDERED = 8  # bytes in the time of tokenizing one
 _EMPTY = ChatDelta()
 
 
@@ -64,10 +64,8 @@ class ChatRoute:
             extra_args=extra_args,
             forced_call=tools.constraint,
         )
-        if body.is_large:
-            text = await asyncio.to_thread(self._render, typed, tools.tools)
-        else:
-            text = self._render(typed, tools.tools)
+        render = partial(self._render, typed, tools.tools)
+        text = await self._frontend.lanes.run(body.num_bytes // RENDERED, render)
         prompts = [prompt_with_options(text, typed, False)]
         generation = Generation(self._frontend, self._budget, prompts, params, adapter, typed)
         return Chat(

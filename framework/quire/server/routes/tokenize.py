@@ -1,6 +1,6 @@
 """POST /tokenize and /detokenize, with the fields of vLLM's routes."""
 
-import asyncio
+from functools import partial
 
 import msgspec
 from starlette.requests import Request
@@ -38,10 +38,8 @@ class TokenRoutes:
         body = await read_body(request, TokenizeBody)
         self._frontend.resolve_adapter(body.typed.model)  # raises if there is none
         encode, typed = self._frontend.tokenizer.encode, body.typed
-        if body.is_large:
-            tokens = await asyncio.to_thread(encode, typed.prompt, typed.add_special_tokens)
-        else:
-            tokens = encode(typed.prompt, typed.add_special_tokens)
+        work = partial(encode, typed.prompt, typed.add_special_tokens)
+        tokens = await self._frontend.lanes.run(len(typed.prompt), work)
         return json_response(Tokens(len(tokens), self._frontend.max_model_len, tokens))
 
     async def detokenize(self, request: Request) -> Response:
@@ -49,8 +47,8 @@ class TokenRoutes:
         body = await read_body(request, DetokenizeBody)
         self._frontend.resolve_adapter(body.typed.model)  # raises if there is none
         self._check(body.typed.tokens)
-        decode = self._frontend.tokenizer.decode
-        text = await asyncio.to_thread(decode, body.typed.tokens, False)
+        work = partial(self._frontend.tokenizer.decode, body.typed.tokens, False)
+        text = await self._frontend.lanes.run(len(body.typed.tokens), work)
         return json_response(DetokenizedText(text))
 
     def _check(self, token_ids: list[int]) -> None:

@@ -233,6 +233,21 @@ def test_the_length_is_checked_first_so_that_a_huge_prompt_is_not_scanned(tokeni
         make(tokenizer, max_model_len=8).admit([99999] * 500, SamplingParams())
 
 
+def test_a_text_that_is_far_too_long_is_refused_before_it_is_tokenized(tokenizer, monkeypatch):
+    intake = make(tokenizer, max_model_len=8)
+    longest = max(map(len, tokenizer.backend.vocabulary()))
+    with pytest.raises(PromptTooLongError, match=r"the prompt has 9 tokens"):
+        intake.encode("\x00" * 9)
+    monkeypatch.setattr(tokenizer, "encode", None)
+    with pytest.raises(PromptTooLongError, match=r"at least 8 tokens.*8 tokens"):
+        intake.encode("\x00" * (7 * longest + 1))
+
+
+def test_a_text_that_is_truncated_may_be_longer_than_the_model_takes(tokenizer):
+    prompt = {"prompt": "a" * 10_000, "truncate_prompt_tokens": -1}
+    assert len(make(tokenizer, max_model_len=8).encode(prompt).token_ids) == 7
+
+
 @pytest.mark.parametrize(("asked", "given"), [(None, 60), (5, 5), (60, 60), (61, 60), (10**9, 60)])
 def test_max_tokens_fits_the_model(tokenizer, asked, given):
     request = make(tokenizer).admit([1] * 4, SamplingParams(max_tokens=asked)).requests[0]
