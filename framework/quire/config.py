@@ -512,6 +512,11 @@ class ServerSettings:
     port: int = option(8000, "Port to listen on; 0: any free port.")
     api_key: str | None = option(None, "API key required by every route except /livez and /readyz.")
     max_body_bytes: int = option(8 * 2**20, "Maximum size of a request body.", is_bytes=True)
+    max_received_bytes: int = option(
+        128 * 2**20,
+        "Maximum size of all request bodies that are being received, together.",
+        is_bytes=True,
+    )
     shutdown_timeout_s: float = option(
         30.0, "Seconds that running requests have to finish at shutdown."
     )
@@ -520,6 +525,11 @@ class ServerSettings:
         if not 0 <= self.port <= 65535:
             raise SettingsError(f"port must be from 0 to 65535, got {self.port}")
         _check_at_least("max_body_bytes", self.max_body_bytes, 1)
+        if self.max_received_bytes < self.max_body_bytes:
+            raise SettingsError(
+                f"max_received_bytes is {self.max_received_bytes}, less than one body may have: "
+                f"max_body_bytes is {self.max_body_bytes}"
+            )
         _check_at_least("shutdown_timeout_s", self.shutdown_timeout_s, 0)
         if self.api_key == "":
             raise SettingsError("api_key is empty; leave it out to serve without a key")

@@ -71,6 +71,7 @@ def test_an_unknown_option_is_refused_with_the_nearest():
         ("port", 65536, "port must be from 0 to 65535, got 65536"),
         ("port", -1, "port must be from 0 to 65535"),
         ("max_body_bytes", 0, "max_body_bytes must be at least 1"),
+        ("max_received_bytes", 10, "max_received_bytes is 10, less than one body may have"),
         ("shutdown_timeout_s", -1.0, "shutdown_timeout_s must be at least 0"),
         ("api_key", "", "api_key is empty"),
     ],

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.config import ServerSettings
+from quire.server.http.body_budget import BodyBudget, too_large
 from quire.server.http.lifecycle import Lifecycle
 from quire.server.wire.http_errors import RETRY_AFTER_S, HTTPError, error_response
 
@@ -35,7 +36,7 @@ class Guard:
         self._app = app
         self._key = settings.api_key and _digest(settings.api_key.encode())
         self._checks_host = is_loopback(settings.host)
-        self._max_body_bytes = settings.max_body_bytes
+        self._bodies = BodyBudget(settings.max_body_bytes, settings.max_received_bytes)
         self._lifecycle = lifecycle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,16 +51,17 @@ class Guard:
     async def _guard(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = f"req-{secrets.token_hex(12)}"
         scope["quire_request_id"] = request_id  # made here; ids from clients are not used
-        guarded_send = _GuardedSend(send, request_id)
+        guarded_send, body = _GuardedSend(send, request_id), self._bodies.receive(receive)
         self._lifecycle.enter()
         try:
             self._check(scope)
-            await self._app(scope, _LimitedReceive(receive, self._max_body_bytes), guarded_send)
+            await self._app(scope, body, guarded_send)
         except Exception as error:
             if guarded_send.has_started:
                 raise  # too late for an error response: break the connection
             await error_response(error, request_id)(scope, receive, guarded_send)
         finally:
+            body.release()
             self._lifecycle.leave()
 
     def _check(self, scope: Scope) -> None:
@@ -106,25 +108,8 @@ class Guard:
 
     def _check_length(self, scope: Scope) -> None:
         for value in _values(scope, b"content-length"):
-            if value.isdecimal() and int(value[:20]) > self._max_body_bytes:
-                raise _too_large(self._max_body_bytes)
-
-
-class _LimitedReceive:
-    """A `receive` that fails once the body exceeds its limit, whatever its headers declare."""
-
-    def __init__(self, receive: Receive, max_bytes: int) -> None:
-        self._receive = receive
-        self._max_bytes = max_bytes
-        self._num_bytes = 0
-
-    async def __call__(self) -> Message:
-        message = await self._receive()
-        if message["type"] == "http.request":
-            self._num_bytes += len(message.get("body", b""))
-            if self._num_bytes > self._max_bytes:
-                raise _too_large(self._max_bytes)
-        return message
+            if value.isdecimal() and int(value[:20]) > self._bodies.max_body_bytes:
+                raise too_large(self._bodies.max_body_bytes)
 
 
 class _GuardedSend:
@@ -163,15 +148,6 @@ def _check_origin(scope: Scope) -> None:
                 "requests from web pages of another origin are refused",
                 code="forbidden_origin",
             )
-
-
-def _too_large(limit: int) -> HTTPError:
-    return HTTPError(
-        413,
-        f"the body is larger than {limit} bytes; see --max-body-bytes",
-        code="body_too_large",
-        headers={"connection": "close"},
-    )
 
 
 def _values(scope: Scope, name: bytes) -> list[str]:
