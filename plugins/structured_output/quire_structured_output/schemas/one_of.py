@@ -79,7 +79,8 @@ class ExclusiveBranches:
                 if other.values is not None:
                     words = list(other.values.get("string", {}).values())
                     self._comparison.charge(sum(map(len, words)) // WORK_WRITTEN)
-                    yield from _strings(complement_parts({"enum": words}, self._resolve))
+                    others = complement_parts({"enum": words}, self._resolve)
+                    yield from ({"pattern": p["pattern"]} for p in others if "pattern" in p)
             case "number":
                 yield from _other_numbers(other)
 
@@ -124,13 +125,6 @@ def _other_numbers(other: Facts) -> Iterator[Schema]:
     for word, bound in (*other.low.items(), *other.high.items()):
         if word in opposite:
             yield {opposite[word]: bound}
-
-
-def _strings(parts: Sequence[Schema]) -> Iterator[Schema]:
-    """Yield what schemas say of strings."""
-    for part in parts:
-        if part.get("type") == "string":
-            yield {word: value for word, value in part.items() if word != "type"}
 
 
 def _any_of(parts: list[Schema]) -> Schema:

@@ -81,7 +81,7 @@ def _complement_of(word: str, value: Any, resolve: Resolve) -> Complement | None
             absent = [{"type": "object", "properties": {name: False}} for name in value]
             return Complement(absent, is_whole=True)
         case "type":
-            named = {value} if isinstance(value, str) else set(value)
+            named = _named_types(value)
             others = other_types(named)
             is_whole = "integer" not in named or "number" in named
             return Complement([{"type": others}] if others else [], is_whole)
@@ -102,21 +102,34 @@ def _joined(parts: Iterable[Schema]) -> list[Schema]:
     A parser compares each alternative with all of another `anyOf`: few of them are quick.
     """
     types: set[str] = set()
-    found: list[Schema] = []
+    patterns: dict[str, None] = {}
+    others: list[Schema] = []
     for part in parts:
-        if part.keys() == {"type"}:
-            types |= {part["type"]} if isinstance(part["type"], str) else set(part["type"])
-        elif part not in found:
-            found.append(part)
-    strings = [part for part in found if part.keys() == {"type", "pattern"}]
-    if types and "string" not in types and strings:
-        found[found.index(strings[0])] = {
-            "type": [name for name in ALL_TYPES if name in types or name == "string"],
-            "pattern": strings[0]["pattern"],
-        }
-    elif types:
-        found.insert(0, {"type": [name for name in ALL_TYPES if name in types]})
-    return found
+        if part.keys() in ({"type"}, {"type", "pattern"}):
+            named = _named_types(part["type"])
+            if "pattern" in part and "string" in named:
+                named.remove("string")
+                patterns[part["pattern"]] = None
+            types |= named
+        elif part not in others:
+            others.append(part)
+    return [*_of_types(types, list(patterns)), *others]
+
+
+def _of_types(types: set[str], patterns: Sequence[str]) -> list[Schema]:
+    """Return schemas of the values of some types and of the strings that match a pattern."""
+    if not types:
+        return [{"type": "string", "pattern": pattern} for pattern in patterns]
+    if "string" in types or not patterns:
+        return [{"type": [name for name in ALL_TYPES if name in types]}]
+    first, *rest = patterns
+    both = [name for name in ALL_TYPES if name in types or name == "string"]
+    return [{"type": both, "pattern": first}, *_of_types(set(), rest)]
+
+
+def _named_types(named: str | Sequence[str]) -> set[str]:
+    """Return the types that the keyword `type` names."""
+    return {named} if isinstance(named, str) else set(named)
 
 
 def _intersection(listed: Sequence[Complement | None]) -> Complement | None:

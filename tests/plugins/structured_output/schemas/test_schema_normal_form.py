@@ -47,6 +47,8 @@ SCHEMAS = [
     ({"not": {"required": ["a"]}}, [{}, {"b": 1}, {"a": 1}, 5]),
     ({"not": {"type": ["string", "null"]}}, [1, True, "a", None, []]),
     ({"not": {"enum": ["a", "ab", None]}}, ["", "a", "ab", "abc", "b", None, 1]),
+    ({"not": {"allOf": [{"enum": ["a"]}, {"type": ["object", "string", "null"]}]}},
+     ["a", "b", {}, [], 1, True, None]),
     ({"not": {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}}, [{}, {"a": 1}, {"b": 1}]),
     ({"type": "object", "required": ["kind"], "properties": {"kind": KIND, "size": {}},
       "if": {"properties": {"kind": {"const": "x"}}, "required": ["kind"]},
@@ -73,6 +75,7 @@ SCHEMAS = [
     ({"oneOf": [{"enum": ["long", "int"]},
                 {"type": "string", "pattern": "^[a-z]+$", "not": {"enum": ["long", "int"]}}]},
      ["long", "int", "other", "A"]),
+    ({"oneOf": [{"type": "string"}, {"enum": ["a", {"x": 1}]}]}, ["a", "b", {"x": 1}, {}, 1]),
     ({"oneOf": [{"type": "object", "required": ["kind"],
                  "properties": {"kind": {"enum": ["a", "b"]}, "x": {}}},
                 {"type": "object", "required": ["kind"], "properties": {"kind": {"const": "c"}}},
@@ -215,6 +218,10 @@ REFUSED = {
     ),
     "not of a oneOf": (
         {"not": {"not": {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}}},
+        "'not' at /",
+    ),
+    "not of all but a word": (
+        {"not": {"not": {"allOf": [{"enum": ["a"]}, {"type": ["object", "string", "null"]}]}}},
         "'not' at /",
     ),
     "not of itself": ({"properties": {"a": {"not": {"$ref": "#"}}}}, "'not' at /properties/a"),
