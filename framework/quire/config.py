@@ -269,7 +269,7 @@ class SchedulerSettings:
     max_num_batched_tokens: int = option(
         0, "Maximum number of tokens per step over all requests; 0: 2048 on a CPU, 8192 on a GPU."
     )
-    max_num_queued: int = option(4096, "Maximum number of waiting requests; more are refused.")
+    max_num_queued: int = option(2048, "Maximum number of waiting requests; more are refused.")
     enable_chunked_prefill: bool = option(
         True, "Split long prompts into chunks that fit the token budget of a step."
     )

@@ -19,6 +19,7 @@ from quire.config import ServerSettings
 from quire.errors import EngineDeadError, SettingsError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.server.app import create_app
+from quire.server.http.connection_limit import connection_limits
 from quire.server.http.connections import Connection
 from quire.server.http.lifecycle import Lifecycle
 from quire.server.stats_log import log_stats
@@ -54,6 +55,7 @@ class HTTPServer(uvicorn.Server):
         self._lifecycle = Lifecycle()
         app = create_app(frontend, settings, plugins_report, self._lifecycle)
         super().__init__(_uvicorn_config(app, settings))
+        self._lifecycle.connections = self.server_state.connections
         self._frontend = frontend
         self._settings = settings
         self._on_ready = on_ready
@@ -78,6 +80,7 @@ class HTTPServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start listening, and report the URL."""
+        connection_limits()  # it raises the limit of open files, or says what is missing
         await super().startup(sockets)
         self._loop = asyncio.get_running_loop()
         self._tasks.append(asyncio.create_task(log_stats(self._frontend)))

@@ -1,16 +1,24 @@
-"""State of the server: whether it drains, and the number of requests in flight.
+"""State of the server: whether it drains, and the numbers of requests and of connections.
 
 While the server drains it still listens: running requests finish, and new ones get 503 with
 `Retry-After`.
 """
 
 import asyncio
+from collections.abc import Collection
+
+from quire.server.http.connection_limit import connection_limits
 
 
 class Lifecycle:
-    """State shared by the guard, the health routes and the shutdown, in one event loop."""
+    """State shared by the guard, the health routes and the shutdown, in one event loop.
+
+    Attributes:
+        connections: Open connections, if a server of ours accepts them.
+    """
 
     def __init__(self) -> None:
+        self.connections: Collection[object] = ()
         self.is_draining = False
         self.num_in_flight = 0
         self._idle = asyncio.Event()
@@ -26,6 +34,11 @@ class Lifecycle:
         self.num_in_flight -= 1
         if self.num_in_flight == 0:
             self._idle.set()
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether there are more connections than are served with more than health checks."""
+        return bool(self.connections) and len(self.connections) > connection_limits().served
 
     def drain(self) -> None:
         """Refuse new requests from now on."""

@@ -24,7 +24,7 @@ _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class Guard:
-    """ASGI middleware: Host, key, Origin, drain and body size, in this order.
+    """ASGI middleware: Host, key, Origin, drain, connections and body size, in this order.
 
     Args:
         app: Application behind the guard.
@@ -78,6 +78,13 @@ class Guard:
                 503,
                 "the server is shutting down and takes no new requests",
                 code="shutting_down",
+                headers={"retry-after": str(RETRY_AFTER_S), "connection": "close"},
+            )
+        if self._lifecycle.is_crowded:
+            raise HTTPError(
+                503,
+                "the server has too many open connections; try again later",
+                code="overloaded",
                 headers={"retry-after": str(RETRY_AFTER_S), "connection": "close"},
             )
         self._check_length(scope)

@@ -3,11 +3,14 @@
 import json
 import socket
 import time
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
-from quire.server.http import connections
+from quire.server.http import connections, lifecycle
+from quire.server.http.connection_limit import ConnectionLimits
+from quire.server.http.connections import REPORT_INTERVAL_S, Refusals
 
 REQUEST = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 CHAT = json.dumps({"messages": [{"role": "user", "content": "Hi"}]}).encode()
@@ -102,20 +105,59 @@ def is_alive(connection):
     return response.startswith(b"HTTP/1.1 200")
 
 
-def test_one_connection_too_many_is_closed_and_the_others_go_on(
-    served, monkeypatch, caplog, wait_for
-):
-    assert wait_for(lambda: not served.server.server_state.connections)  # of earlier tests
-    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 2)
+@pytest.fixture
+def limits(monkeypatch, served, wait_for):
+    """Return a function that sets the limits, once the connections of earlier tests are closed."""
+    assert wait_for(lambda: not served.server.server_state.connections)
+
+    def limit(served_with, most):
+        found = ConnectionLimits(served_with, most)
+        for module in (connections, lifecycle):
+            monkeypatch.setattr(module, "connection_limits", lambda: found)
+
+    yield limit
+    monkeypatch.undo()
+    assert httpx.get(f"{served.url}/livez").status_code == 200
+
+
+def test_one_connection_too_many_is_closed_and_the_others_go_on(served, limits, caplog):
+    limits(2, 2)
     with connect(served) as first, connect(served) as second:
         assert is_alive(first)
         assert is_alive(second)
         with connect(served) as third:
             assert third.recv(65536) == b""
         assert is_alive(first)
-    assert "closing the newest" in caplog.text
-    monkeypatch.undo()
-    assert httpx.get(f"{served.url}/livez").status_code == 200
+
+
+def test_with_many_connections_requests_are_refused_and_health_checks_answered(served, limits):
+    limits(1, 3)
+    with connect(served) as first:
+        assert is_alive(first)
+        response = httpx.post(f"{served.url}/v1/chat/completions", content=CHAT)
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "overloaded"
+        assert int(response.headers["retry-after"]) > 0
+        assert response.headers["connection"] == "close"
+        assert httpx.get(f"{served.url}/livez").status_code == 200
+        assert httpx.get(f"{served.url}/readyz").status_code == 200
+        assert is_alive(first)
+    headers = {"content-type": "application/json"}
+    response = httpx.post(f"{served.url}/v1/chat/completions", content=CHAT, headers=headers)
+    assert response.status_code == 200
+
+
+def test_refused_connections_are_one_line_for_an_interval(monkeypatch, caplog):
+    refusals, clock = Refusals(), SimpleNamespace(now_s=100.0)
+    monkeypatch.setattr(connections.time, "monotonic", lambda: clock.now_s)
+    for _ in range(1000):
+        refusals.note(7)
+    clock.now_s += REPORT_INTERVAL_S
+    refusals.note(7)
+    assert [record.getMessage() for record in caplog.records] == [
+        "more than 7 open connections: closed 1 new ones",
+        "more than 7 open connections: closed 1000 new ones",
+    ]
 
 
 def test_the_clock_of_a_connection_ends_with_it(served, wait_for):
