@@ -35,7 +35,7 @@ from quire.interfaces.tool_parsing import (
 )
 from quire.messages import AdapterRef, EngineRequest
 from quire.plugins.registry import Source
-from quire.server.http_server import HTTPServer, listening_socket
+from quire.server.http_server import HTTPServer, bound_socket
 
 CHECKPOINT = Path(__file__).parents[2] / "plugins" / "demo" / "quire_demo" / "checkpoint"
 MAX_MODEL_LEN = 512
@@ -228,7 +228,7 @@ def start_server(core: Any, frontend: AsyncFrontend, **settings: Any) -> Served:
         lambda: [{"name": "scripted", "state": "loaded"}],
         lambda url: (urls.append(url), ready.set()),
     )
-    thread = threading.Thread(target=server.run, args=([listening_socket(options)],))
+    thread = threading.Thread(target=server.run, args=([bound_socket(options)],))
     thread.start()
     assert ready.wait(10)
     return Served(urls[0], core, frontend, server, thread)

@@ -6,7 +6,7 @@ from quire.cli.options import add_model_options, read_settings
 from quire.config import GROUPS
 from quire.launch import start_engine
 from quire.plugins.report import plugins_report
-from quire.server.http_server import serve
+from quire.server.http_server import bound_socket, serve
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,11 +17,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal stops the server."""
     settings = read_settings(arguments)
+    bound = bound_socket(settings.server)
     engine = start_engine(settings, is_serving=True)
     serve(
         engine.async_frontend(),
         settings.server,
         lambda: plugins_report(engine.plugins),
         on_ready=lambda url: print(f"{engine.model_name} is served at {url}", flush=True),
+        bound=bound,
     )
     return 0

@@ -22,11 +22,11 @@ from quire.server.app import create_app
 from quire.server.http.connection_limit import connection_limits
 from quire.server.http.connections import Connection
 from quire.server.http.lifecycle import Lifecycle
+from quire.server.http.security import is_loopback
 from quire.server.stats_log import log_stats
 
 logger = logging.getLogger(__name__)
 
-BACKLOG = 2048
 STOP_TIMEOUT_S = 1.0  # for the last step, when all requests are over
 ABORT_GRACE_S = 1  # for sending the last events of aborted streams
 DEATH_NOTICE_S = 0.5  # for health checks and clients to see that the engine is dead
@@ -129,6 +129,7 @@ def serve(
     settings: ServerSettings,
     plugins_report: Callable[[], list[dict[str, Any]]],
     on_ready: Callable[[str], None] | None = None,
+    bound: socket.socket | None = None,
 ) -> None:
     """Serve until a signal; the frontend is shut down at the end.
 
@@ -137,19 +138,24 @@ def serve(
         settings: Address to listen on, and drain timeout.
         plugins_report: Function that returns a dict per plugin, for /v1/plugins.
         on_ready: Function called with the server's URL once it listens; `port` 0 takes a free port.
+        bound: Result of `bound_socket`, if the address was bound before the frontend was made.
 
     Raises:
         SettingsError: The address cannot be bound.
         EngineDeadError: The engine died, so the server exited.
     """
     server = HTTPServer(frontend, settings, plugins_report, on_ready)
-    server.run([listening_socket(settings)])
+    server.run([bound or bound_socket(settings)])
     if server.engine_death is not None:
         raise EngineDeadError(server.engine_death.headline)
 
 
-def listening_socket(settings: ServerSettings) -> socket.socket:
-    """Return a socket bound to the address of the settings.
+def bound_socket(settings: ServerSettings) -> socket.socket:
+    """Return a socket bound to the address of the settings, on which nobody listens yet.
+
+    To be called before a model is loaded: a port that is in use is known at once, and clients are
+    not kept waiting until the server is ready. Warns of an address that others can reach, if they
+    need no key.
 
     Raises:
         SettingsError: The address cannot be bound.
@@ -164,19 +170,25 @@ def listening_socket(settings: ServerSettings) -> socket.socket:
         )
         found.sort(key=lambda entry: entry[0] != socket.AF_INET)  # "localhost": 127.0.0.1 first
         family, kind, protocol, _, address = found[0]
-        return _bound(socket.socket(family, kind, protocol), address)
+        bound = _bound(socket.socket(family, kind, protocol), address)
     except OSError as error:
         raise SettingsError(
             f"cannot listen on {settings.host} port {settings.port}: {error}; choose another "
             "address with --host and --port (port 0 takes a free one)"
         ) from error
+    if settings.api_key is None and not is_loopback(settings.host):
+        logger.warning(
+            "%s can be reached by other machines, and no key is asked for: set --api-key, or "
+            "QUIRE_API_KEY",
+            settings.host,
+        )
+    return bound
 
 
 def _bound(listener: socket.socket, address: Any) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(BACKLOG)
     except OSError:
         listener.close()
         raise

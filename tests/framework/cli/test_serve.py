@@ -1,5 +1,6 @@
 """`quire serve`: arguments of the engine and the server."""
 
+import socket
 from types import SimpleNamespace
 
 from quire.cli import serve as command
@@ -17,16 +18,25 @@ def test_the_plugin_report_of_a_server_has_no_files_and_no_tracebacks(monkeypatc
         started.append((settings.model.model, is_serving))
         return engine
 
-    def serve(frontend, settings, report, on_ready):
+    def serve(frontend, settings, report, on_ready, bound):
+        bound.close()
         served.append((frontend, settings.port, report()))
         on_ready("http://127.0.0.1:1234")
 
     monkeypatch.setattr(command, "start_engine", start_engine)
     monkeypatch.setattr(command, "serve", serve)
-    assert main(["serve", "demo", "--port", "1234"]) == 0
+    assert main(["serve", "demo", "--port", "0"]) == 0
     ((frontend, port, report),) = served
     assert started == [("demo", True)]
-    assert (frontend, port) == ("the frontend", 1234)
+    assert (frontend, port) == ("the frontend", 0)
     assert {plugin["name"] for plugin in report} >= {"quire_models", "quire_samplers"}
     assert not {"file", "traceback"} & {key for plugin in report for key in plugin}
     assert capsys.readouterr().out == "m is served at http://127.0.0.1:1234\n"
+
+
+def test_a_port_that_is_in_use_is_named_before_the_model_is_loaded(monkeypatch, capsys):
+    monkeypatch.setattr(command, "start_engine", None)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        assert main(["serve", "demo", "--port", port]) == 1
+    assert f"cannot listen on 127.0.0.1 port {port}" in capsys.readouterr().err

@@ -23,7 +23,7 @@ from quire.errors import EngineDeadError, SettingsError
 from quire.frontend.intake import request_hooks
 from quire.plugins.registry import Source
 from quire.server import http_server as serve_module
-from quire.server.http_server import HTTPServer, listening_socket, url_of
+from quire.server.http_server import HTTPServer, bound_socket, url_of
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -74,7 +74,7 @@ def test_a_response_on_a_kept_connection_is_not_held_back(served):
 def test_a_port_in_use_is_a_typed_error(served):
     port = int(served.url.rpartition(":")[2])
     with pytest.raises(SettingsError, match=f"port {port}.*--port"):
-        listening_socket(ServerSettings(port=port))
+        bound_socket(ServerSettings(port=port))
 
 
 def test_a_socket_that_cannot_be_bound_is_closed(served):
@@ -85,12 +85,26 @@ def test_a_socket_that_cannot_be_bound_is_closed(served):
     assert listener.fileno() == -1
 
 
+def test_nobody_can_connect_before_the_server_listens():
+    with bound_socket(ServerSettings(port=0)) as bound, pytest.raises(ConnectionRefusedError):
+        socket.create_connection(bound.getsockname(), timeout=5)
+
+
+@pytest.mark.parametrize(
+    ("host", "key", "is_open"),
+    [("0.0.0.0", None, True), ("0.0.0.0", "sesame", False), ("127.0.0.1", None, False)],
+)
+def test_an_address_for_all_without_a_key_is_warned_of(caplog, host, key, is_open):
+    bound_socket(ServerSettings(host=host, port=0, api_key=key)).close()
+    assert ("no key is asked for" in caplog.text) is is_open
+
+
 def test_of_several_addresses_the_ipv4_one_is_taken(monkeypatch):
     four = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))
     six = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0))
     for found in ([six, four], [four, six]):
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, found=found, **__: list(found))
-        with listening_socket(ServerSettings(host="localhost", port=0)) as listener:
+        with bound_socket(ServerSettings(host="localhost", port=0)) as listener:
             assert listener.family == socket.AF_INET
 
 
@@ -128,7 +142,7 @@ def test_a_server_in_a_foreign_loop_leaves_nothing_there(tokenizer):
 
     async def main():
         server = HTTPServer(frontend, settings, list, urls.append)
-        running = asyncio.create_task(server.serve([listening_socket(settings)]))
+        running = asyncio.create_task(server.serve([bound_socket(settings)]))
         while not urls:
             await asyncio.sleep(0.005)
         server.stop()
