@@ -168,6 +168,20 @@ SCHEMAS = [
       "then": False}, [1, "a"]),
     ({"$schema": "http://json-schema.org/draft-07/schema#", "dependentRequired": {"a": ["b"]}},
      [{"a": 1}, {"a": 1, "b": 2}]),
+    ({"$schema": "http://json-schema.org/draft-07/schema#", "items": [{"type": "string"}],
+      "additionalItems": {"type": "null"}}, [["a"], ["a", None], ["a", 1]]),
+    ({"type": "object", "properties": {"next": {"$dynamicRef": "#n"}}, "$dynamicAnchor": "n"},
+     [{}, {"next": {}}, {"next": 1}]),
+    ({"type": "object", "properties": {"next": {"$dynamicRef": "#n"}}, "$anchor": "n"},
+     [{}, {"next": {}}, {"next": 1}]),
+    ({"anyOf": [{"enum": ["a", "c"], "const": "b"}, {"type": "null"}]}, [None, "a", "b"]),
+    ({"type": "object", "additionalProperties": {"type": "null"}, "unevaluatedProperties": False},
+     [{}, {"a": None}, {"a": 1}]),
+    ({"properties": {"a": {}, "b": {}}, "additionalProperties": False, "maxProperties": 3},
+     [{}, {"a": 1, "b": 2}, {"c": 1}]),
+    ({"format": "ipv4"}, ["1.2.3.255", "1.2.3.256", "1.2.3.4.5", "a1.2.3.4"]),
+    ({"type": "array", "prefixItems": [{"const": 5}], "items": {"enum": [1, 2]},
+      "uniqueItems": True, "minItems": 3}, [[5, 1, 2], [5, 1, 1]]),
 ]  # fmt: skip
 REFUSED = {
     "contains": ({"contains": {"type": "integer"}, "maxContains": 1}, "'maxContains' at /"),
@@ -232,6 +246,73 @@ REFUSED = {
             "not": {"const": "a"},
         },
         "nothing can satisfy",
+    ),
+    "anchors": (
+        {
+            "properties": {"p": {"$dynamicRef": "#n"}},
+            "$defs": {
+                "a": {"$dynamicAnchor": "n", "type": "string"},
+                "b": {"$id": "http://x/b", "$dynamicAnchor": "n", "type": "integer"},
+            },
+        },
+        r"'\$dynamicRef' at /properties/p whose anchor occurs more than once",
+    ),
+    "recursive anchors": (
+        {
+            "$schema": "https://json-schema.org/draft/2019-09/schema",
+            "$recursiveAnchor": True,
+            "properties": {
+                "a": {"$recursiveRef": "#"},
+                "b": {"$id": "http://x/b", "$recursiveAnchor": True},
+            },
+        },
+        r"'\$recursiveRef' at /properties/a whose anchor occurs more than once",
+    ),
+    "multiples of 0": ({"multipleOf": 0}, "'multipleOf' at / must be a number greater than 0"),
+    "counts": (
+        {"minLength": 3, "maxLength": 2},
+        "nothing can satisfy 'minLength' 3 and 'maxLength' 2 at /",
+    ),
+    "a bound that moves": (
+        {
+            "oneOf": [
+                {"type": "integer", "minimum": 1},
+                {"type": "integer", "maximum": 2**53 + 3},
+            ]
+        },
+        "'oneOf' at /",
+    ),
+    "enum": (
+        {"type": "string", "enum": [1]},
+        "nothing satisfies both 'type' and 'enum' at /",
+    ),
+    "half a character": ({"const": {"\ud800": 1}}, "'const' at /"),
+    "names of a format": (
+        {
+            "type": "object",
+            "oneOf": [{"propertyNames": {"format": "uri-template"}}, {"required": ["{a%62}"]}],
+        },
+        "'oneOf' at /",
+    ),
+    "propertyNames beside patterns": (
+        {"patternProperties": {"^a": {"type": "null"}}, "propertyNames": {"pattern": "b"}},
+        "'propertyNames' at / beside 'patternProperties'",
+    ),
+    "a required name": (
+        {"required": ["b"], "propertyNames": {"pattern": "^a"}},
+        "nothing satisfies both 'required' and 'propertyNames' at /",
+    ),
+    "a number of properties of a pattern": (
+        {"patternProperties": {"^a": {}}, "additionalProperties": False, "minProperties": 2},
+        "'minProperties' at / above 1 beside 'patternProperties'",
+    ),
+    "unevaluatedProperties": (
+        {"propertyNames": {"pattern": "^a"}, "unevaluatedProperties": False},
+        "'unevaluatedProperties' at / beside 'propertyNames'",
+    ),
+    "a leap second": (
+        {"type": "string", "oneOf": [{"format": "time"}, {"enum": ["22:59:60Z"]}]},
+        "'oneOf' at /",
     ),
     "list": ([], "must be an object"),
 }
