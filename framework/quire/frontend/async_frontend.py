@@ -23,7 +23,7 @@ from quire.frontend.intake.intake import Intake
 from quire.frontend.intake.prompt import EncodedPrompt
 from quire.frontend.intake.request_hooks import RequestHook
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.frontend.work_lanes import WorkLanes
+from quire.frontend.work_lanes import INLINE_SIZE, WorkLanes
 from quire.messages import AdapterRef
 from quire.outputs import Delta, Prompt, RequestOutput
 from quire.sampling_params import BeamSearchParams, SamplingParams
@@ -120,6 +120,9 @@ class AsyncFrontend:
             companions = self.intake.companions
             with_tokens = partial(companions.with_tokens, params)
             params = await self.lanes.run(companions.text_size(params), with_tokens)
+            if self.intake.has_new_constraint(params):
+                check = partial(self.intake.check_constraint, params)
+                await self.lanes.run(INLINE_SIZE + 1, check)  # small schemas may take long, too
         admission = self.intake.admit(
             encoded,
             params,

@@ -32,7 +32,7 @@ from quire.interfaces.companion_prompt import CompanionPrompt
 from quire.interfaces.sampling import RequestField
 from quire.messages import AdapterRef, ErrorReport, LoadAdapter, ResetPrefixCache
 from quire.plugins.registry import Source
-from quire.sampling_params import SamplingParams
+from quire.sampling_params import SamplingParams, StructuredOutputsParams
 
 WHOLE = SamplingParams(max_tokens=None)
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -620,6 +620,26 @@ def test_prompts_that_are_long_in_sum_are_tokenized_beside_the_loop(serve, promp
         assert (names[0] != threading.current_thread().name) is is_beside
 
     serve(test)
+
+
+def test_a_new_schema_is_checked_beside_the_loop_and_once(serve, tokenizer):
+    names = []
+
+    def check(constraint):
+        names.append(threading.current_thread().name)
+
+    async def test(frontend, core):
+        frontend.intake = Intake(
+            tokenizer, max_model_len=64, vocab_size=tokenizer.vocab_size, check_grammar=check
+        )
+        for _ in range(3):
+            constraint = StructuredOutputsParams(regex="fox")
+            params = SamplingParams(max_tokens=2, structured_outputs=constraint)
+            await frontend.generate_whole("fox", params)
+
+    serve(test)
+    assert len(names) == 1
+    assert names[0].startswith("quire-prompts")
 
 
 @pytest.mark.parametrize(("size", "is_beside"), [(100, False), (5000, True)])

@@ -7,7 +7,8 @@ import math
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from types import MappingProxyType
@@ -19,15 +20,13 @@ from quire.errors import (
     GrammarError,
     InvalidRequestError,
     PromptTooLongError,
-    RequestError,
 )
 from quire.frontend.chat.thinking import Thinking
 from quire.frontend.intake.companions import Companions
-from quire.frontend.intake.constraint_values import check_values
+from quire.frontend.intake.constraint_checks import CheckGrammar, ConstraintChecks
 from quire.frontend.intake.logits_processor_names import LogitsProcessorNames
 from quire.frontend.intake.prompt import EncodedPrompt, check_token_ids, prompt_parts
 from quire.frontend.intake.request_hooks import RequestHook, WatchedHook
-from quire.frontend.plugin_failure import plugin_failure
 from quire.frontend.text.stop_regex import compile_stop_regexes
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.interfaces.field_types import MAX_SHOWN, FieldType, FieldVocabulary, shown
@@ -108,7 +107,7 @@ class Intake:
         offered_fields: Mapping[str, str] = MappingProxyType({}),
         logits_processors: LogitsProcessorNames | None = None,
         hooks: Sequence[RequestHook] = (),
-        check_grammar: Callable[[StructuredOutputsParams], None] | None = None,
+        check_grammar: CheckGrammar | None = None,
         thinking: Thinking | None = None,
         has_priorities: bool = False,
         max_logprobs: int = 20,
@@ -137,13 +136,11 @@ class Intake:
             fields, lambda text: self._encode_text(text, True), max_model_len, vocab_size
         )
         self._hooks = [WatchedHook(source, call) for source, call in hooks]
-        self._check_grammar = check_grammar
+        self._constraints = ConstraintChecks(check_grammar)
         self._thinking = thinking
         self._has_priorities = has_priorities
         self._logprobs_mode = logprobs_mode
         self._max_logprobs = MAX_LOGPROBS if max_logprobs == -1 else max_logprobs
-        # The last one that passed: the requests of a batch often share one.
-        self._checked_constraint: StructuredOutputsParams | None = None
 
     @property
     def failing_hooks(self) -> list[WatchedHook]:
@@ -265,6 +262,23 @@ class Intake:
             param="prompt",
         )
 
+    def has_new_constraint(self, params: SamplingParams) -> bool:
+        """Return whether the parameters have a constraint whose check may take long."""
+        constraint = params.structured_outputs
+        return constraint is not None and not self._constraints.is_known(constraint)
+
+    def check_constraint(self, params: SamplingParams) -> None:
+        """Check the constraint of parameters beforehand, in any thread; `admit` is quick then.
+
+        Raises:
+            GrammarError: The structured-output constraint is not supported.
+            RequestFailedError: A backend failed.
+        """
+        constraint = params.structured_outputs
+        if constraint is not None:
+            with _naming_field_of(constraint):
+                self._constraints.check(constraint)
+
     def resolve_logprobs(self, params: SamplingParams) -> SamplingParams:
         """Return the parameters with numbers of log probabilities that the model has, -1 resolved.
 
@@ -360,15 +374,11 @@ class Intake:
         constraint = params.structured_outputs
         if constraint is None:
             return None
-        try:
-            self._check_constraint(constraint)
+        with _naming_field_of(constraint):
+            self._constraints.check(constraint)
             if self._thinking is None:
                 return None
             return self._thinking.end_token_id(prompt.text, prompt.token_ids)
-        except GrammarError as error:
-            if error.param is None:
-                error.param = "structured_outputs" if constraint.calls is None else "tools"
-            raise
 
     def _resolve_budget(
         self, prompt: EncodedPrompt, params: SamplingParams
@@ -393,25 +403,6 @@ class Intake:
                 param="allowed_token_ids",
             )
         return budget
-
-    def _check_constraint(self, constraint: StructuredOutputsParams) -> None:
-        if constraint is self._checked_constraint:
-            return
-        check_values(constraint)
-        if self._check_grammar is None:
-            return
-        try:
-            self._check_grammar(constraint)
-        except RequestError:
-            raise
-        except Exception as error:
-            raise plugin_failure(
-                error,
-                "the structured-output backend",
-                "while checking a constraint",
-                subject="on this request's constraint",
-            ) from error
-        self._checked_constraint = constraint
 
     def _resolve_fields(self, params: SamplingParams) -> SamplingParams:
         """Return the parameters with every field that samplers add; all are checked."""
@@ -457,6 +448,17 @@ class Intake:
         listed = ", ".join(self.extra_fields) or "none"
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return f"{hint} (the samplers in use add: {listed})"
+
+
+@contextmanager
+def _naming_field_of(constraint: StructuredOutputsParams) -> Iterator[None]:
+    """Name the field of the constraint in a GrammarError that names none."""
+    try:
+        yield
+    except GrammarError as error:
+        if error.param is None:
+            error.param = "structured_outputs" if constraint.calls is None else "tools"
+        raise
 
 
 def _narrows(field: RequestField) -> bool:

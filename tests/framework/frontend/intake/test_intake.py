@@ -410,7 +410,7 @@ def test_min_tokens_may_fill_the_room_and_no_more(tokenizer):
     assert caught.value.param == "min_tokens"
 
 
-def test_each_constraint_is_checked_unless_it_was_the_last_one(tokenizer):
+def test_each_constraint_is_checked_once(tokenizer):
     checked = []
     intake = make(tokenizer, check_grammar=checked.append)
     first, other = (
@@ -418,15 +418,31 @@ def test_each_constraint_is_checked_unless_it_was_the_last_one(tokenizer):
     )
     for params in (first, first, other, other, first):
         intake.admit("fox", params)
-    assert [constraint.regex for constraint in checked] == ["x", "y", "x"]
+    assert [constraint.regex for constraint in checked] == ["x", "y"]
 
 
-def test_a_constraint_that_was_refused_is_checked_again(tokenizer):
+def test_a_constraint_that_was_refused_is_refused_again(tokenizer):
     intake = make(tokenizer, check_grammar=refuse)
     constraint = StructuredOutputsParams(regex="x")
     for _ in range(2):
         with pytest.raises(GrammarError):
             intake.admit("fox", SamplingParams(structured_outputs=constraint))
+
+
+def test_a_check_beforehand_is_that_of_admission(tokenizer):
+    checked = []
+    intake = make(tokenizer, check_grammar=checked.append)
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="x"))
+    assert not intake.has_new_constraint(SamplingParams())
+    intake.check_constraint(SamplingParams())
+    assert intake.has_new_constraint(params)
+    intake.check_constraint(params)
+    assert not intake.has_new_constraint(params)
+    intake.admit("fox", params)
+    assert checked == [params.structured_outputs]
+    with pytest.raises(GrammarError) as caught:
+        make(tokenizer, check_grammar=refuse).check_constraint(params)
+    assert caught.value.param == "structured_outputs"
 
 
 def test_a_field_that_a_backend_blames_stays_blamed(tokenizer):
