@@ -46,7 +46,7 @@ class SchemaBudget:
         if self._spent["schemas"] > MAX_SCHEMAS or depth > MAX_DEPTH:
             raise GrammarError(
                 f"the JSON schema has more than {MAX_SCHEMAS} parts, or is nested more than "
-                f"{MAX_DEPTH} deep, at {path or '/'}"
+                f"{MAX_DEPTH} deep with its references followed, at {path or '/'}"
             )
 
     def list_values(self, count: int) -> None:
