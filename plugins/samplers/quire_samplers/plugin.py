@@ -3,7 +3,7 @@
 from quire import Registrar, hookimpl
 from quire.interfaces.companion_prompt import CompanionPrompt
 from quire.interfaces.field_types import TokenMap, TokenSet, TokenTexts
-from quire.interfaces.sampling import RequestField, SamplerCapabilities, SamplerStep, Stage
+from quire.interfaces.sampling import RequestField, SamplerCapabilities, SamplerStep
 from quire.sampling_params import LIMITS, MAX_BAD_WORDS, MAX_LOGIT_BIASES
 
 TEMPERATURE = RequestField(
@@ -100,6 +100,7 @@ DYNATEMP_EXPONENT = RequestField(
     "dynatemp_exponent", float, 1.0, 0.0, 10.0, "Exponent of the entropy between the two."
 )
 
+MAX_REPETITION = 50  # tokens of a repetition that DRY compares
 DRY = SamplerCapabilities(
     stage="penalty",
     fields=(
@@ -108,7 +109,8 @@ DRY = SamplerCapabilities(
         ),
         RequestField("dry_base", float, 1.75, 1.0, 10.0, "Base of the DRY penalty."),
         RequestField(
-            "dry_allowed_length", int, 2, 1, 1000, "Length of a repetition that is not penalized."
+            "dry_allowed_length", int, 2, 1, MAX_REPETITION,
+            "Length of a repetition that is not penalized.",
         ),
         RequestField(
             "dry_range", int, 0, 0, 2**31 - 1, "Number of last tokens to search; 0: all."
@@ -133,25 +135,6 @@ MIROSTAT = SamplerCapabilities(
     ),
     states=("mirostat_mu",),
 )  # fmt: skip
-
-FURTHER: dict[str, tuple[Stage, str, tuple[RequestField, ...]]] = {  # name -> class and fields
-    "dynamic_temperature": (
-        "temperature",
-        "temperatures.dynamic_temperature:DynamicTemperature",
-        (DYNATEMP_LOW, DYNATEMP_HIGH, DYNATEMP_EXPONENT),
-    ),
-    "quadratic_smoothing": (
-        "temperature",
-        "temperatures.quadratic_smoothing:QuadraticSmoothing",
-        (SMOOTHING_FACTOR, SMOOTHING_CURVE),
-    ),
-    "epsilon_cutoff": ("filter", "filters.cutoffs:EpsilonCutoff", (EPSILON_CUTOFF,)),
-    "eta_cutoff": ("filter", "filters.cutoffs:EtaCutoff", (ETA_CUTOFF,)),
-    "top_a": ("filter", "filters.cutoffs:TopA", (TOP_A,)),
-    "top_n_sigma": ("filter", "filters.top_n_sigma:TopNSigma", (TOP_N_SIGMA,)),
-    "typical_p": ("filter", "filters.typical_p:TypicalP", (TYPICAL_P,)),
-    "xtc": ("filter", "filters.xtc:XTC", (XTC_PROBABILITY, XTC_THRESHOLD)),
-}
 
 GUIDANCE = SamplerCapabilities(
     stage="penalty",
@@ -181,74 +164,105 @@ ALLOWED = SamplerCapabilities(stage="bias", fields=(ALLOWED_TOKEN_IDS,))
 BAD = SamplerCapabilities(stage="bias", fields=(BAD_WORDS,))
 WATERMARK = SamplerCapabilities(stage="bias", fields=WATERMARK_FIELDS, is_vocab_parallel=True)
 
-FUSED = ("temperature", "min_p", "top_k_top_p")
+FUSED_STEPS = ("temperature", "min_p", "top_k_top_p")  # run in one kernel with the sampler
+
+STEPS: dict[str, tuple[str, SamplerCapabilities]] = {  # name -> class in this package
+    "classifier_free_guidance": ("guidance:ClassifierFreeGuidance", GUIDANCE),
+    "dry": ("penalties.dry:DRY", DRY),
+    "repetition_penalty": ("penalties.penalties:RepetitionPenalty", PENALTIES),
+    "sampled_token_penalties": (
+        "penalties.penalties:SampledTokenPenalties",
+        SAMPLED_PENALTIES,
+    ),
+    "allowed_token_ids": ("penalties.token_control:AllowedTokenIds", ALLOWED),
+    "bad_words": ("penalties.token_control:BadWords", BAD),
+    "logit_bias": ("penalties.token_control:LogitBias", BIAS),
+    "watermark": ("watermark.watermark:Watermark", WATERMARK),
+    "dynamic_temperature": (
+        "temperatures.dynamic_temperature:DynamicTemperature",
+        SamplerCapabilities(
+            stage="temperature",
+            fields=(DYNATEMP_LOW, DYNATEMP_HIGH, DYNATEMP_EXPONENT),
+            is_fusible=True,
+        ),
+    ),
+    "quadratic_smoothing": (
+        "temperatures.quadratic_smoothing:QuadraticSmoothing",
+        SamplerCapabilities(
+            stage="temperature", fields=(SMOOTHING_FACTOR, SMOOTHING_CURVE), is_fusible=True
+        ),
+    ),
+    "temperature": (
+        "temperatures.temperature:Temperature",
+        SamplerCapabilities(
+            stage="temperature", fields=(TEMPERATURE,), is_vocab_parallel=True, is_fusible=True
+        ),
+    ),
+    "epsilon_cutoff": (
+        "filters.cutoffs:EpsilonCutoff",
+        SamplerCapabilities(stage="filter", fields=(EPSILON_CUTOFF,), is_fusible=True),
+    ),
+    "eta_cutoff": (
+        "filters.cutoffs:EtaCutoff",
+        SamplerCapabilities(stage="filter", fields=(ETA_CUTOFF,), is_fusible=True),
+    ),
+    "min_p": (
+        "filters.min_p:MinP",
+        SamplerCapabilities(stage="filter", fields=(MIN_P,), is_fusible=True),
+    ),
+    "mirostat": ("filters.mirostat:Mirostat", MIROSTAT),
+    "top_a": (
+        "filters.cutoffs:TopA",
+        SamplerCapabilities(stage="filter", fields=(TOP_A,), is_fusible=True),
+    ),
+    "top_k_top_p": (
+        "filters.top_k_top_p:TopKTopP",
+        SamplerCapabilities(stage="filter", fields=(TOP_K, TOP_P), is_fusible=True),
+    ),
+    "top_n_sigma": (
+        "filters.top_n_sigma:TopNSigma",
+        SamplerCapabilities(stage="filter", fields=(TOP_N_SIGMA,), is_fusible=True),
+    ),
+    "typical_p": (
+        "filters.typical_p:TypicalP",
+        SamplerCapabilities(stage="filter", fields=(TYPICAL_P,), is_fusible=True),
+    ),
+    "xtc": (
+        "filters.xtc:XTC",
+        SamplerCapabilities(
+            stage="filter", fields=(XTC_PROBABILITY, XTC_THRESHOLD), is_fusible=True
+        ),
+    ),
+    "torch_gumbel": (
+        "gumbel.torch_gumbel:TorchGumbel",
+        SamplerCapabilities(stage="sample", fields=(TEMPERATURE,), is_vocab_parallel=True),
+    ),
+    "gumbel": (
+        "gumbel.gumbel:Gumbel",
+        SamplerCapabilities(
+            stage="sample",
+            fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P),
+            needs_kernels="triton",
+            fuses=FUSED_STEPS,
+            is_vocab_parallel=True,
+        ),
+    ),
+    "cpu_gumbel": (
+        "gumbel.cpu_gumbel:CpuGumbel",
+        SamplerCapabilities(
+            stage="sample",
+            fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P),
+            needs_kernels="native",
+            fuses=FUSED_STEPS,
+            probe="quire_samplers.gumbel.cpu_gumbel_library:LIBRARY.unavailable_reason",
+            is_vocab_parallel=True,
+        ),
+    ),
+}
 
 
 @hookimpl
 def register_samplers(registry: Registrar[type[SamplerStep]]) -> None:
     """Register the sampler steps."""
-    for name, reference, capabilities in (
-        ("classifier_free_guidance", "guidance:ClassifierFreeGuidance", GUIDANCE),
-        ("repetition_penalty", "penalties.penalties:RepetitionPenalty", PENALTIES),
-        ("sampled_token_penalties", "penalties.penalties:SampledTokenPenalties", SAMPLED_PENALTIES),
-        ("logit_bias", "penalties.token_control:LogitBias", BIAS),
-        ("allowed_token_ids", "penalties.token_control:AllowedTokenIds", ALLOWED),
-        ("bad_words", "penalties.token_control:BadWords", BAD),
-        ("watermark", "watermark.watermark:Watermark", WATERMARK),
-        ("dry", "penalties.dry:DRY", DRY),
-        ("mirostat", "filters.mirostat:Mirostat", MIROSTAT),
-    ):
+    for name, (reference, capabilities) in STEPS.items():
         registry.add(name, f"quire_samplers.{reference}", capabilities=capabilities)
-    for name, (stage, reference, fields) in FURTHER.items():
-        registry.add(
-            name,
-            f"quire_samplers.{reference}",
-            capabilities=SamplerCapabilities(stage=stage, fields=fields, is_fusible=True),
-        )
-    registry.add(
-        "temperature",
-        "quire_samplers.temperatures.temperature:Temperature",
-        capabilities=SamplerCapabilities(
-            stage="temperature", fields=(TEMPERATURE,), is_vocab_parallel=True, is_fusible=True
-        ),
-    )
-    registry.add(
-        "min_p",
-        "quire_samplers.filters.min_p:MinP",
-        capabilities=SamplerCapabilities(stage="filter", fields=(MIN_P,), is_fusible=True),
-    )
-    registry.add(
-        "top_k_top_p",
-        "quire_samplers.filters.top_k_top_p:TopKTopP",
-        capabilities=SamplerCapabilities(stage="filter", fields=(TOP_K, TOP_P), is_fusible=True),
-    )
-    registry.add(
-        "torch_gumbel",
-        "quire_samplers.gumbel.torch_gumbel:TorchGumbel",
-        capabilities=SamplerCapabilities(
-            stage="sample", fields=(TEMPERATURE,), is_vocab_parallel=True
-        ),
-    )
-    registry.add(
-        "gumbel",
-        "quire_samplers.gumbel.gumbel:Gumbel",
-        capabilities=SamplerCapabilities(
-            stage="sample",
-            fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P),
-            needs_kernels="triton",
-            fuses=FUSED,
-            is_vocab_parallel=True,
-        ),
-    )
-    registry.add(
-        "cpu_gumbel",
-        "quire_samplers.gumbel.cpu_gumbel:CpuGumbel",
-        capabilities=SamplerCapabilities(
-            stage="sample",
-            fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P),
-            needs_kernels="native",
-            fuses=FUSED,
-            probe="quire_samplers.gumbel.cpu_gumbel_library:LIBRARY.unavailable_reason",
-            is_vocab_parallel=True,
-        ),
-    )

@@ -26,7 +26,7 @@ class LogitBias(LogitsProcessor):
         return not any(fields["logit_bias"].values())
 
     def apply(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V], in place
-        """Add the bias of each token; places without a token of this shard add 0."""
+        """Add the bias of each token; items without a token of this shard add 0."""
         columns = rows.column("logit_bias.keys").long() - rows.first_token_id  # [N, items]
         is_here = rows.is_item("logit_bias") & (columns >= 0) & (columns < logits.shape[1])
         bias = rows.column("logit_bias").masked_fill(~is_here, 0.0)
@@ -75,11 +75,11 @@ class BadWords(LogitsProcessor):
         limits.masked_fill_(is_word, -math.inf)
         return _unless_none_is_left(logits.scatter_reduce(1, last, limits, "amin"), logits)
 
-    def _tokens(self, rows: SampledRows, places: Tensor) -> Tensor:  # [N, W], both
-        """Return one token of each word; that of a place before its first token is not used."""
+    def _tokens(self, rows: SampledRows, indexes: Tensor) -> Tensor:  # [N, W], both
+        """Return one token of each word; that of an index below 0 is not used."""
         table = rows.slot_fields["bad_words"]  # [slots, W, L]
         words = torch.arange(table.shape[1], device=table.device)
-        return table[rows.slots.unsqueeze(1), words, places.clamp(min=0)].long()
+        return table[rows.slots.unsqueeze(1), words, indexes.clamp(min=0)].long()
 
     def _max_length(self, rows: SampledRows) -> int:
         """Return the length of the longest word, as far as the host knows."""

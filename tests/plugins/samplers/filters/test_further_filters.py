@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import EpsilonLogitsWarper, EtaLogitsWarper, TypicalLogitsWarper
 
-from quire.interfaces.sampling import SamplerCapabilities
 from quire.testing.sampling import LogitsProcessorContract
 from quire.testing.sampling.sampled_rows import sampled_rows
 from quire_samplers import plugin
@@ -21,8 +20,8 @@ from quire_samplers.temperatures.quadratic_smoothing import QuadraticSmoothing
 
 
 def of(name):
-    stage, _, fields = plugin.FURTHER[name]
-    return SamplerCapabilities(stage=stage, fields=fields)
+    _, capabilities = plugin.STEPS[name]
+    return capabilities
 
 
 class TestTypicalP(LogitsProcessorContract):
