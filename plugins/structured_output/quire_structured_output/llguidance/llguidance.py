@@ -177,7 +177,8 @@ class LLGuidanceMatcher(Matcher):
         """Write the bitmask of the tokens that may follow.
 
         Raises:
-            GrammarError: The grammar has become too complex for the limits of the parser.
+            GrammarError: The grammar has become too complex for the limits of the parser, or an
+                array of unique items needs another item, and each that it may have is a repetition.
         """
         octets = words.cast("B")
         if self._num_ends or self._matcher.is_stopped():
@@ -197,6 +198,11 @@ class LLGuidanceMatcher(Matcher):
             is_allowed = any(octets[i // 8] >> i % 8 & 1 for i in ids)
             for token_id in ids:
                 _set_bit(octets, token_id, is_allowed)
+        if self._unique is not None and not any(octets):
+            raise GrammarError(
+                "the grammar cannot be followed: an array with 'uniqueItems' needs another item, "
+                "and each that its schema allows would be a repetition"
+            )
 
     def _check_limits(self) -> None:
         if not self._matcher.is_error():

@@ -7,6 +7,7 @@ from itertools import combinations
 
 from quire_structured_output.regex_syntax import check_text
 from quire_structured_output.schemas.ecma_regex import anchored_match
+from quire_structured_output.schemas.listed_names import close_listed, drop_listed_patterns
 from quire_structured_output.schemas.number_keywords import translate_counts
 from quire_structured_output.schemas.property_names import translate_property_names
 from quire_structured_output.schemas.schema_complement import evaluated
@@ -31,6 +32,7 @@ def translate_objects(translation: Translation) -> None:
         translation.written["required"] = required
     _further_properties(translation)
     translate_property_names(translation)
+    drop_listed_patterns(translation)
     _count_properties(translation, required)
     _dependencies(translation)
 
@@ -63,7 +65,11 @@ def translate_unevaluated_properties(translation: Translation) -> None:
 
 
 def order_properties(translation: Translation) -> None:
-    """Put own properties behind those of `$ref` and `allOf` if these are written first."""
+    """Put own properties behind those of `$ref` and `allOf` if these are written first.
+
+    All other keywords have to be translated. The object is closed if no further names are left.
+    """
+    close_listed(translation)
     words = [word for word in translation.given if word in ("$ref", "allOf", "properties")]
     written = translation.written
     if "properties" not in written or not words or words[0] == "properties":

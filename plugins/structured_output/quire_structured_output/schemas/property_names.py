@@ -8,6 +8,7 @@ from quire.errors import GrammarError
 from quire_structured_output.schemas.ecma_regex import anchored_match
 from quire_structured_output.schemas.ecma_search import is_found
 from quire_structured_output.schemas.formats import URI
+from quire_structured_output.schemas.regex_words import listed_words
 from quire_structured_output.schemas.schema_marks import MARKS, NAMES_ONLY, NARROWED
 from quire_structured_output.schemas.schema_translation import Schema, Translation
 
@@ -68,6 +69,12 @@ def _write(translation: Translation, regex: str) -> None:
     written = translation.written
     rest, pattern = written.get("additionalProperties", {}), anchored_match(regex, "a name")
     if written["properties"] and rest != {}:  # which is not for listed names that match
+        listed = dict.fromkeys([*written["properties"], *written.get("required", [])])
+        if listed_words(pattern, listed, translation.normalizer.budget.work) is not None:
+            rest = translation.normalizer.shared(rest)
+            written["properties"] = dict.fromkeys(listed, rest) | written["properties"]
+            written["additionalProperties"] = False
+            return
         only = {"patternProperties": {pattern: {}}, "additionalProperties": False}
         translation.also.append(only | {NAMES_ONLY: True})
         return

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from quire.errors import GrammarError
 from quire.interfaces.structured_output import Vocabulary
 from quire.sampling_params import StructuredOutputsParams
 from quire.testing.structured_output import read_mask, satisfies
@@ -160,6 +161,17 @@ def test_chaos_finds_no_repetition_and_no_dead_end(schema, seed, backend):
             count = rng.randint(1, len(written))
             matcher.rollback(count)
             del written[-count:]
+
+
+def test_an_array_that_can_have_no_further_item_is_an_error():
+    items = [{"enum": [1, 2]}, {"const": 1}]
+    schema = {"prefixItems": items, "minItems": 2, "items": False} | UNIQUE
+    backend = BACKENDS[0]
+    matcher = backend.compile(StructuredOutputsParams(json=schema)).matcher()
+    assert all(matcher.accept(octet) for octet in b"[1 ")
+    with pytest.raises(GrammarError, match="'uniqueItems' needs another item"):
+        read_mask(matcher, backend.vocabulary.size)
+    assert accepts(backend, schema, "[2, 1]")
 
 
 VALUES = st.recursive(
