@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quire_structured_output.schemas.schema_complement import Complement, complement
-from quire_structured_output.schemas.schema_marks import ASIDE, NARROWED, WIDENED, marked
+from quire_structured_output.schemas.schema_complement import whole_complement
+from quire_structured_output.schemas.schema_marks import ASIDE, WIDENED, marked
 from quire_structured_output.schemas.schema_translation import Schema, Translation
 
 BESIDE = (
@@ -39,34 +39,38 @@ def translate_branches(translation: Translation) -> None:
 
 
 def translate_not(translation: Translation) -> None:
-    """Translate `not`; raises a GrammarError if no complement is known."""
+    """Translate `not`; raises a GrammarError if the whole complement is not known."""
     if "not" not in translation.given:
         return
     part = translation.part(translation.given["not"], "not")
-    found = complement(part, translation.normalizer.resolved)
+    found = whole_complement(part, translation.normalizer.resolved)
     if found is None:
         raise translation.refusal("not", "of this kind")
-    translation.also.append(_written(found, any_of([*found.parts]), ASIDE))
+    translation.also.append(marked(any_of([*found]), ASIDE))
 
 
 def translate_if(translation: Translation) -> None:
-    """Translate `if`, `then` and `else`; raises a GrammarError if no complement is known."""
+    """Translate `if`, `then` and `else`.
+
+    Raises:
+        GrammarError: The whole complement of the condition is not known.
+    """
     given, normalizer = translation.given, translation.normalizer
     if "if" not in given or not ("then" in given or "else" in given):
         return
     condition = translation.part(given["if"], "if")
     then = translation.part(given.get("then", True), "then")
     other = translation.part(given.get("else", True), "else")
-    fails = complement(condition, normalizer.resolved)
+    fails = whole_complement(condition, normalizer.resolved)
     if fails is None:
         raise translation.refusal("if", "of this kind")
-    if len(fails.parts) > 1:
+    if len(fails) > 1:
         other = normalizer.shared(other)
-    branches = [all_of([condition, then]), *(all_of([each, other]) for each in fails.parts)]
+    branches = [all_of([condition, then]), *(all_of([each, other]) for each in fails)]
     found = any_of(branches)
     if isinstance(found, dict) and any(found is branch for branch in branches):
         found = {"anyOf": [found]}  # a `oneOf` is completed later, so it is not copied
-    translation.also.append(_written(fails, found, ASIDE))
+    translation.also.append(marked(found, ASIDE))
 
 
 def all_of(parts: list[Schema | bool]) -> Schema | bool:
@@ -94,8 +98,3 @@ def _exclusive(translation: Translation, parts: list[Schema | bool]) -> Schema |
     alternatives: Schema = {"anyOf": kept, WIDENED: True}
     translation.normalizer.exclude_later(alternatives, base, translation.where)
     return alternatives
-
-
-def _written(found: Complement, schema: Schema | bool, *marks: str) -> Schema | bool:
-    """Return what is written with a complement, and mark it if that is a part."""
-    return marked(schema, *marks) if found.is_whole else marked(schema, NARROWED, *marks)

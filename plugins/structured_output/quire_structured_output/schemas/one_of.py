@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from quire_structured_output.schemas.schema_complement import complement_parts
+from quire_structured_output.schemas.schema_complement import complement_parts, outside
 from quire_structured_output.schemas.schema_facts import Comparison, Facts, Schema
 
 MAX_DEMANDS = 16  # of one branch against another
@@ -73,16 +73,16 @@ class ExclusiveBranches:
             case "array":
                 if self._comparison.have_disjoint_items(one, other):
                     yield {"minItems": 1}
-                yield from _outside(other, "minItems", "maxItems")
+                yield from _outside(other, kind)
             case "string":
-                yield from _outside(other, "minLength", "maxLength")
+                yield from _outside(other, kind)
                 if other.values is not None:
                     words = list(other.values.get("string", {}).values())
                     self._comparison.charge(sum(map(len, words)) // WORK_WRITTEN)
                     others = complement_parts({"enum": words}, self._resolve)
                     yield from ({"pattern": p["pattern"]} for p in others if "pattern" in p)
             case "number":
-                yield from _other_numbers(other)
+                yield from _outside(other, kind)
 
     def _objects(self, one: Facts, other: Facts) -> Iterator[Schema]:
         for name in sorted(other.required.keys() - one.required.keys()):
@@ -107,24 +107,10 @@ class ExclusiveBranches:
                     yield {"required": [name], "properties": {name: value}}
 
 
-def _outside(other: Facts, low: str, high: str) -> Iterator[Schema]:
-    """Yield counts that are outside of what another branch allows."""
-    if other.low.get(low, 0) > 0:
-        yield {high: int(other.low[low]) - 1}
-    if high in other.high:
-        yield {low: int(other.high[high]) + 1}
-
-
-def _other_numbers(other: Facts) -> Iterator[Schema]:
-    opposite = {
-        "minimum": "exclusiveMaximum",
-        "exclusiveMinimum": "maximum",
-        "maximum": "exclusiveMinimum",
-        "exclusiveMaximum": "minimum",
-    }
-    for word, bound in (*other.low.items(), *other.high.items()):
-        if word in opposite:
-            yield {opposite[word]: bound}
+def _outside(other: Facts, kind: str) -> Iterator[Schema]:
+    """Yield demands on values of a type that break a bound or a count of another branch."""
+    for word, value in (*other.low.items(), *other.high.items()):
+        yield from (demand for demand in outside(word, value) if demand["type"] == kind)
 
 
 def _any_of(parts: list[Schema]) -> Schema:

@@ -1,8 +1,9 @@
 """Complements of schemas in normal form, and the properties that a schema evaluates.
 
 An automaton has no `not`. But the complement of what schemas are negated in practice (a required
-property, a constant, a type) can be written with other keywords: all of it where that is possible,
-else a part, and never more. Nothing is known of the complement of what is narrower than a schema.
+property, a constant, a type, a bound) can be written with other keywords: all of it where that is
+possible, else a part, and never more. Nothing is known of the complement of what is narrower than
+a schema.
 """
 
 from __future__ import annotations
@@ -21,6 +22,18 @@ MAX_EVALUATED_DEPTH = 16
 MAX_WORDS = 200  # of an enum whose complement is written
 MAX_CHARACTERS = 10_000  # of these words together
 ALL_TYPES = ("object", "array", "string", "number", "boolean", "null")
+OPPOSITE_BOUNDS = {
+    "minimum": "exclusiveMaximum",
+    "exclusiveMinimum": "maximum",
+    "maximum": "exclusiveMinimum",
+    "exclusiveMaximum": "minimum",
+}
+OPPOSITE_COUNTS = {  # with the type that a keyword counts for, and the difference
+    "minLength": ("string", "maxLength", -1),
+    "maxLength": ("string", "minLength", 1),
+    "minItems": ("array", "maxItems", -1),
+    "maxItems": ("array", "minItems", 1),
+}
 
 Schema = dict[str, Any]
 Resolve = Callable[[Any], Any]
@@ -56,15 +69,31 @@ def complement(schema: Any, resolve: Resolve) -> Complement | None:
     words = [(word, value) for word, value in schema.items() if word not in MARKS]
     found = _union(_complement_of(word, value, resolve) for word, value in words)
     found = Complement(_joined(found.parts), found.is_whole)
-    if not found.parts or len(found.parts) > MAX_ALTERNATIVES:
+    is_whole = found.is_whole and WIDENED not in schema
+    if len(found.parts) > MAX_ALTERNATIVES or not (found.parts or is_whole):
         return None
-    return Complement(found.parts, found.is_whole and WIDENED not in schema)
+    return Complement(found.parts, is_whole)
+
+
+def whole_complement(schema: Any, resolve: Resolve) -> list[Schema] | None:
+    """Return schemas that together allow all values that `schema` does not; None: unknown."""
+    found = complement(schema, resolve)
+    return found.parts if found is not None and found.is_whole else None
 
 
 def complement_parts(schema: Any, resolve: Resolve) -> list[Schema]:
     """Return schemas of which each allows only values that `schema` does not, as far as known."""
     found = complement(schema, resolve)
     return [] if found is None else found.parts
+
+
+def outside(word: str, value: float) -> list[Schema]:
+    """Return schemas of the values of its type that break a bound or a count, at most one."""
+    if word in OPPOSITE_BOUNDS:
+        return [{"type": "number", OPPOSITE_BOUNDS[word]: value}]
+    kind, opposite, difference = OPPOSITE_COUNTS[word]
+    count = int(value) + difference
+    return [{"type": kind, opposite: count}] if count >= 0 else []
 
 
 def _union(parts: Iterable[Complement | None]) -> Complement:
@@ -93,6 +122,15 @@ def _complement_of(word: str, value: Any, resolve: Resolve) -> Complement | None
             return _union(complement(each, resolve) for each in value)
         case "anyOf":
             return _intersection([complement(each, resolve) for each in value])
+        case "minProperties" if value == 1:
+            empty = {"type": "object", "properties": {}, "additionalProperties": False}
+            return Complement([empty], is_whole=True)
+        case "maxProperties" if value == 0:
+            return Complement([{"type": "object", "minProperties": 1}], is_whole=True)
+        case _ if word in OPPOSITE_BOUNDS or word in OPPOSITE_COUNTS:
+            return Complement(outside(word, value), is_whole=True)
+        case _ if value == {}:  # of further properties or of items, which are then of any kind
+            return Complement([], is_whole=True)
     return None
 
 

@@ -149,6 +149,28 @@ SCHEMAS = [
     ({"type": ["object", "null"], "if": {"properties": {"a": {"type": "string"}}, "type": "object"},
       "then": False, "unevaluatedProperties": False}, [None, {}, {"a": 1}]),
     ({"not": {"not": {"properties": {"a": {"type": "string"}}}}}, [1, {}, {"a": "x"}, {"a": 1}]),
+    ({"not": {"not": {"minimum": 5, "properties": {"a": {"type": "string"}}}}},
+     [4, 5, "a", {}, {"a": "x"}, {"a": 1}]),
+    ({"if": {"not": {"minimum": 5, "properties": {"a": {"type": "string"}}}},
+      "then": {"type": ["boolean", "object"]}, "else": {"type": "number"}},
+     [4, 5, True, {}, {"a": "x"}, {"a": 1}]),
+    ({"oneOf": [{"not": {"minimum": 5, "properties": {"a": {"type": "string"}}}},
+                {"type": "number", "maximum": 3}]}, [2, 3.5, 4, 5, {}, {"a": 1}]),
+    ({"not": {"minimum": 3}}, [1, 2.5, 3, 4, "a", None]),
+    ({"not": {"type": "number", "exclusiveMinimum": 3}}, [1, 3, 3.5, 4, "a", None]),
+    ({"type": "number", "not": {"maximum": 3}}, [1, 3, 3.5, 4, "a"]),
+    ({"not": {"minimum": -1, "exclusiveMaximum": 2}}, [-2, -1, 1.5, 2, 2.5, "a"]),
+    ({"not": {"type": "string", "minLength": 2}}, ["", "a", "ab", 1, []]),
+    ({"not": {"type": "string", "minLength": 0}}, ["", "a", 1, []]),
+    ({"not": {"maxLength": 2}}, ["", "ab", "abc", 1]),
+    ({"not": {"type": "array", "minItems": 2}}, [[], [1], [1, 2], "ab", {}]),
+    ({"not": {"maxItems": 1, "items": {}}}, [[], [1], [1, 2], "ab", {}]),
+    ({"not": {"type": "object", "minProperties": 1}}, [{}, {"a": 1}, 1]),
+    ({"not": {"maxProperties": 0, "additionalProperties": {}}}, [{}, {"a": 1}, 1]),
+    ({"type": "object", "properties": {"n": {"type": "integer"}, "why": {}}, "required": ["n"],
+      "if": {"properties": {"n": {"minimum": 18}}}, "else": {"required": ["why"]}},
+     [{"n": 18}, {"n": 17}, {"n": 17, "why": 1}, {"n": 20, "why": 1}]),
+    ({"if": {"minLength": 0}, "then": {"type": "string"}}, ["", "a", 1]),
     ({"oneOf": [{"not": {"type": "string"}}, {"type": ["number", "string"]}]},
      ["a", 1, None, {}]),
     ({"if": True, "then": {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}},
@@ -204,26 +226,36 @@ REFUSED = {
     "number": ({"const": 2**60}, "'const' at / with the number"),
     "type": ({"type": "any"}, "'type' at / must be one or more of"),
     "false": (False, "nothing can satisfy"),
-    "not of a part": (
-        {"not": {"not": {"minimum": 5, "properties": {"a": {"type": "string"}}}}},
+    "not of a pattern beside a type": (
+        {"not": {"type": "string", "pattern": "^a"}},
         "'not' at /",
     ),
-    "if of a part": (
+    "not of whole numbers": ({"not": {"type": "integer"}}, "'not' at /"),
+    "not of a range of whole numbers": (
         {
-            "if": {"not": {"minimum": 5, "properties": {"a": {"type": "string"}}}},
-            "then": {"type": "boolean"},
-            "else": {"type": "number"},
+            "type": "number",
+            "exclusiveMinimum": 0,
+            "maximum": 2,
+            "not": {"type": "integer", "minimum": -11, "maximum": 8},
         },
+        "'not' at /",
+    ),
+    "not of multiples beside a type": ({"not": {"type": "number", "multipleOf": 3}}, "'not' at /"),
+    "not of a closed object": (
+        {"not": {"type": "object", "additionalProperties": False}},
+        "'not' at /",
+    ),
+    "if of whole numbers": (
+        {"if": {"type": "integer", "minimum": 5}, "then": {"multipleOf": 5}},
         "'if' at /",
     ),
-    "oneOf of a part": (
-        {
-            "oneOf": [
-                {"not": {"minimum": 5, "properties": {"a": {"type": "string"}}}},
-                {"type": "number", "maximum": 3},
-            ]
-        },
-        "'oneOf' at / as its schema 1",
+    "if of a pattern beside a type": (
+        {"if": {"type": "string", "pattern": "^a"}, "then": {"minLength": 3}},
+        "'if' at /",
+    ),
+    "if of a oneOf": (
+        {"if": {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}, "then": {"required": ["c"]}},
+        "'if' at /",
     ),
     "not of a format": ({"not": {"properties": {"a": {"format": "time"}}}}, "'not' at /"),
     "not of eight items": (
