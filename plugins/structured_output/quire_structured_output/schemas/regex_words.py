@@ -96,7 +96,7 @@ class _Words:
     def _once(self, what: CharacterClass | Group | str) -> set[str]:
         if isinstance(what, Group):
             return self.group(what)
-        if isinstance(what, str) or what.categories or what.is_negated:
+        if isinstance(what, str) or what.categories:
             raise _OtherWordsError
         ranges = merged(what.ranges)
         if sum(high - low + 1 for low, high in ranges) > self._most:
