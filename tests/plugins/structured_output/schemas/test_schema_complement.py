@@ -76,6 +76,11 @@ def test_a_part_of_a_complement_is_not_the_whole(schema):
     assert whole_complement(schema, resolve) is None
 
 
+@pytest.mark.parametrize("schema", [{"minProperties": 2}, {"maxProperties": 1}])
+def test_no_complement_counts_several_properties(schema):
+    assert complement(schema, resolve) is None
+
+
 def test_what_allows_everything_has_an_empty_complement():
     schema = {"type": list(ALL_TYPES), "minLength": 0, "items": {}, "properties": {"a": {}}}
     assert whole_complement(schema, resolve) == []
