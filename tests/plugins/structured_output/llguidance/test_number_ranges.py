@@ -119,7 +119,7 @@ def texts_near(bound, digits):
             for sign in (1, -1):
                 step = Decimal(f"0.{digits}").scaleb(kept.adjusted() + 1 - count)
                 yield from (format(each, "f") for each in (kept + sign * step, exact + sign * step))
-        yield from (format(each, "f") for each in (exact, Decimal(repr(bound))))
+        yield from (format(Decimal(each), "f") for each in (bound, repr(bound), repr(float(bound))))
 
 
 def wrongly_accepted(schema, digits):
