@@ -17,13 +17,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal stops the server."""
     settings = read_settings(arguments)
-    bound = bound_socket(settings.server)
-    engine = start_engine(settings, is_serving=True)
-    serve(
-        engine.async_frontend(),
-        settings.server,
-        lambda: plugins_report(engine.plugins),
-        on_ready=lambda url: print(f"{engine.model_name} is served at {url}", flush=True),
-        bound=bound,
-    )
+    with bound_socket(settings.server) as bound:
+        engine = start_engine(settings, is_serving=True)
+        serve(
+            engine.async_frontend(),
+            settings.server,
+            lambda: plugins_report(engine.plugins),
+            on_ready=lambda url: print(f"{engine.model_name} is served at {url}", flush=True),
+            bound=bound,
+        )
     return 0

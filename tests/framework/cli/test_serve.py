@@ -19,7 +19,6 @@ def test_the_plugin_report_of_a_server_has_no_files_and_no_tracebacks(monkeypatc
         return engine
 
     def serve(frontend, settings, report, on_ready, bound):
-        bound.close()
         served.append((frontend, settings.port, report()))
         on_ready("http://127.0.0.1:1234")
 
@@ -40,3 +39,16 @@ def test_a_port_that_is_in_use_is_named_before_the_model_is_loaded(monkeypatch, 
         port = str(other.getsockname()[1])
         assert main(["serve", "demo", "--port", port]) == 1
     assert f"cannot listen on 127.0.0.1 port {port}" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_served_leaves_its_port(monkeypatch, capsys):
+    sockets = []
+
+    def bind(settings):
+        sockets.append(socket.create_server(("127.0.0.1", 0)))
+        return sockets[-1]
+
+    monkeypatch.setattr(command, "bound_socket", bind)
+    assert main(["serve", "demo", "--tensor-parallel-size", "1000"]) == 1
+    assert sockets[0].fileno() == -1
+    assert capsys.readouterr().err
