@@ -151,7 +151,7 @@ def serve(
 
 
 def bound_socket(settings: ServerSettings) -> socket.socket:
-    """Return a socket bound to the address of the settings, on which nobody listens yet.
+    """Return a socket bound to the address of the settings, which does not listen yet.
 
     To be called before a model is loaded: a port that is in use is known at once, and clients are
     not kept waiting until the server is ready. Warns of an address that others can reach, if they

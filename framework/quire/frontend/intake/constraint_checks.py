@@ -16,6 +16,7 @@ from quire.frontend.plugin_failure import plugin_failure
 from quire.sampling_params import StructuredOutputsParams
 
 MAX_REMEMBERED = 1024  # outcomes
+UNKNOWN = GrammarError("not checked")
 
 CheckGrammar = Callable[[StructuredOutputsParams], None]
 
@@ -34,7 +35,12 @@ class ConstraintChecks:
 
     def is_known(self, constraint: StructuredOutputsParams) -> bool:
         """Return whether the outcome of a constraint is remembered, so that `check` is quick."""
-        return constraint is self._last or _digest(constraint) in self._refusals
+        if constraint is self._last:
+            return True
+        refusal = self._refusals.get(_digest(constraint), UNKNOWN)
+        if refusal is None:
+            self._last = constraint
+        return refusal is not UNKNOWN
 
     def check(self, constraint: StructuredOutputsParams) -> None:
         """Check a constraint.
@@ -47,9 +53,8 @@ class ConstraintChecks:
             return
         check_values(constraint)
         digest = _digest(constraint)
-        if digest in self._refusals:
-            refusal = self._refusals.get(digest)
-        else:
+        refusal = self._refusals.get(digest, UNKNOWN)  # another thread may forget it at any time
+        if refusal is UNKNOWN:
             refusal = self._refusal(constraint)
             self._remember(digest, refusal)
         if refusal is not None:

@@ -7,8 +7,9 @@ evaluate. The marks say so; no parser sees them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
+
+from quire_structured_output.schemas.subschemas import inner_schemas
 
 NARROWED = "x-narrowed"  # its own keywords allow less than what they are written for
 WIDENED = "x-widened"  # its own keywords allow more, until the normal form is complete
@@ -38,13 +39,3 @@ def remove_marks(schema: Schema) -> None:
         for mark in MARKS & part.keys():
             del part[mark]
         waiting += inner_schemas(part)
-
-
-def inner_schemas(part: Schema) -> Iterator[Any]:
-    """Yield the schemas that a schema in normal form is made of."""
-    for word in ("$defs", "properties", "patternProperties"):
-        yield from part.get(word, {}).values()
-    for word in ("allOf", "anyOf", "prefixItems"):
-        yield from part.get(word, ())
-    yield part.get("items")
-    yield part.get("additionalProperties")

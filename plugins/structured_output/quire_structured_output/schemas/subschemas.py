@@ -32,6 +32,17 @@ def with_subschemas(schema: Schema, changed: Callable[[Any], Any]) -> Schema:
     return found
 
 
+def inner_schemas(schema: Schema) -> Iterator[Any]:
+    """Yield the direct subschemas of a schema in normal form, truth values too."""
+    for word in BY_NAME:
+        yield from schema.get(word, {}).values()
+    for word in IN_LIST:
+        yield from schema.get(word, ())
+    for word in SINGLE:
+        if word in schema:
+            yield schema[word]
+
+
 def all_subschemas(schema: Any) -> Iterator[Schema]:
     """Yield a schema in normal form and all schemas in it that are no truth values."""
     waiting = [schema]
@@ -40,8 +51,4 @@ def all_subschemas(schema: Any) -> Iterator[Schema]:
         if not isinstance(each, dict):
             continue
         yield each
-        for word in BY_NAME:
-            waiting += each.get(word, {}).values()
-        for word in IN_LIST:
-            waiting += each.get(word, ())
-        waiting += [each[word] for word in SINGLE if word in each]
+        waiting += inner_schemas(each)

@@ -44,6 +44,15 @@ def test_constraints_of_equal_content_are_checked_once(checks, backend):
     assert not checks.is_known(regex("c"))
 
 
+def test_a_valid_constraint_that_is_known_is_read_once(checks, monkeypatch):
+    checks.check(regex("a"))
+    checks.check(regex("b"))
+    again = regex("a")
+    assert checks.is_known(again)
+    monkeypatch.setattr(constraint_checks, "check_values", None)
+    checks.check(again)
+
+
 def test_other_values_are_another_constraint(checks, backend):
     for schema in ({"const": 1}, {"const": 1.0}, {"const": True}, {"const": "1"}, '{"const": 1}'):
         checks.check(StructuredOutputsParams(json=schema))
