@@ -6,7 +6,7 @@ fill the memory. While the budget is used up, further bodies get 503.
 
 from starlette.types import Message, Receive
 
-from quire.server.wire.http_errors import RETRY_AFTER_S, HTTPError
+from quire.server.wire.http_errors import HTTPError, unavailable
 
 
 class BodyBudget:
@@ -33,12 +33,9 @@ class BodyBudget:
             HTTPError: All bodies together are too large.
         """
         if self.num_bytes + num_bytes > self._max_bytes:
-            raise HTTPError(
-                503,
+            raise unavailable(
                 f"the bodies that are being received have {self.num_bytes} bytes, and all together "
-                f"may have {self._max_bytes}; try again later, or see --max-received-bytes",
-                code="overloaded",
-                headers={"retry-after": str(RETRY_AFTER_S), "connection": "close"},
+                f"may have {self._max_bytes}; try again later, or see --max-received-bytes"
             )
         self.num_bytes += num_bytes
 

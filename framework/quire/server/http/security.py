@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.config import ServerSettings
 from quire.server.http.body_budget import BodyBudget, too_large
 from quire.server.http.lifecycle import Lifecycle
-from quire.server.wire.http_errors import RETRY_AFTER_S, HTTPError, error_response
+from quire.server.wire.http_errors import HTTPError, error_response, unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -74,19 +74,11 @@ class Guard:
         if scope["method"] not in _SAFE_METHODS:
             _check_origin(scope)
         if self._lifecycle.is_draining:
-            raise HTTPError(
-                503,
-                "the server is shutting down and takes no new requests",
-                code="shutting_down",
-                headers={"retry-after": str(RETRY_AFTER_S), "connection": "close"},
+            raise unavailable(
+                "the server is shutting down and takes no new requests", "shutting_down"
             )
         if self._lifecycle.is_crowded:
-            raise HTTPError(
-                503,
-                "the server has too many open connections; try again later",
-                code="overloaded",
-                headers={"retry-after": str(RETRY_AFTER_S), "connection": "close"},
-            )
+            raise unavailable("the server has too many open connections; try again later")
         self._check_length(scope)
 
     def _check_host(self, scope: Scope) -> None:

@@ -75,6 +75,12 @@ class HTTPError(RequestError):
         self.headers = headers or {}
 
 
+def unavailable(message: str, code: str = "overloaded") -> HTTPError:
+    """Return the error of a server that takes no request now: try again, by another connection."""
+    headers = {"retry-after": str(RETRY_AFTER_S), "connection": "close"}
+    return HTTPError(503, message, code=code, headers=headers)
+
+
 def status_of(error: Exception) -> int:
     """Return the HTTP status of an error."""
     match error:
