@@ -251,6 +251,8 @@ class Intake:
         Raises:
             PromptTooLongError: It leaves no tokens for a completion.
         """
+        if len(text) < self._max_model_len:  # then it is not known to be too long
+            return
         least = self._tokenizer.least_tokens(text)
         if least >= self._max_model_len:
             raise self._too_long(f"at least {least}")

@@ -74,10 +74,10 @@ def _max_characters(tokenizer: tokenizers.Tokenizer) -> int | None:
 
 def _parts(component: Any, field: str) -> list[dict[str, Any]]:
     """Return the parts of a normalizer or pre-tokenizer, as `tokenizer.json` describes them."""
+    if component is None:
+        return []
     # Its pickled state is JSON; serializing the whole tokenizer takes 100 ms.
-    return (
-        [] if component is None else list(flat_steps(json.loads(component.__getstate__()), field))
-    )
+    return list(flat_steps(json.loads(component.__getstate__()), field))
 
 
 def _shrinks(part: dict[str, Any]) -> int | None:

@@ -243,6 +243,11 @@ def test_a_text_that_is_far_too_long_is_refused_before_it_is_tokenized(tokenizer
         intake.encode("\x00" * (7 * longest + 1))
 
 
+def test_a_text_that_may_fit_is_not_measured(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "least_tokens", None)
+    assert make(tokenizer, max_model_len=8).encode("fox").text == "fox"
+
+
 def test_a_text_that_is_truncated_may_be_longer_than_the_model_takes(tokenizer):
     prompt = {"prompt": "a" * 10_000, "truncate_prompt_tokens": -1}
     assert len(make(tokenizer, max_model_len=8).encode(prompt).token_ids) == 7
