@@ -7,10 +7,10 @@ from itertools import combinations
 
 from quire_structured_output.regex_syntax import check_text
 from quire_structured_output.schemas.ecma_regex import anchored_match
+from quire_structured_output.schemas.evaluated_properties import evaluated
 from quire_structured_output.schemas.listed_names import close_listed, drop_listed_patterns
 from quire_structured_output.schemas.number_keywords import translate_counts
 from quire_structured_output.schemas.property_names import translate_property_names
-from quire_structured_output.schemas.schema_complement import evaluated
 from quire_structured_output.schemas.schema_marks import NAMES_ONLY, NARROWED, marked
 from quire_structured_output.schemas.schema_translation import Schema, Translation
 

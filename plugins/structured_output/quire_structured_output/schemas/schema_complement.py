@@ -1,4 +1,4 @@
-"""Complements of schemas in normal form, and the properties that a schema evaluates.
+"""Complements of schemas in normal form.
 
 An automaton has no `not`. But the complement of what schemas are negated in practice (a required
 property, a constant, a type, a bound) can be written with other keywords: all of it where that is
@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from quire_structured_output.schemas.disjoint import json_type_of
 from quire_structured_output.schemas.other_words import other_words
-from quire_structured_output.schemas.schema_marks import ASIDE, MARKS, NAMES_ONLY, NARROWED, WIDENED
+from quire_structured_output.schemas.schema_marks import MARKS, NARROWED, WIDENED
 
 MAX_ALTERNATIVES = 32
-MAX_EVALUATED_DEPTH = 16
 MAX_WORDS = 200  # of an enum whose complement is written
 MAX_CHARACTERS = 10_000  # of these words together
 ALL_TYPES = ("object", "array", "string", "number", "boolean", "null")
@@ -221,44 +220,3 @@ def other_types(types: set[str]) -> list[str]:
 
 def _all_of(parts: Sequence[Schema]) -> Schema:
     return parts[0] if len(parts) == 1 else {"allOf": list(parts)}
-
-
-@dataclass(slots=True)
-class Evaluated:
-    """The properties that a schema evaluates whatever the value is.
-
-    Attributes:
-        names: Their names.
-        regexes: Regexes of further names.
-        are_all: Whether it evaluates all properties.
-        is_known: Whether it evaluates no others for any value.
-    """
-
-    names: set[str] = field(default_factory=set)
-    regexes: set[str] = field(default_factory=set)
-    are_all: bool = False
-    is_known: bool = True
-
-
-def evaluated(schema: Any, resolve: Resolve) -> Evaluated:
-    """Return the properties that a schema in normal form, with its marks, evaluates."""
-    found = Evaluated()
-    _add_evaluated(found, schema, resolve, 0)
-    return found
-
-
-def _add_evaluated(found: Evaluated, schema: Any, resolve: Resolve, depth: int) -> None:
-    schema = resolve(schema)
-    if not isinstance(schema, dict):
-        return
-    if depth > MAX_EVALUATED_DEPTH or ASIDE in schema:
-        found.is_known = False
-        return
-    if "anyOf" in schema or NARROWED in schema:
-        found.is_known = False
-    found.names |= schema.get("properties", {}).keys()
-    if NAMES_ONLY not in schema:
-        found.are_all = found.are_all or "additionalProperties" in schema
-        found.regexes |= schema.get("patternProperties", {}).keys()
-    for part in schema.get("allOf", ()):
-        _add_evaluated(found, part, resolve, depth + 1)
