@@ -24,6 +24,7 @@ class HTTPCall(msgspec.Struct, frozen=True, array_like=True):
         headers: Headers, with names in small letters.
         body: Whole body.
         request_id: Id of the request for its response and for logs.
+        client: Identity of the client: the name of its key, or its address.
     """
 
     method: str
@@ -32,6 +33,7 @@ class HTTPCall(msgspec.Struct, frozen=True, array_like=True):
     headers: Headers
     body: bytes
     request_id: str
+    client: str
 
     @classmethod
     def of(cls, scope: Scope, body: bytes) -> "HTTPCall":
@@ -43,6 +45,7 @@ class HTTPCall(msgspec.Struct, frozen=True, array_like=True):
             [(name, value) for name, value in scope["headers"]],
             body,
             scope["quire_request_id"],
+            scope["quire_client"],
         )
 
     def scope(self) -> Scope:
@@ -59,6 +62,7 @@ class HTTPCall(msgspec.Struct, frozen=True, array_like=True):
             "query_string": self.query,
             "headers": self.headers,
             "quire_request_id": self.request_id,
+            "quire_client": self.client,
         }
 
 

@@ -21,8 +21,8 @@ from quire.ray.asgi_call import HTTPCall, ResponseStart
 from quire.ray.prompt_reader import PromptReader
 from quire.ray.serve_arguments import read_arguments
 from quire.server.http.disconnect import run_while_connected
+from quire.server.http.guard import Guard
 from quire.server.http.lifecycle import Lifecycle
-from quire.server.http.security import Guard
 from quire.server.wire.bodies import BODY_TIMEOUT_S
 from quire.server.wire.http_errors import HTTPError, error_json, log_failure
 

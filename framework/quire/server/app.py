@@ -11,9 +11,9 @@ from starlette.requests import ClientDisconnect
 from quire.config import ServerSettings
 from quire.errors import QuireError
 from quire.frontend.async_frontend import AsyncFrontend
+from quire.server.http.guard import Guard
 from quire.server.http.lifecycle import Lifecycle
 from quire.server.http.logprob_budget import LogprobBudget
-from quire.server.http.security import Guard
 from quire.server.routes.api_description import ApiDescription
 from quire.server.routes.chat_completions import ChatRoute
 from quire.server.routes.completions import CompletionRoute

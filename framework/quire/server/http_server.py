@@ -22,7 +22,7 @@ from quire.server.app import create_app
 from quire.server.http.connection_limit import connection_limits
 from quire.server.http.connections import Connection
 from quire.server.http.lifecycle import Lifecycle
-from quire.server.http.security import is_loopback
+from quire.server.http.origins import is_loopback
 from quire.server.stats_log import log_stats
 
 logger = logging.getLogger(__name__)

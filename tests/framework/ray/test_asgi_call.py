@@ -15,7 +15,7 @@ HEADERS = [(b"content-type", b"application/json"), (b"x-one", b"1"), (b"x-one", 
 
 
 def call(path="/echo", body=b"{}", method="POST"):
-    return HTTPCall(method, path, b"a=b", HEADERS, body, "req-7")
+    return HTTPCall(method, path, b"a=b", HEADERS, body, "req-7", "acme")
 
 
 async def echo(request: Request):
@@ -25,6 +25,7 @@ async def echo(request: Request):
             "query": dict(request.query_params),
             "ones": request.headers.getlist("x-one"),
             "id": request.scope["quire_request_id"],
+            "client": request.scope["quire_client"],
         },
         201,
         {"x-two": "2"},
@@ -64,7 +65,13 @@ def test_the_application_sees_the_whole_request_and_its_response_is_whole():
     assert (b"x-two", b"2") in start.headers
     assert not start.is_event_stream
     found = msgspec.json.decode(b"".join(pieces))
-    assert found == {"body": '{"x": 1}', "query": {"a": "b"}, "ones": ["1", "2"], "id": "req-7"}
+    assert found == {
+        "body": '{"x": 1}',
+        "query": {"a": "b"},
+        "ones": ["1", "2"],
+        "id": "req-7",
+        "client": "acme",
+    }
 
 
 def test_pieces_of_a_stream_are_not_joined():

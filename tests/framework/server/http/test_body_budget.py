@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from quire.config import ServerSettings
 from quire.server.http.body_budget import BodyBudget
+from quire.server.http.guard import Guard
 from quire.server.http.lifecycle import Lifecycle
-from quire.server.http.security import Guard
 from quire.server.wire.http_errors import HTTPError
 
 

@@ -7,8 +7,8 @@ from asgi_parts import Wire, call, get, scope_of
 from starlette.responses import Response
 
 from quire.config import ServerSettings
+from quire.server.http.guard import Guard
 from quire.server.http.lifecycle import Lifecycle
-from quire.server.http.security import Guard
 
 KEY = "sesame"
 OWN_ORIGIN = "http://127.0.0.1:8000"
@@ -230,6 +230,27 @@ def test_every_response_has_an_id_of_its_own_that_the_application_sees():
     assert ids[0] != ids[1]
     assert ids[0].startswith("req-")
     assert ask(guard(note, api_key=KEY)).headers["x-request-id"].startswith("req-")
+
+
+@pytest.mark.parametrize(
+    ("path", "settings", "address", "client"),
+    [
+        ("/v1/x", {}, ("10.0.0.7", 5), "10.0.0.7"),
+        ("/v1/x", {}, None, "local"),
+        ("/v1/x", {"api_key": KEY}, ("10.0.0.7", 5), "default"),
+        ("/livez", {"api_key": KEY}, ("10.0.0.7", 5), "10.0.0.7"),
+    ],
+)
+def test_a_client_is_the_name_of_its_key_or_its_address(path, settings, address, client):
+    seen = []
+
+    async def note(scope, receive, send):
+        seen.append(scope["quire_client"])
+        await Response()(scope, receive, send)
+
+    headers = {"authorization": f"Bearer {KEY}"}
+    assert ask(guard(note, **settings), path=path, headers=headers, client=address).status == 200
+    assert seen == [client]
 
 
 @pytest.mark.parametrize("app", [count, fail, fail_late])

@@ -5,26 +5,29 @@ It denies by default: it runs before routing, so new routes and unknown paths ar
 """
 
 import hashlib
-import ipaddress
 import logging
 import secrets
-from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.config import ServerSettings
 from quire.server.http.body_budget import BodyBudget, too_large
 from quire.server.http.lifecycle import Lifecycle
+from quire.server.http.origins import check_host, check_origin, header_values, is_loopback
 from quire.server.wire.http_errors import HTTPError, error_response, unavailable
 
 logger = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/livez", "/readyz"})
+KEY_NAME = "default"  # of the key in `quire_client`, for usage, limits and logs
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class Guard:
     """ASGI middleware: Host, key, Origin, drain, connections and body size, in this order.
+
+    It sets `quire_request_id` of the scope, and `quire_client`: the name of the key, or the address
+    of a client without one.
 
     Args:
         app: Application behind the guard.
@@ -51,6 +54,7 @@ class Guard:
     async def _guard(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = f"req-{secrets.token_hex(12)}"
         scope["quire_request_id"] = request_id  # made here; ids from clients are not used
+        scope["quire_client"] = _address_of(scope)
         guarded_send, body = _GuardedSend(send, request_id), self._bodies.receive(receive)
         self._lifecycle.enter()
         try:
@@ -66,13 +70,14 @@ class Guard:
 
     def _check(self, scope: Scope) -> None:
         if self._checks_host:
-            self._check_host(scope)
+            check_host(scope)
         if scope["path"] in OPEN_PATHS:
             return
         if self._key:
             self._check_key(scope)
+            scope["quire_client"] = KEY_NAME
         if scope["method"] not in _SAFE_METHODS:
-            _check_origin(scope)
+            check_origin(scope)
         if self._lifecycle.is_draining:
             raise unavailable(
                 "the server is shutting down and takes no new requests", "shutting_down"
@@ -81,20 +86,8 @@ class Guard:
             raise unavailable("the server has too many open connections; try again later")
         self._check_length(scope)
 
-    def _check_host(self, scope: Scope) -> None:
-        """Refuse a foreign Host on a loopback address: a web page may have rebound its name."""
-        for value in _values(scope, b"host"):
-            host = (urlsplit(f"//{value}").hostname or "") if _is_netloc(value) else ""
-            if not is_loopback(host):
-                raise HTTPError(
-                    403,
-                    "this server listens on a loopback address and accepts no other Host; "
-                    "call it as 127.0.0.1 or localhost, or start it with --host",
-                    code="forbidden_host",
-                )
-
     def _check_key(self, scope: Scope) -> None:
-        values = _values(scope, b"authorization")
+        values = header_values(scope, b"authorization")
         scheme, _, token = values[0].partition(" ") if len(values) == 1 else ("", "", "")
         given = _digest(token.strip().encode("latin-1"))
         if not secrets.compare_digest(given, self._key or b"") or scheme.lower() != "bearer":
@@ -106,7 +99,7 @@ class Guard:
             )
 
     def _check_length(self, scope: Scope) -> None:
-        for value in _values(scope, b"content-length"):
+        for value in header_values(scope, b"content-length"):
             if value.isdecimal() and int(value[:20]) > self._bodies.max_body_bytes:
                 raise too_large(self._bodies.max_body_bytes)
 
@@ -126,41 +119,10 @@ class _GuardedSend:
         await self._send(message)
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address means this machine only."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _check_origin(scope: Scope) -> None:
-    """Refuse requests that a browser sends for a web page of another origin."""
-    hosts = [value.lower() for value in _values(scope, b"host")]
-    for origin in _values(scope, b"origin"):
-        scheme, _, netloc = origin.lower().partition("://")
-        if scheme not in ("http", "https") or netloc not in hosts:
-            raise HTTPError(
-                403,
-                "requests from web pages of another origin are refused",
-                code="forbidden_origin",
-            )
-
-
-def _values(scope: Scope, name: bytes) -> list[str]:
-    return [value.decode("latin-1") for key, value in scope["headers"] if key.lower() == name]
-
-
-def _is_netloc(value: str) -> bool:
-    """Whether a Host header is only a host and an optional port."""
-    try:
-        parts = urlsplit(f"//{value}")
-        parts.port  # noqa: B018 - raises if it is not a number
-    except ValueError:
-        return False
-    return parts.netloc == value and "@" not in value
+def _address_of(scope: Scope) -> str:
+    """Return the address of the client; a Unix socket has none."""
+    client = scope.get("client")
+    return str(client[0]) if client else "local"
 
 
 def _digest(text: bytes) -> bytes:

@@ -1,0 +1,72 @@
+"""Checks of the headers by which a browser says for which web page it sends a request.
+
+A page may reach a server on a loopback address by a name that was rebound to it, so such a server
+takes only its own names. A page of another origin may read only what the browser shows it, which
+without CORS headers is nothing, and may change nothing.
+"""
+
+import ipaddress
+from urllib.parse import urlsplit
+
+from starlette.types import Scope
+
+from quire.server.wire.http_errors import HTTPError
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address means this machine only."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_host(scope: Scope) -> None:
+    """Refuse a foreign Host on a loopback address.
+
+    Raises:
+        HTTPError: A Host header names another machine.
+    """
+    for value in header_values(scope, b"host"):
+        host = (urlsplit(f"//{value}").hostname or "") if _is_netloc(value) else ""
+        if not is_loopback(host):
+            raise HTTPError(
+                403,
+                "this server listens on a loopback address and accepts no other Host; "
+                "call it as 127.0.0.1 or localhost, or start it with --host",
+                code="forbidden_host",
+            )
+
+
+def check_origin(scope: Scope) -> None:
+    """Refuse requests that a browser sends for a web page of another origin.
+
+    Raises:
+        HTTPError: An Origin header names another origin than the Host.
+    """
+    hosts = [value.lower() for value in header_values(scope, b"host")]
+    for origin in header_values(scope, b"origin"):
+        scheme, _, netloc = origin.lower().partition("://")
+        if scheme not in ("http", "https") or netloc not in hosts:
+            raise HTTPError(
+                403,
+                "requests from web pages of another origin are refused",
+                code="forbidden_origin",
+            )
+
+
+def header_values(scope: Scope, name: bytes) -> list[str]:
+    """Return the values of all headers of a name, which is in small letters."""
+    return [value.decode("latin-1") for key, value in scope["headers"] if key.lower() == name]
+
+
+def _is_netloc(value: str) -> bool:
+    """Whether a Host header is only a host and an optional port."""
+    try:
+        parts = urlsplit(f"//{value}")
+        parts.port  # noqa: B018 - raises if it is not a number
+    except ValueError:
+        return False
+    return parts.netloc == value and "@" not in value
