@@ -102,11 +102,14 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         priority: Scheduling priority, smaller first; used if the scheduling policy reads it.
         cache_salt: Salt of the prefix cache: prefixes are shared only among requests with the same
             one.
-        arrival_s: Arrival time, by `time.monotonic()` of the frontend's process.
+        arrival_s: Arrival of its first byte, by `time.monotonic()`: one clock for all processes of
+            a machine. The frontend and the engine are always on one.
         timeout_s: Seconds from the arrival after which it fails; None: the engine's limit, if any.
         beam_search: Parameters of a beam search, whose best `params.n` hypotheses are the output;
             None: the completion is sampled.
         companion: A second request whose logits guide this one's; None: there is none.
+        client: Identity of the sender, by which shared work such as compiling grammars is divided
+            fairly; empty: unknown.
     """
 
     request_id: str
@@ -126,6 +129,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None
     beam_search: BeamSearchParams | None = None
     companion: Companion | None = None
+    client: str = ""
 
     def deadline_s(self, max_timeout_s: float | None) -> float:
         """Return the time by which it must finish, on the clock of `arrival_s`.

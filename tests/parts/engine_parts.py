@@ -116,6 +116,7 @@ class ScriptedGrammars:
 
     def __init__(self) -> None:
         self.submitted: list[str] = []
+        self.clients: dict[str, str] = {}
         self.ready: list[tuple[str, GrammarError | None]] = []
         self.accepted: dict[str, list[int]] = {}
         self.released: list[str] = []
@@ -128,6 +129,7 @@ class ScriptedGrammars:
         self, request_id: str, params: Any, *, is_active: bool = True, client: str = ""
     ) -> None:
         self.submitted.append(request_id)
+        self.clients[request_id] = client
         if not is_active:
             self.inactive.add(request_id)
 

@@ -114,7 +114,7 @@ class EngineCore:
                 message.request_id,
                 message.params.structured_outputs,
                 is_active=message.thinking_end_token_id is None,
-                client=message.cache_salt or "",
+                client=message.client or message.cache_salt or "",
             )
 
     def abort(self, request_ids: Sequence[str]) -> None:
@@ -421,6 +421,8 @@ class EngineCore:
         return request
 
     def _refusal(self, request: Request) -> ErrorReport | None:
+        if (report := self.scheduler.lateness(request)) is not None:
+            return report
         kv, settings = self.scheduler.kv, self.scheduler.settings
         search = request.message.beam_search
         num_slots = min(settings.max_num_seqs, settings.max_running)

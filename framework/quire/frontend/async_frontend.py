@@ -22,6 +22,7 @@ from quire.frontend.dispatch.engine_thread import STOP_TIMEOUT_S
 from quire.frontend.intake.intake import Intake
 from quire.frontend.intake.prompt import EncodedPrompt
 from quire.frontend.intake.request_hooks import RequestHook
+from quire.frontend.intake.time_limit import TimeLimit
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.frontend.work_lanes import INLINE_SIZE, WorkLanes
 from quire.messages import AdapterRef
@@ -82,6 +83,7 @@ class AsyncFrontend:
         self.max_model_len = max_model_len
         self._finished_hooks = tuple(finished_hooks)
         self._stall_limit_s = stall_limit_s
+        self._request_timeout_s = request_timeout_s
         self._is_draining = False
         self.dispatch = Dispatch(core, request_timeout_s)
         self.thread = self.dispatch.thread
@@ -98,6 +100,8 @@ class AsyncFrontend:
         adapter: AdapterRef | None = None,
         priority: int = 0,
         timeout_s: float | None = None,
+        arrival_s: float | None = None,
+        client: str = "",
     ) -> DeltaStream:
         """Check a request, queue it in the engine, and return the stream of its deltas.
 
@@ -106,29 +110,32 @@ class AsyncFrontend:
             params: Parameters of sampling or of a beam search.
             adapter: LoRA adapter, a result of `resolve_adapter`.
             priority: Priority, smaller first; used if the scheduling policy reads it.
-            timeout_s: Seconds that the request may take; the engine's limit may be shorter.
+            timeout_s: Seconds that the request may take from its arrival; the engine's limit may
+                be shorter.
+            arrival_s: Time of its arrival, by `time.monotonic`; None: now.
+            client: Identity of its sender for fair shares; empty: unknown.
 
         Raises:
-            RequestError: The request is invalid; nothing was queued.
+            RequestError: The request is invalid, or its time has passed; nothing was queued.
             EngineDeadError: The engine stopped.
         """
+        limit = self.time_limit(arrival_s, timeout_s)
         self.thread.check_alive()
         if self._is_draining:
             raise OverloadedError("the server is shutting down and takes no new requests")
-        (encoded,) = [prompt] if isinstance(prompt, EncodedPrompt) else await self.encode([prompt])
-        if isinstance(params, SamplingParams):
-            companions = self.intake.companions
-            with_tokens = partial(companions.with_tokens, params)
-            params = await self.lanes.run(companions.text_size(params), with_tokens)
-            if self.intake.has_new_constraint(params):
-                check = partial(self.intake.check_constraint, params)
-                await self.lanes.run(INLINE_SIZE + 1, check)  # small schemas may take long, too
+        async with limit.hold():
+            given = isinstance(prompt, EncodedPrompt)
+            (encoded,) = [prompt] if given else await self.encode([prompt])
+            if isinstance(params, SamplingParams):
+                params = await self._prepared(params)
         admission = self.intake.admit(
             encoded,
             params,
             adapter=adapter,
             priority=priority,
             timeout_s=timeout_s,
+            arrival_s=limit.arrival_s,
+            client=client,
         )
         completions = PromptState(admission, self.tokenizer, self._finished_hooks)
         return self.dispatch.start(completions)
@@ -230,6 +237,19 @@ class AsyncFrontend:
         size = sum(map(_size, prompts))
         return await self.lanes.run(size, lambda: [self.intake.encode(p) for p in prompts])
 
+    def time_limit(self, arrival_s: float | None, timeout_s: float | None = None) -> TimeLimit:
+        """Return the time limit of a request, of which more than the server's may be unknown yet.
+
+        Args:
+            arrival_s: Time of its arrival, by `time.monotonic`; None: now.
+            timeout_s: Its own timeout, from the arrival on.
+
+        Raises:
+            InvalidRequestError: The timeout is not a positive number.
+        """
+        arrival_s = time.monotonic() if arrival_s is None else arrival_s
+        return TimeLimit(arrival_s, timeout_s, self._request_timeout_s)
+
     def resolve_adapter(self, name: str | None) -> AdapterRef | None:
         """Return the adapter that a request's `model` names; None for the base model.
 
@@ -247,6 +267,16 @@ class AsyncFrontend:
             f"there is no model or adapter {shown!r} here{hint} (served: {', '.join(known)})",
             param="model",
         )
+
+    async def _prepared(self, params: SamplingParams) -> SamplingParams:
+        """Do the work on parameters that may take long, beside the event loop."""
+        companions = self.intake.companions
+        with_tokens = partial(companions.with_tokens, params)
+        params = await self.lanes.run(companions.text_size(params), with_tokens)
+        if self.intake.has_new_constraint(params):
+            check = partial(self.intake.check_constraint, params)
+            await self.lanes.run(INLINE_SIZE + 1, check)  # small schemas may take long, too
+        return params
 
     async def _submit_by_name(
         self,

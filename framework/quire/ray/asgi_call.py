@@ -4,6 +4,7 @@ The first item of a response is a `ResponseStart` as msgpack, the others are pie
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
@@ -25,6 +26,7 @@ class HTTPCall(msgspec.Struct, frozen=True, array_like=True):
         body: Whole body.
         request_id: Id of the request for its response and for logs.
         client: Identity of the client: the name of its key, or its address.
+        age_s: Seconds since the request arrived, as the machines have no clock in common.
     """
 
     method: str
@@ -34,6 +36,7 @@ class HTTPCall(msgspec.Struct, frozen=True, array_like=True):
     body: bytes
     request_id: str
     client: str
+    age_s: float = 0.0
 
     @classmethod
     def of(cls, scope: Scope, body: bytes) -> "HTTPCall":
@@ -46,6 +49,7 @@ class HTTPCall(msgspec.Struct, frozen=True, array_like=True):
             body,
             scope["quire_request_id"],
             scope["quire_client"],
+            time.monotonic() - scope["quire_arrival_s"],
         )
 
     def scope(self) -> Scope:
@@ -63,6 +67,7 @@ class HTTPCall(msgspec.Struct, frozen=True, array_like=True):
             "headers": self.headers,
             "quire_request_id": self.request_id,
             "quire_client": self.client,
+            "quire_arrival_s": time.monotonic() - self.age_s,
         }
 
 

@@ -1,4 +1,5 @@
 import signal
+import time
 
 import msgspec
 import pytest
@@ -532,11 +533,33 @@ def test_without_grammars_no_masks_are_requested():
 def test_an_expired_request_releases_its_grammar():
     core, _, grammars = make_core()
     late = make_message("late", structured_outputs=CHOICE)
-    core.add(msgspec.structs.replace(late, arrival_s=-1e6, timeout_s=1.0))
-    assert said(core)["late"].error.code == "request_timeout"
+    core.add(msgspec.structs.replace(late, arrival_s=time.monotonic(), timeout_s=0.05))
+    outputs = {}
+    while "late" not in outputs:
+        outputs |= said(core)
+    assert outputs["late"].error.code == "request_timeout"
     assert grammars.released == ["late"]
     assert (core._num_grammars, core._preparing) == (0, set())
     assert not core.has_work()
+
+
+def test_a_request_that_comes_too_late_starts_no_grammar():
+    core, _, grammars = make_core()
+    late = make_message("late", structured_outputs=CHOICE)
+    core.add(msgspec.structs.replace(late, arrival_s=-1e6, timeout_s=1.0))
+    assert said(core)["late"].error.code == "request_timeout"
+    assert grammars.submitted == []
+    assert grammars.released == []
+    assert not core.has_work()
+
+
+def test_grammars_are_shared_by_sender_and_without_one_by_salt():
+    core, _, grammars = make_core()
+    message = make_message("a", structured_outputs=CHOICE)
+    core.add(msgspec.structs.replace(message, cache_salt="salt"))
+    known = msgspec.structs.replace(message, request_id="b", cache_salt="salt", client="acme")
+    core.add(known)
+    assert grammars.clients == {"a": "salt", "b": "acme"}
 
 
 def test_only_the_token_that_ends_the_thinking_activates_the_grammar():

@@ -1,6 +1,7 @@
 """A request as a call of an application elsewhere: its response as pieces, and a disconnect."""
 
 import asyncio
+import time
 
 import msgspec
 import pytest
@@ -127,7 +128,14 @@ def test_a_response_that_is_not_read_stops_its_application():
 
 def test_a_scope_without_the_guards_id_is_no_call():
     scope = call().scope()
-    assert HTTPCall.of(scope, b"{}") == call()
+    assert msgspec.structs.replace(HTTPCall.of(scope, b"{}"), age_s=0.0) == call()
     del scope["quire_request_id"]
     with pytest.raises(KeyError):
         HTTPCall.of(scope, b"")
+
+
+def test_a_request_has_the_same_age_on_another_machine():
+    scope = call().scope() | {"quire_arrival_s": time.monotonic() - 7.0}
+    made = HTTPCall.of(scope, b"{}")
+    assert made.age_s == pytest.approx(7.0, abs=1.0)
+    assert time.monotonic() - made.scope()["quire_arrival_s"] >= 7.0

@@ -193,6 +193,12 @@ class Scheduler:
         expired = self._deadlines.pop_expired(now_s)
         return [(request, timeout_report(request, now_s, limit_s)) for request in expired]
 
+    def lateness(self, request: Request) -> ErrorReport | None:
+        """Return the error of a new request whose deadline has passed; None: it has time left."""
+        if request.deadline_s == math.inf or (now_s := time.monotonic()) < request.deadline_s:
+            return None
+        return timeout_report(request, now_s, self.settings.request_timeout_s)
+
     def request_in(self, slot: int) -> Request | None:
         """Return the request that owns a slot, or owned it when a step in flight was planned."""
         return self._running.by_slot[slot]

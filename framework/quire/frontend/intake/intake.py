@@ -27,6 +27,7 @@ from quire.frontend.intake.constraint_checks import CheckGrammar, ConstraintChec
 from quire.frontend.intake.logits_processor_names import LogitsProcessorNames
 from quire.frontend.intake.prompt import EncodedPrompt, check_token_ids, prompt_parts
 from quire.frontend.intake.request_hooks import RequestHook, WatchedHook
+from quire.frontend.intake.time_limit import check_timeout
 from quire.frontend.text.stop_regex import compile_stop_regexes
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.interfaces.field_types import MAX_SHOWN, FieldType, FieldVocabulary, shown
@@ -45,7 +46,6 @@ from quire.sampling_params import (
 SEED_BITS = 63
 MAX_PROMPT_CANDIDATES = 2**25  # log probabilities of one prompt; 12 bytes each on the device
 MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
-MAX_TIMEOUT_S = 1e9
 SAMPLER_PARAMS = {  # that only samplers read, each with its neutral value
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
@@ -155,6 +155,8 @@ class Intake:
         adapter: AdapterRef | None = None,
         priority: int = 0,
         timeout_s: float | None = None,
+        arrival_s: float | None = None,
+        client: str = "",
     ) -> AdmittedPrompt:
         """Check a prompt with its parameters, and make its requests.
 
@@ -166,8 +168,10 @@ class Intake:
             params: Parameters of sampling or of a beam search, which is one request.
             adapter: LoRA adapter, resolved.
             priority: Priority, smaller first; must be 0 unless the scheduling policy reads it.
-            timeout_s: Seconds from now that the request may take; the engine's limit may be
-                shorter.
+            timeout_s: Seconds from the arrival that the request may take; the engine's limit may
+                be shorter.
+            arrival_s: Time of its arrival, by `time.monotonic`; None: now.
+            client: Identity of its sender for fair shares; empty: unknown.
 
         Raises:
             InvalidRequestError: A value is out of range, or a field does not exist.
@@ -177,7 +181,7 @@ class Intake:
             RequestFailedError: A plugin failed.
         """
         self._check_priority(priority)
-        _check_timeout(timeout_s)
+        check_timeout(timeout_s)
         beam_search = None
         if isinstance(params, BeamSearchParams):
             beam_search, params = params, params.sampling_params()
@@ -209,10 +213,11 @@ class Intake:
             adapter=adapter,
             priority=priority,
             cache_salt=encoded.cache_salt,
-            arrival_s=time.monotonic(),
+            arrival_s=time.monotonic() if arrival_s is None else arrival_s,
             timeout_s=timeout_s,
             beam_search=beam_search,
             companion=companion,
+            client=client,
         )
         requests = (first, *_sibling_requests(first, request_id))
         for request in requests:
@@ -502,15 +507,4 @@ def _check_candidates(params: BeamSearchParams, num_stop_tokens: int) -> None:
             f"selects from {num_candidates} candidates a step, and at most {MAX_CANDIDATES} are "
             "allowed; ask for fewer of either",
             param="beam_width",
-        )
-
-
-def _check_timeout(timeout_s: object) -> None:
-    if timeout_s is None:
-        return
-    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
-    if not is_number or not 0 < timeout_s <= MAX_TIMEOUT_S:  # type: ignore[operator]
-        raise InvalidRequestError(
-            f"timeout_s must be a number of seconds greater than 0, got {timeout_s!r:.100}",
-            param="timeout_s",
         )

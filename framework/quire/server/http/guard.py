@@ -7,6 +7,7 @@ It denies by default: it runs before routing, so new routes and unknown paths ar
 import hashlib
 import logging
 import secrets
+import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -26,8 +27,9 @@ _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 class Guard:
     """ASGI middleware: Host, key, Origin, drain, connections and body size, in this order.
 
-    It sets `quire_request_id` of the scope, and `quire_client`: the name of the key, or the address
-    of a client without one.
+    It sets `quire_request_id` of the scope, `quire_arrival_s`, by `time.monotonic`, unless the
+    server knows better when the request arrived, and `quire_client`: the name of the key, or the
+    address of a client without one.
 
     Args:
         app: Application behind the guard.
@@ -53,6 +55,7 @@ class Guard:
 
     async def _guard(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = f"req-{secrets.token_hex(12)}"
+        scope.setdefault("quire_arrival_s", time.monotonic())
         scope["quire_request_id"] = request_id  # made here; ids from clients are not used
         scope["quire_client"] = _address_of(scope)
         guarded_send, body = _GuardedSend(send, request_id), self._bodies.receive(receive)

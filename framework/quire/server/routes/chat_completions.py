@@ -67,7 +67,9 @@ class ChatRoute:
         render = partial(self._render, typed, tools.tools)
         text = await self._frontend.lanes.run(body.num_bytes // RENDERED, render)
         prompts = [prompt_with_options(text, typed, False)]
-        generation = Generation(self._frontend, self._budget, prompts, params, adapter, typed)
+        generation = Generation(
+            self._frontend, self._budget, prompts, params, adapter, typed, body.sender
+        )
         return Chat(
             generation,
             tools,

@@ -40,9 +40,10 @@ class CompletionRoute:
     async def _prepare(
         self, body: Body[CompletionBody], extra_args: dict[str, Any]
     ) -> "CompletionRun":
-        return await in_thread_if(body.is_large, partial(self._run, body.typed, extra_args))
+        return await in_thread_if(body.is_large, partial(self._run, body, extra_args))
 
-    def _run(self, body: CompletionBody, extra_args: dict[str, Any]) -> "CompletionRun":
+    def _run(self, whole: Body[CompletionBody], extra_args: dict[str, Any]) -> "CompletionRun":
+        body = whole.typed
         adapter = self._frontend.resolve_adapter(body.model)
         is_prompt_only = bool(body.echo) and body.max_tokens == 0
         params = sampling_params(
@@ -61,6 +62,7 @@ class CompletionRoute:
             params,
             adapter,
             body,
+            whole.sender,
             is_prompt_only=is_prompt_only,
         )
         return CompletionRun(

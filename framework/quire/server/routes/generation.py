@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -27,6 +28,7 @@ from quire.server.wire.bodies import Body, read_body
 from quire.server.wire.fields import sort_fields
 from quire.server.wire.finish_reason import finish_reason_of
 from quire.server.wire.protocol import CachedTokens, SamplingBody, Usage
+from quire.server.wire.sender import Sender
 
 LARGE = 1024  # tokens or candidates; more of them are processed in a thread
 
@@ -62,7 +64,9 @@ async def respond(
         kind: Struct of its body.
         prepare: Function that makes its run, from the body and the samplers' fields.
     """
-    body = await read_body(request, kind)
+    sender = Sender.of(request.scope)
+    async with frontend.time_limit(sender.arrival_s).hold():
+        body = replace(await read_body(request, kind), sender=sender)
     for_samplers: dict[str, Any] = {}
     headers: dict[str, str] = {}
     if body.undeclared:
@@ -71,7 +75,8 @@ async def respond(
             body.undeclared, intake.extra_fields, intake.offered_fields, kind.__struct_fields__
         )
         for_samplers, headers = extras.for_samplers, extras.headers()
-    run = await prepare(body, for_samplers)
+    async with frontend.time_limit(sender.arrival_s, body.typed.timeout_s).hold():
+        run = await prepare(body, for_samplers)
     release = run.generation.release
     if body.typed.stream:
         request_id = request.scope["quire_request_id"]
@@ -94,6 +99,7 @@ class Generation:
         params: Parameters of sampling or of a beam search, with `n` completions per prompt.
         adapter: LoRA adapter.
         body: Body of the request, which has its priority and its timeout.
+        sender: Client that sent the request, and when.
         is_prompt_only: True if the request is about the prompts, so completions are left out.
 
     Attributes:
@@ -108,6 +114,7 @@ class Generation:
         params: SamplingParams | BeamSearchParams,
         adapter: AdapterRef | None,
         body: SamplingBody,
+        sender: Sender,
         *,
         is_prompt_only: bool = False,
     ) -> None:
@@ -124,6 +131,7 @@ class Generation:
         self._params = params
         self._adapter = adapter
         self._body = body
+        self._sender = sender
         self._is_prompt_only = is_prompt_only
         self.encoded: list[EncodedPrompt] = []
         self._streams: list[DeltaStream] = []
@@ -154,9 +162,10 @@ class Generation:
             RequestError: A prompt is invalid, or failed.
             EngineDeadError: The engine stopped.
         """
-        num_running = len(self.prompts) * self._num_generated
+        frontend, num_running = self.frontend, len(self.prompts) * self._num_generated
         async with AsyncExitStack() as stack:
-            self.encoded = await self.frontend.encode(self.prompts)
+            async with frontend.time_limit(self._sender.arrival_s, self._body.timeout_s).hold():
+                self.encoded = await frontend.encode(self.prompts)
             self._reserve_logprobs()
             for encoded in self.encoded:
                 stream = await self._submit(encoded)
@@ -193,6 +202,8 @@ class Generation:
                 adapter=self._adapter,
                 priority=self._body.priority or 0,
                 timeout_s=self._body.timeout_s,
+                arrival_s=self._sender.arrival_s,
+                client=self._sender.client,
             )
         except GrammarError as error:
             if error.param == "structured_outputs" and self._body.response_format is not None:

@@ -1,7 +1,7 @@
 """Strict decoding of JSON request bodies to typed structs; errors name the wrong field."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from quire.errors import InvalidRequestError
 from quire.server.wire.http_errors import HTTPError
+from quire.server.wire.sender import Sender
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -27,11 +28,13 @@ class Body(Generic[S]):
         typed: Body as its struct.
         undeclared: Fields that the struct does not declare.
         num_bytes: Size of the JSON text.
+        sender: Client that sent it, and when.
     """
 
     typed: S
     undeclared: dict[str, Any]
     num_bytes: int
+    sender: Sender = field(default_factory=Sender)
 
     @property
     def is_large(self) -> bool:

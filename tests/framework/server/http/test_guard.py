@@ -1,6 +1,7 @@
 """The guard, in front of small applications and without a server."""
 
 import asyncio
+import time
 
 import pytest
 from asgi_parts import Wire, call, get, scope_of
@@ -251,6 +252,20 @@ def test_a_client_is_the_name_of_its_key_or_its_address(path, settings, address,
     headers = {"authorization": f"Bearer {KEY}"}
     assert ask(guard(note, **settings), path=path, headers=headers, client=address).status == 200
     assert seen == [client]
+
+
+def test_the_arrival_of_a_request_is_noted_unless_the_server_knows_better():
+    seen = []
+
+    async def note(scope, receive, send):
+        seen.append(scope["quire_arrival_s"])
+        await Response()(scope, receive, send)
+
+    before_s = time.monotonic()
+    ask(guard(note))
+    assert before_s <= seen[0] <= time.monotonic()
+    ask(guard(note), quire_arrival_s=3.5)
+    assert seen[1] == 3.5
 
 
 @pytest.mark.parametrize("app", [count, fail, fail_late])

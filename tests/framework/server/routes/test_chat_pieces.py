@@ -27,6 +27,7 @@ from quire.server.routes.chat_pieces import ChatPieces
 from quire.server.routes.generation import Generation
 from quire.server.routes.tool_choice import ToolUse
 from quire.server.wire.protocol import ChatBody, ChatDelta
+from quire.server.wire.sender import Sender
 from quire_tool_parsers.hermes import HermesToolParser
 
 BROKEN = '<tool_call>\n{"name": "a", "arguments": {"x": nonsense}}\n</tool_call>\n'
@@ -45,7 +46,7 @@ def whole(tokenizer):
         frontends.append(make_frontend(tokenizer, core, CompletionParsers(*choices)))
         generation = Generation(
             frontends[-1], LogprobBudget(), [{"prompt": "x"}], SamplingParams(), None,
-            ChatBody(messages=[]),
+            ChatBody(messages=[]), Sender(),
         )  # fmt: skip
         asyncio.run(generation.outputs())
         use = ToolUse([{}] if tools else [], None, allows_parallel)

@@ -16,6 +16,7 @@ from quire.server.routes.completion_choice import (
 )
 from quire.server.routes.generation import Generation
 from quire.server.wire.protocol import CompletionChoice, SamplingBody
+from quire.server.wire.sender import Sender
 
 
 @pytest.fixture
@@ -24,7 +25,9 @@ def builder(frontend):
 
     def make(index=0, logprobs=None, echo=False, prompt_logprobs=False):
         params = SamplingParams(n=2)
-        generation = Generation(frontend, LogprobBudget(), [{}, {}], params, None, SamplingBody())
+        generation = Generation(
+            frontend, LogprobBudget(), [{}, {}], params, None, SamplingBody(), Sender()
+        )
         generation.encoded = [EncodedPrompt("ab", [300, 301]), EncodedPrompt("cde", [302])]
         options = ResponseOptions(logprobs, echo, prompt_logprobs)
         return CompletionChoiceBuilder(index, generation, options)
@@ -133,7 +136,13 @@ def test_a_choice_without_an_end_is_an_error(builder):
 
 def test_a_generation_that_has_not_started_has_no_prompts(frontend):
     generation = Generation(
-        frontend, LogprobBudget(), [{"prompt": "x"}], SamplingParams(), None, SamplingBody()
+        frontend,
+        LogprobBudget(),
+        [{"prompt": "x"}],
+        SamplingParams(),
+        None,
+        SamplingBody(),
+        Sender(),
     )
     assert generation.encoded == []
     assert asyncio.run(first(generation)) == ["x"]

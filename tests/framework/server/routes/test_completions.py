@@ -15,6 +15,7 @@ from quire.server.http.logprob_budget import LogprobBudget
 from quire.server.routes.echo import Echo
 from quire.server.routes.generation import Generation
 from quire.server.wire.protocol import SamplingBody
+from quire.server.wire.sender import Sender
 
 
 def complete(client, prompt="Once", **fields):
@@ -252,7 +253,7 @@ def test_many_short_prompts_leave_the_event_loop_alone(served):
     prompts = [{"prompt": "the " * 250}] * 256  # 256,000 characters
     params = SamplingParams(max_tokens=1)
     body = SamplingBody()
-    generation = Generation(served.frontend, LogprobBudget(), prompts, params, None, body)
+    generation = Generation(served.frontend, LogprobBudget(), prompts, params, None, body, Sender())
 
     async def run():
         return [index async for index, _ in generation.deltas()]

@@ -16,6 +16,7 @@ from quire.server.http.logprob_budget import LogprobBudget
 from quire.server.routes.generation import LARGE, Generation
 from quire.server.wire.http_errors import HTTPError
 from quire.server.wire.protocol import SamplingBody
+from quire.server.wire.sender import Sender
 
 BODY = SamplingBody()
 
@@ -28,7 +29,7 @@ def start(frontend, *texts, budget=None, n=1, max_tokens=None, body=BODY, **fiel
     own = {"is_prompt_only": fields.pop("is_prompt_only", False)}
     params = SamplingParams(n=n, max_tokens=max_tokens, **fields)
     budget = budget or LogprobBudget()
-    return Generation(frontend, budget, prompts_of(*texts), params, None, body, **own)
+    return Generation(frontend, budget, prompts_of(*texts), params, None, body, Sender(), **own)
 
 
 async def read(generation):
@@ -41,6 +42,7 @@ class Watched:
 
     def __init__(self, frontend):
         self.intake = frontend.intake
+        self.time_limit = frontend.time_limit
         self.frontend = frontend
         self.streams = []
 
@@ -191,7 +193,7 @@ def test_many_candidates_are_worked_on_beside_the_event_loop(frontend, num, is_l
     prompt = {"prompt_token_ids": [300] * 64}
     width = 16 if num == LARGE else 17
     params = SamplingParams(max_tokens=1, prompt_logprobs=width - 1)
-    generation = Generation(frontend, LogprobBudget(), [prompt], params, None, BODY)
+    generation = Generation(frontend, LogprobBudget(), [prompt], params, None, BODY, Sender())
     asyncio.run(read(generation))
     assert generation.is_large is is_large
     rows = [None] * (num // width if num == LARGE else 61)

@@ -1,0 +1,98 @@
+"""Time limit of a request before the engine has it: its body, its prompt, its admission.
+
+It counts from the arrival of the request's first byte. From admission on, the engine checks it.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from quire.errors import InvalidRequestError, RequestTimeoutError
+
+MAX_TIMEOUT_S = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimit:
+    """The time by which a request must have finished.
+
+    Attributes:
+        arrival_s: Time of its arrival, by `time.monotonic`.
+        timeout_s: Seconds that it may take by its own choice; None: no limit of its own.
+        max_timeout_s: Seconds that any request may take; None: no limit.
+    """
+
+    arrival_s: float
+    timeout_s: float | None = None
+    max_timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        check_timeout(self.timeout_s)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left; infinite without a limit, negative once it has passed."""
+        limits = [s for s in (self.timeout_s, self.max_timeout_s) if s is not None]
+        return self.arrival_s + min(limits, default=math.inf) - time.monotonic()
+
+    def check(self) -> None:
+        """Return if time is left.
+
+        Raises:
+            RequestTimeoutError: The limit has passed.
+        """
+        if self.left_s <= 0:
+            raise self._error()
+
+    @asynccontextmanager
+    async def hold(self) -> AsyncGenerator[None]:
+        """Cancel the work in the context once the limit has passed; none begins after it.
+
+        Raises:
+            RequestTimeoutError: The limit has passed, at the latest at the end of the work.
+        """
+        left_s = self.left_s
+        if left_s == math.inf:
+            yield
+            return
+        self.check()
+        try:
+            async with asyncio.timeout(left_s) as timeout:
+                yield
+        except TimeoutError:
+            if not timeout.expired():
+                raise  # another one's
+            raise self._error() from None
+        self.check()
+
+    def _error(self) -> RequestTimeoutError:
+        own_s, max_s = self.timeout_s, self.max_timeout_s
+        if own_s is not None and (max_s is None or own_s <= max_s):
+            limit, remedy = f"its timeout_s is {own_s:.3g} s", "Give it a longer timeout_s"
+        else:
+            limit = f"the request_timeout_s here is {max_s:.3g} s"
+            remedy = "Start the server with a longer --request-timeout-s"
+        waited_s = time.monotonic() - self.arrival_s
+        return RequestTimeoutError(
+            f"the request was not queued {waited_s:.3g} s after its arrival, and {limit}. "
+            f"{remedy}, or send fewer requests at once"
+        )
+
+
+def check_timeout(timeout_s: object) -> None:
+    """Check a request's `timeout_s`.
+
+    Raises:
+        InvalidRequestError: It is neither None nor a positive number of seconds.
+    """
+    if timeout_s is None:
+        return
+    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+    if not is_number or not 0 < timeout_s <= MAX_TIMEOUT_S:  # type: ignore[operator]
+        raise InvalidRequestError(
+            f"timeout_s must be a number of seconds greater than 0, got {timeout_s!r:.100}",
+            param="timeout_s",
+        )

@@ -1,0 +1,24 @@
+"""Facts about the sender of a request that the guard has found out, for the engine."""
+
+import time
+from dataclasses import dataclass, field
+
+from starlette.types import Scope
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Who sent a request, and when.
+
+    Attributes:
+        arrival_s: Arrival of the request's head, by `time.monotonic` of this process.
+        client: Identity for limits and fair shares: the name of a key, or an address.
+    """
+
+    arrival_s: float = field(default_factory=time.monotonic)
+    client: str = ""
+
+    @classmethod
+    def of(cls, scope: Scope) -> "Sender":
+        """Return the sender of a request that the guard has let through."""
+        return cls(scope["quire_arrival_s"], scope["quire_client"])

@@ -1,0 +1,19 @@
+"""The sender of a request is what the guard wrote into its scope."""
+
+import time
+
+from asgi_parts import scope_of
+
+from quire.server.wire.sender import Sender
+
+
+def test_a_sender_is_what_the_guard_found_out():
+    scope = scope_of("/", quire_arrival_s=12.5, quire_client="acme")
+    assert Sender.of(scope) == Sender(12.5, "acme")
+
+
+def test_a_sender_of_whom_nothing_is_known_sends_now():
+    before_s = time.monotonic()
+    sender = Sender()
+    assert before_s <= sender.arrival_s <= time.monotonic()
+    assert sender.client == ""
