@@ -6,7 +6,6 @@ A user needs `LLM`, `AsyncEngine` and `SamplingParams`; a plugin author `hookimp
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
         StructuredOutputsParams,
     )
 
-__version__ = version("quire")
+    __version__: str
 
 __all__ = [
     "LLM",
@@ -57,6 +56,10 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use (PEP 562)."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("quire")
     if name not in _MODULES:
         raise AttributeError(f"module 'quire' has no attribute {name!r}")
     return getattr(import_module(_MODULES[name]), name)

@@ -98,7 +98,7 @@ class ModelSettings:
     """The model and how it is loaded."""
 
     model: str = option(
-        DEFAULT_MODEL, "Folder, hub id, or name of a checkpoint that a plugin ships."
+        DEFAULT_MODEL, "Folder, hub id, or name of a checkpoint that a plugin ships.", flag="m"
     )
     tokenizer: str | None = option(
         None, "Folder or hub id of the tokenizer, if it is not in the model's folder."
@@ -681,7 +681,9 @@ def _convert_list(name: str, value: Any, kind: type) -> tuple[Any, ...]:
 
 def _check_choice(name: str, value: str, choices: Iterable[str]) -> None:
     if value not in choices:
-        raise SettingsError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        near = get_close_matches(value, choices, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise SettingsError(f"{name} must be one of {', '.join(choices)}, got {value!r}{hint}")
 
 
 def _as_options(name: str, values: Iterable[str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 * QuireError
   + SettingsError               an option has an invalid value
+    - UsageError                a command line that cannot be run as it was written
   + PluginError
     - UnknownNameError          no plugin registered the name
     - ContestedNameError        several third-party plugins registered the selected name
@@ -59,6 +60,20 @@ class SettingsError(QuireError):
     """An option has an invalid value."""
 
     code = "invalid_setting"
+
+
+class UsageError(SettingsError):
+    """A command line that cannot be run as it was written.
+
+    Attributes:
+        hint: What to do about it, in one line.
+    """
+
+    code = "wrong_usage"
+
+    def __init__(self, message: str, *, hint: str = "see `quire --help`") -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 class PluginError(QuireError):

@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from quire.cli import serve, worker
-from quire.cli.options import read_settings
+from quire.cli.command_parser import CommandParser
+from quire.cli.setting_values import read_settings
 from quire.config import Settings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -70,17 +71,17 @@ def run(tmp_path):
 def worker_arguments(call: list[str]) -> argparse.Namespace:
     """Return what `quire worker` reads from its command line."""
     assert call[0] == "worker"
-    parser = argparse.ArgumentParser()
+    parser = CommandParser(("worker",))
     worker.add_arguments(parser)
-    return parser.parse_args(call[1:])
+    return parser.read(call[1:])
 
 
 def serve_settings(call: list[str]) -> Settings:
     """Return what `quire serve` reads from its command line."""
     assert call[0] == "serve"
-    parser = argparse.ArgumentParser()
+    parser = CommandParser(("serve",))
     serve.add_arguments(parser)
-    return read_settings(parser.parse_args(call[1:]))
+    return read_settings(parser.read(call[1:]))
 
 
 def check_fits(settings: Settings, workers: list[argparse.Namespace], key_file: str) -> None:

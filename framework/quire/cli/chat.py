@@ -6,18 +6,19 @@ import sys
 from typing import Any
 
 from quire.async_engine import AsyncEngine
-from quire.cli.options import add_model_options, read_settings
+from quire.cli.command_parser import CommandParser
+from quire.cli.completion_printer import CompletionPrinter
+from quire.cli.options import add_model_options
+from quire.cli.progress_line import ProgressLine
 from quire.cli.sampling_flags import add_generation_flags, read_sampling_params
+from quire.cli.setting_values import read_settings
 from quire.errors import RequestError
-from quire.interfaces.reasoning import ReasoningDelta
-from quire.interfaces.tool_parsing import TextDelta
 from quire.sampling_params import SamplingParams
 
 DEFAULT_MAX_TOKENS = 1024
-DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("--system", metavar="TEXT", help="a system message")
     add_generation_flags(parser)
@@ -28,34 +29,41 @@ def run(arguments: argparse.Namespace) -> int:
     """Run a conversation until the end of the input."""
     params = read_sampling_params(arguments, DEFAULT_MAX_TOKENS)
     settings = read_settings(arguments, enable_lora=True if arguments.adapter else None)
-    return asyncio.run(_chat_loop(AsyncEngine.from_settings(settings), arguments, params))
+    with ProgressLine(f"loading {settings.model.model}"):
+        engine = AsyncEngine.from_settings(settings)
+    with asyncio.Runner() as runner:
+        try:
+            _chat_loop(runner, engine, arguments, params)
+        finally:
+            runner.run(engine.shutdown())
+    return 0
 
 
-async def _chat_loop(
-    engine: AsyncEngine, arguments: argparse.Namespace, params: SamplingParams
-) -> int:
+def _chat_loop(
+    runner: asyncio.Runner,
+    engine: AsyncEngine,
+    arguments: argparse.Namespace,
+    params: SamplingParams,
+) -> None:
+    """Take turns; the input is read outside of the event loop, where Ctrl-C ends it at once."""
     messages: list[dict[str, Any]] = []
     if arguments.system:
         messages.append({"role": "system", "content": arguments.system})
     print("Type a message; an empty line or Ctrl-D ends the conversation.", file=sys.stderr)
-    try:
-        while question := await _read_line():
-            messages.append({"role": "user", "content": question})
-            try:
-                completion = await _stream_completion(engine, messages, params, arguments.adapter)
-            except RequestError as error:
-                print(f"[{error.code}] {error}", file=sys.stderr)
-                messages.pop()
-                continue
-            messages.append({"role": "assistant", "content": completion})
-    finally:
-        await engine.shutdown()
-    return 0
+    while question := _read_line():
+        messages.append({"role": "user", "content": question})
+        try:
+            completion = runner.run(_stream_completion(engine, messages, params, arguments.adapter))
+        except RequestError as error:
+            print(f"[{error.code}] {error}", file=sys.stderr)
+            messages.pop()
+            continue
+        messages.append({"role": "assistant", "content": completion})
 
 
-async def _read_line() -> str:
+def _read_line() -> str:
     try:
-        return (await asyncio.to_thread(input, "> ")).strip()
+        return input("> ").strip()
     except EOFError:
         return ""
 
@@ -66,20 +74,12 @@ async def _stream_completion(
     """Print a completion piece by piece; return its text without the reasoning."""
     text = engine.frontend.chat_template.render(messages)
     parser = engine.frontend.completion_parsers(text, with_tools=False)
-    texts: list[str] = []
+    printer = CompletionPrinter()
     prompt = {"prompt": text, "add_special_tokens": False}
-    async for delta in engine.generate(prompt, params, lora_request=adapter):
-        _show(parser.feed(delta.text), texts)
-    _show(parser.close(), texts)
-    print()
-    return "".join(texts)
-
-
-def _show(events: list[Any], texts: list[str]) -> None:
-    for event in events:
-        if isinstance(event, TextDelta):
-            texts.append(event.text)
-            print(event.text, end="", flush=True)
-        elif isinstance(event, ReasoningDelta):
-            is_terminal = sys.stdout.isatty()
-            print(f"{DIM}{event.text}{PLAIN}" if is_terminal else event.text, end="", flush=True)
+    try:
+        async for delta in engine.generate(prompt, params, lora_request=adapter):
+            printer.show(parser.feed(delta.text))
+        printer.show(parser.close())
+    finally:
+        printer.close()
+    return printer.text

@@ -10,7 +10,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from quire.cli.options import add_model_options, read_settings
+from quire.cli.command_parser import CommandParser
+from quire.cli.options import add_model_options
+from quire.cli.setting_values import read_settings
 from quire.compose.choices.grid_choice import cores_warning
 from quire.compose.choices.lora_choice import load_sources
 from quire.compose.composition import Choice, Composition
@@ -21,7 +23,7 @@ from quire.launch.estimate import MemoryEstimate, estimate_memory
 from quire.plugins.loading import load_plugins
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_model_options(parser)

@@ -1,40 +1,25 @@
-"""Options as flags, YAML keys and environment variables, from the fields in `config.py`.
-
-Order of precedence: a flag, then the environment, then a file, then the default.
-"""
+"""Options as flags, YAML keys and environment variables, from the fields in `config.py`."""
 
 import argparse
 import inspect
-import logging
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import MISSING, Field, dataclass, fields
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from quire.cli.command_parser import CommandParser, number
 from quire.config import (
     DEFAULT_MODEL,
     ENVIRONMENT_PREFIX,
     GROUPS,
     TYPE_WORDS,
-    Settings,
     join_pairs,
     parse_truth,
 )
 from quire.errors import SettingsError
-from quire.machine import instruction_sets
 from quire.machine.byte_size import parse_byte_size
-from quire.native import compiled_cache, compiler
-from quire.plugins.registry import did_you_mean
 
 ENGINE_GROUPS = tuple(group for group in GROUPS if group != "server")
-MAX_CONFIG_BYTES = 2**20
-OTHER_VARIABLES = frozenset(  # variables of quire that are not options
-    {compiled_cache.FOLDER_VARIABLE, instruction_sets.VARIABLE, compiler.FLAGS_VARIABLE}
-)
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,45 +86,24 @@ def all_options(groups: Iterable[str] = GROUPS) -> list[Option]:
 
 
 def add_model_options(
-    parser: argparse.ArgumentParser,
+    parser: CommandParser,
     groups: Iterable[str] = ENGINE_GROUPS,
     default: str = DEFAULT_MODEL,
 ) -> None:
-    """Add the positional argument `model`, and a flag for each other option of the groups."""
-    parser.add_argument("model", nargs="?", default=None, help=f"default: {default}")
-    add_options(parser, groups, skip="model")
+    """Add the word `model`, and a flag for each option of the groups."""
+    parser.add_word("model", f"default: {default}")
+    add_options(parser, groups)
 
 
-def add_options(parser: argparse.ArgumentParser, groups: Iterable[str], skip: str = "") -> None:
+def add_options(parser: argparse.ArgumentParser, groups: Iterable[str]) -> None:
     """Add a flag for each option of the groups; flags that are not given stay None."""
     options = all_options(groups)
     for group in groups:
         section = parser.add_argument_group(group_title(group))
         for option in options:
-            if option.group == group and option.name != skip:
+            if option.group == group:
                 _add_flag(section, option)
     parser.add_argument("--config", metavar="FILE", help="a YAML file whose keys are long flags")
-
-
-def read_settings(arguments: argparse.Namespace, **given: Any) -> Settings:
-    """Build the settings from a file, the environment, and the flags.
-
-    Raises:
-        SettingsError: A value cannot be read or is invalid.
-    """
-    options = {option.name: option for option in all_options()}
-    values: dict[str, Any] = {}
-    flags = vars(arguments)
-    if flags.get("config"):
-        values |= _read_file(Path(flags["config"]), options)
-    values |= _read_environment(os.environ, options)
-    values |= {
-        name: _read_flag(options[name], flags[name])
-        for name in options
-        if flags.get(name) is not None
-    }
-    values |= {name: value for name, value in given.items() if value is not None}
-    return Settings.from_options(values)
 
 
 def group_title(group: str) -> str:
@@ -189,52 +153,5 @@ def _add_flag(section: argparse._ArgumentGroup, option: Option) -> None:
         section.add_argument(*flags, metavar="BYTES", **common)
     else:
         metavar = {int: "N", float: "X"}.get(option.type, "TEXT")
-        section.add_argument(*flags, type=option.type, metavar=metavar, **common)
-
-
-def _read_flag(option: Option, value: Any) -> Any:
-    """Return the value of a parsed flag; the items of a list may also be joined by commas."""
-    if option.is_bytes:
-        return option.parse(value, option.flag)
-    is_joined = option.is_list and not option.is_repeated and isinstance(value, list)
-    return option.parse(",".join(value), option.flag) if is_joined else value
-
-
-def _read_environment(
-    environment: Mapping[str, str], options: Mapping[str, Option]
-) -> dict[str, Any]:
-    known = {option.variable for option in options.values()} | OTHER_VARIABLES
-    for variable in environment:
-        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in known:
-            hint = did_you_mean(variable, known)
-            logger.warning(
-                "ignoring environment variable %s, which is not an option%s", variable, hint
-            )
-    return {
-        name: option.parse(environment[option.variable], option.variable)
-        for name, option in options.items()
-        if option.variable in environment
-    }
-
-
-def _read_file(path: Path, options: Mapping[str, Option]) -> dict[str, Any]:
-    import yaml  # only if a file is given
-
-    if not path.is_file():
-        raise SettingsError(f"no such file: {path}")
-    if path.stat().st_size > MAX_CONFIG_BYTES:
-        raise SettingsError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
-        raise SettingsError(f"{path} is not YAML: {error}") from None
-    if not isinstance(content, dict):
-        raise SettingsError(f"{path} must contain keys and values")
-    values = {}
-    for key, value in content.items():
-        name = str(key).replace("-", "_")
-        if name not in options:
-            hint = did_you_mean(name, options)
-            raise SettingsError(f"{path}: there is no option {key!r}{hint}")
-        values[name] = options[name].parse(value, str(path))
-    return values
+        kind = option.type if option.type is str else number(option.type)
+        section.add_argument(*flags, type=kind, metavar=metavar, **common)

@@ -5,31 +5,25 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from quire.cli.command_parser import CommandParser
 from quire.cli.doctor import Problem, examine
-from quire.cli.options import add_options, read_settings
+from quire.cli.options import add_options
+from quire.cli.setting_values import read_settings
 from quire.errors import UnknownNameError
 from quire.plugins.loading import Plugins, load_plugins
 from quire.plugins.registry import Entry, did_you_mean
 from quire.plugins.report import entry_report, plugins_report
 
-ACTIONS = {
-    "list": "every plugin, its state, and the names that it offers",
-    "show": "everything about one plugin, or one name that a plugin offers",
-    "doctor": "problems and how to fix them; exit status 1 if there are any",
-}
 CONTESTED, PASSED_OVER = "*", "~"
 WIDTH = 24  # of a label; most are names of capabilities
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    for name, summary in ACTIONS.items():
-        action = actions.add_parser(name, help=summary, description=summary, allow_abbrev=False)
-        if name == "show":
-            action.add_argument("name", help="a plugin, a registered name, or KIND:NAME")
-        action.add_argument("--json", action="store_true", help="print JSON")
-        add_options(action, ["plugins"])
+def add_arguments(parser: CommandParser) -> None:
+    """Declare the arguments of an action."""
+    if parser.path[-1] == "show":
+        parser.add_word("name", "a plugin, a registered name, or KIND:NAME", is_required=True)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_options(parser, ["plugins"])
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -41,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
         "show": _show,
         "doctor": _doctor,
     }
-    return actions[arguments.action](arguments, plugins)
+    return actions[arguments.path[-1]](arguments, plugins)
 
 
 def _list(arguments: argparse.Namespace, plugins: Plugins) -> int:

@@ -5,7 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quire.errors import SettingsError
+from quire.cli.command_parser import number
+from quire.errors import RequestError, SettingsError, UsageError
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
 
 MAX_SCHEMA_BYTES = 2**20
@@ -27,7 +28,11 @@ def add_generation_flags(parser: argparse.ArgumentParser) -> None:
     for name, (kind, text) in NUMBERS.items():
         metavar = "X" if kind is float else "N"
         group.add_argument(
-            "--" + name.replace("_", "-"), type=kind, default=None, metavar=metavar, help=text
+            "--" + name.replace("_", "-"),
+            type=number(kind),
+            default=None,
+            metavar=metavar,
+            help=text,
         )
     group.add_argument(
         "--stop", action="append", metavar="TEXT", help="ends the completion; repeatable"
@@ -54,17 +59,20 @@ def read_sampling_params(arguments: argparse.Namespace, default_max_tokens: int)
     """Build `SamplingParams` from the flags.
 
     Raises:
-        RequestError: A value is out of range.
-        SettingsError: A file or a field cannot be read.
+        UsageError: A value is out of range, or a file or a field cannot be read.
     """
     given = vars(arguments)
     values = {name: given[name] for name in NUMBERS if given[name] is not None}
-    return SamplingParams(
-        **{"max_tokens": default_max_tokens} | values,
-        stop=tuple(arguments.stop or ()),
-        structured_outputs=_read_constraint(arguments),
-        extra_args=dict(_read_field(text) for text in arguments.field),
-    )
+    try:
+        return SamplingParams(
+            **{"max_tokens": default_max_tokens} | values,
+            stop=tuple(arguments.stop or ()),
+            structured_outputs=_read_constraint(arguments),
+            extra_args=dict(_read_field(text) for text in arguments.field),
+        )
+    except (RequestError, SettingsError) as error:
+        path = vars(arguments).get("path", ("run",))
+        raise UsageError(str(error), hint=f"see `quire {' '.join(path)} --help`") from error
 
 
 def _read_constraint(arguments: argparse.Namespace) -> StructuredOutputsParams | None:

@@ -2,14 +2,16 @@
 
 import argparse
 
-from quire.cli.options import add_model_options, read_settings
+from quire.cli.command_parser import CommandParser
+from quire.cli.options import add_model_options
+from quire.cli.setting_values import read_settings
 from quire.config import GROUPS
 from quire.launch import start_engine
 from quire.plugins.report import plugins_report
 from quire.server.http_server import bound_socket, serve
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Declare the command's arguments."""
     add_model_options(parser, GROUPS)
 

@@ -4,6 +4,7 @@ import argparse
 import logging
 import os
 
+from quire.cli.command_parser import CommandParser, number
 from quire.config import check_timeout
 from quire.errors import SettingsError
 from quire.launch.workers.nodes.node_agent import AgentPlace, run_agent
@@ -21,7 +22,7 @@ rank is that of the launcher (torchrun, SLURM, MPI, LeaderWorkerSet), or given b
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -29,8 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     action.add_argument("--join", metavar="HOST:PORT", help="engine to join")
     action.add_argument("--new-key", metavar="FILE", help="write a new key, and exit")
     parser.add_argument("--key-file", metavar="FILE", help="key of the launch; - is standard input")
-    parser.add_argument("--rank", type=int, help="rank, or first one; default: the launcher's")
-    parser.add_argument("--count", type=int, default=1, help="number of ranks to start (1)")
+    parser.add_argument(
+        "--rank", type=number(int), help="rank, or first one; default: the launcher's"
+    )
+    parser.add_argument("--count", type=number(int), default=1, help="number of ranks to start (1)")
     parser.add_argument(
         "--host-ip",
         metavar="IP",
@@ -38,7 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the engine",
     )
     parser.add_argument(
-        "--join-timeout-s", type=float, default=600.0, help="time for the engine to start (600)"
+        "--join-timeout-s",
+        type=number(float),
+        default=600.0,
+        help="time for the engine to start (600)",
     )
 
 

@@ -4,7 +4,8 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
-from quire.cli.options import all_options, read_settings
+from quire.cli.options import all_options
+from quire.cli.setting_values import read_settings
 from quire.config import Settings
 from quire.errors import SettingsError
 from quire.plugins.registry import did_you_mean

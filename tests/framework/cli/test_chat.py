@@ -1,6 +1,9 @@
 import subprocess
 import sys
 
+import pytest
+from terminal import Terminal
+
 from quire.async_engine import AsyncEngine
 from quire.cli.main import main
 from quire.frontend.chat.completion_parser import CompletionParsers
@@ -79,3 +82,15 @@ def test_every_completion_goes_through_the_adapter(monkeypatch, capsys):
     talk(monkeypatch, capsys, ["What is quire?", "And then?"], "--adapter", "pirate")
     talk(monkeypatch, capsys, ["What is quire?"])
     assert [options["lora_request"] for options in asked] == ["pirate", "pirate", None]
+
+
+@pytest.mark.parametrize("has_asked", [False, True])
+def test_ctrl_c_ends_a_conversation_without_a_traceback(has_asked):
+    terminal = Terminal("chat", "demo", "--max-tokens", "900", "--temperature", "0")
+    terminal.read_until("> ")
+    if has_asked:
+        terminal.type("Tell me about the KV cache.\n")
+        terminal.read_until("cache.\r\n")
+    terminal.type("\x03")
+    assert terminal.status() == 130
+    assert "Traceback" not in terminal.shown

@@ -3,6 +3,8 @@
 import socket
 from types import SimpleNamespace
 
+from terminal import Terminal
+
 from quire.cli import serve as command
 from quire.cli.main import main
 from quire.plugins.loading import load_plugins
@@ -52,3 +54,11 @@ def test_a_model_that_cannot_be_served_leaves_its_port(monkeypatch, capsys):
     assert main(["serve", "demo", "--tensor-parallel-size", "1000"]) == 1
     assert sockets[0].fileno() == -1
     assert capsys.readouterr().err
+
+
+def test_ctrl_c_ends_a_start_without_a_traceback():
+    terminal = Terminal("serve", "demo", "--port", "0")
+    assert terminal.read_until("kernels: ")  # torch is imported next
+    terminal.type("\x03")
+    assert terminal.status() == 130
+    assert "Traceback" not in terminal.shown

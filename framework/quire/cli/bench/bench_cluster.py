@@ -23,6 +23,7 @@ from quire.cli.bench.cluster.step_time import StepTime
 from quire.cli.bench.cluster.virtual_cluster import ClusterShape, VirtualCluster
 from quire.cli.bench.null_engine import EngineParts
 from quire.cli.bench.tables import machine_info, markdown_lines, table_lines
+from quire.cli.command_parser import CommandParser
 from quire.launch.replicas.routing.routing_policy import (
     CachedPrefix,
     LeastLoaded,
@@ -45,7 +46,7 @@ RATE_EACH = 0.6  # requests per second and replica
 MS = 1e-3
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Declare the measure's arguments."""
     add = parser.add_argument
     add("--replicas", type=at_least_one, default=1000, metavar="N")

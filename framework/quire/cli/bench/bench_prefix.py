@@ -21,7 +21,9 @@ from quire.cli.bench.bench_arguments import at_least_one
 from quire.cli.bench.interval import Figure, bootstrap
 from quire.cli.bench.model_shapes import SHAPES, write_shape
 from quire.cli.bench.tables import machine_info, table_lines
-from quire.cli.options import add_model_options, read_settings
+from quire.cli.command_parser import CommandParser
+from quire.cli.options import add_model_options
+from quire.cli.setting_values import read_settings
 from quire.config import Settings
 from quire.llm import LLM
 from quire.sampling_params import SamplingParams
@@ -50,7 +52,7 @@ class PrefixRun(NamedTuple):
     hit_rate: float  # as the engine reports it
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Declare the measure's arguments."""
     parser.add_argument(
         "--hit-rates",

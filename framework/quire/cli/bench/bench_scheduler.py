@@ -23,6 +23,7 @@ from quire.cli.bench.null_engine import (
     start_decoding,
 )
 from quire.cli.bench.tables import machine_info, table_lines
+from quire.cli.command_parser import CommandParser
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
 from quire.engine.request import Request
 
@@ -38,7 +39,7 @@ US = 1e6
 T = TypeVar("T")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Declare the measure's arguments."""
     sweeps = (
         ("--running", RUNNING, "requests that run"),

@@ -11,7 +11,9 @@ from typing import Any
 
 from quire.cli.bench.bench_arguments import at_least_one
 from quire.cli.bench.tables import plain_lines
-from quire.cli.options import ENGINE_GROUPS, add_model_options, read_settings
+from quire.cli.command_parser import CommandParser
+from quire.cli.options import ENGINE_GROUPS, add_model_options
+from quire.cli.setting_values import read_settings
 from quire.config import Settings
 from quire.errors import EngineDeadError
 
@@ -24,7 +26,7 @@ STARTUP_TIMEOUT_S = 600
 lines = plain_lines
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Declare the measure's arguments."""
     parser.add_argument(
         "--repeats", type=at_least_one, default=5, metavar="N", help="fresh processes"

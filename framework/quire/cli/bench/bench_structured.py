@@ -21,7 +21,9 @@ from quire.cli.bench.bench_grammars import (
 from quire.cli.bench.hostile_load import Gaps, StreamLoad, measure_gaps
 from quire.cli.bench.tables import machine_info, table_lines
 from quire.cli.bench.timed_grammars import MaskTimes, TimedGrammars
-from quire.cli.options import add_model_options, read_settings
+from quire.cli.command_parser import CommandParser
+from quire.cli.options import add_model_options
+from quire.cli.setting_values import read_settings
 from quire.config import Settings
 from quire.engine.core import EngineCore
 from quire.errors import RequestError, SettingsError
@@ -36,7 +38,7 @@ HEADERS = (
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Declare the measure's arguments."""
     parser.add_argument("--num-prompts", type=at_least_one, default=16, metavar="N")
     parser.add_argument(

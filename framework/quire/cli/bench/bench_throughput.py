@@ -8,7 +8,9 @@ from typing import Any
 
 from quire.cli.bench.bench_arguments import at_least_one
 from quire.cli.bench.tables import plain_lines
-from quire.cli.options import add_model_options, read_settings
+from quire.cli.command_parser import CommandParser
+from quire.cli.options import add_model_options
+from quire.cli.setting_values import read_settings
 from quire.config import Settings
 from quire.llm import LLM
 from quire.sampling_params import SamplingParams
@@ -16,7 +18,7 @@ from quire.sampling_params import SamplingParams
 lines = plain_lines
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Declare the measure's arguments."""
     parser.add_argument("--num-prompts", type=at_least_one, default=16, metavar="N")
     parser.add_argument("--input-len", type=at_least_one, default=128, metavar="N", help="tokens")

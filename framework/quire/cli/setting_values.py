@@ -1,0 +1,132 @@
+"""Values of settings, and where each was set.
+
+Order of precedence: a flag, then the environment, then a file, then the default.
+"""
+
+import argparse
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.cli.options import Option, all_options
+from quire.config import ENVIRONMENT_PREFIX, Settings
+from quire.errors import SettingsError, UsageError
+from quire.machine import instruction_sets
+from quire.native import compiled_cache, compiler
+from quire.plugins.registry import did_you_mean
+
+MAX_CONFIG_BYTES = 2**20
+OTHER_VARIABLES = frozenset(  # variables of quire that are not options
+    {compiled_cache.FOLDER_VARIABLE, instruction_sets.VARIABLE, compiler.FLAGS_VARIABLE}
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SettingValue:
+    """The value of an option.
+
+    Attributes:
+        name: Name of the option.
+        origin: Where it was set, in words for the user: a flag, a variable, or a file and its key.
+    """
+
+    name: str
+    value: Any
+    origin: str
+
+
+def read_settings(arguments: argparse.Namespace, **given: Any) -> Settings:
+    """Build the settings from a file, the environment, and the flags.
+
+    Args:
+        arguments: Parsed flags.
+        given: Options that the command itself sets; None: the user's value.
+
+    Raises:
+        UsageError: A value cannot be read or is invalid.
+    """
+    path = vars(arguments).get("path", ("serve",))
+    hint = f"see `quire {' '.join(path)} --help`"
+    values: dict[str, SettingValue] = {}
+    try:
+        values = {value.name: value for value in read_values(arguments)}
+        options = {name: value.value for name, value in values.items()}
+        options |= {name: value for name, value in given.items() if value is not None}
+        return Settings.from_options(options)
+    except SettingsError as error:
+        raise UsageError(str(error), hint=_origins(str(error), values) + hint) from None
+
+
+def read_values(arguments: argparse.Namespace) -> Iterator[SettingValue]:
+    """Yield the values that are set; a later one of the same name takes precedence.
+
+    Raises:
+        SettingsError: A value cannot be read.
+    """
+    options = {option.name: option for option in all_options()}
+    flags = vars(arguments)
+    if flags.get("config"):
+        yield from _read_file(Path(flags["config"]), options)
+    yield from _read_environment(os.environ, options)
+    for name, option in options.items():
+        if flags.get(name) is not None:
+            yield SettingValue(name, _read_flag(option, flags[name]), option.flag)
+
+
+def _origins(message: str, values: Mapping[str, SettingValue]) -> str:
+    """Return where the options that a message names were set, unless it says so itself."""
+    named = [values[word] for word in dict.fromkeys(re.findall(r"\w+", message)) if word in values]
+    found = [f"{value.name} is set by {value.origin}" for value in named]
+    has_origin = any(value.origin in message for value in named)
+    return "" if not found or has_origin else f"{' and '.join(found)}; "
+
+
+def _read_flag(option: Option, value: Any) -> Any:
+    """Return the value of a parsed flag; the items of a list may also be joined by commas."""
+    if option.is_bytes:
+        return option.parse(value, option.flag)
+    is_joined = option.is_list and not option.is_repeated and isinstance(value, list)
+    return option.parse(",".join(value), option.flag) if is_joined else value
+
+
+def _read_environment(
+    environment: Mapping[str, str], options: Mapping[str, Option]
+) -> Iterator[SettingValue]:
+    known = {option.variable for option in options.values()} | OTHER_VARIABLES
+    for variable in environment:
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in known:
+            hint = did_you_mean(variable, known)
+            logger.warning(
+                "ignoring environment variable %s, which is not an option%s", variable, hint
+            )
+    for name, option in options.items():
+        if option.variable in environment:
+            value = option.parse(environment[option.variable], option.variable)
+            yield SettingValue(name, value, option.variable)
+
+
+def _read_file(path: Path, options: Mapping[str, Option]) -> Iterator[SettingValue]:
+    import yaml  # only if a file is given
+
+    if not path.is_file():
+        raise SettingsError(f"no such file: {path}")
+    if path.stat().st_size > MAX_CONFIG_BYTES:
+        raise SettingsError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{path} is not YAML: {error}") from None
+    if not isinstance(content, dict):
+        raise SettingsError(f"{path} must contain keys and values")
+    for key, value in content.items():
+        name = str(key).replace("-", "_")
+        if name not in options:
+            hint = did_you_mean(name, options)
+            raise SettingsError(f"{path}: there is no option {key!r}{hint}")
+        yield SettingValue(name, options[name].parse(value, str(path)), f"{path}: {key}")
