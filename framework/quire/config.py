@@ -72,6 +72,7 @@ def option(
     is_repeated: bool = False,
     is_bytes: bool = False,
     is_pairs: bool = False,
+    is_secret: bool = False,
 ) -> T:
     """Declare a field together with its help text.
 
@@ -82,6 +83,7 @@ def option(
         is_repeated: True for a list whose flag takes one value and may be repeated.
         is_bytes: True for a number of bytes, which may be written with a unit.
         is_pairs: True for a list of KEY=VALUE, which may be written as a mapping.
+        is_secret: True for a value that stands in no representation, message or listing.
     """
     metadata = {
         "help": help_text,
@@ -89,8 +91,9 @@ def option(
         "is_repeated": is_repeated,
         "is_bytes": is_bytes,
         "is_pairs": is_pairs,
+        "is_secret": is_secret,
     }
-    return field(default=default, metadata=metadata)
+    return field(default=default, metadata=metadata, repr=not is_secret)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -510,7 +513,13 @@ class ServerSettings:
 
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "Port to listen on; 0: any free port.")
-    api_key: str | None = option(None, "API key required by every route except /livez and /readyz.")
+    api_key: tuple[str, ...] = option(
+        (),
+        "API keys; every route except /livez and /readyz requires one of them. A flag is visible "
+        "to other users of the machine: QUIRE_API_KEY (joined by commas) and api_key_file are not.",
+        is_repeated=True,
+        is_secret=True,
+    )
     max_body_bytes: int = option(8 * 2**20, "Maximum size of a request body.", is_bytes=True)
     max_received_bytes: int = option(
         128 * 2**20,
@@ -520,6 +529,32 @@ class ServerSettings:
     shutdown_timeout_s: float = option(
         30.0, "Seconds that running requests have to finish at shutdown."
     )
+    api_key_file: str | None = option(
+        None, "File of API keys: one per line, or YAML with names and limits."
+    )
+    admin_key: tuple[str, ...] = option(
+        (),
+        "Keys of the control routes, which do not exist without one; better QUIRE_ADMIN_KEY than a "
+        "flag.",
+        is_repeated=True,
+        is_secret=True,
+    )
+    admin_key_file: str | None = option(
+        None, "File of keys of the control routes, in the format of api_key_file."
+    )
+    share_prefix_cache: bool = option(
+        False, "Share the prefix cache among API keys; by default each key has its own."
+    )
+
+    @property
+    def requires_key(self) -> bool:
+        """Whether requests need an API key."""
+        return bool(self.api_key) or self.api_key_file is not None
+
+    @property
+    def has_control_routes(self) -> bool:
+        """Whether there is an admin key, and so routes that need one."""
+        return bool(self.admin_key) or self.admin_key_file is not None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -531,8 +566,9 @@ class ServerSettings:
                 f"max_body_bytes is {self.max_body_bytes}"
             )
         _check_at_least("shutdown_timeout_s", self.shutdown_timeout_s, 0)
-        if self.api_key == "":
-            raise SettingsError("api_key is empty; leave it out to serve without a key")
+        for name, keys in (("api_key", self.api_key), ("admin_key", self.admin_key)):
+            if "" in keys:
+                raise SettingsError(f"{name} is empty; leave it out to do without such a key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -571,7 +607,7 @@ class Settings:
                     hint = f": {OPTIONS_ELSEWHERE[name]}"
                 raise SettingsError(f"there is no option {name!r}{hint}; see `quire serve --help`")
             group, declared = known[name]
-            chosen[group][name] = _convert(name, _parse_shorthand(declared, value), hints[name])
+            chosen[group][name] = _read(declared, value, hints[name])
         return cls(**{group: kind(**chosen[group]) for group, kind in GROUPS.items()})
 
 
@@ -632,6 +668,20 @@ def join_pairs(name: str, value: Mapping[Any, Any]) -> tuple[str, ...]:
         if not isinstance(key, str) or not isinstance(item, str | int | float):
             raise SettingsError(f"{name} must have text or numbers, got {key!r}: {item!r}")
     return tuple(f"{key}={item}" for key, item in value.items())
+
+
+def _read(declared: Field[Any], value: Any, hint: Any) -> Any:
+    """Convert a value to its option's type; no message shows the value of a secret.
+
+    Raises:
+        SettingsError: The value has another type.
+    """
+    try:
+        return _convert(declared.name, _parse_shorthand(declared, value), hint)
+    except SettingsError:
+        if declared.metadata["is_secret"]:
+            raise SettingsError(f"{declared.name} must be a list of strings") from None
+        raise
 
 
 def _parse_shorthand(declared: Field[Any], value: Any) -> Any:

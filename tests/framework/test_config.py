@@ -73,7 +73,8 @@ def test_an_unknown_option_is_refused_with_the_nearest():
         ("max_body_bytes", 0, "max_body_bytes must be at least 1"),
         ("max_received_bytes", 10, "max_received_bytes is 10, less than one body may have"),
         ("shutdown_timeout_s", -1.0, "shutdown_timeout_s must be at least 0"),
-        ("api_key", "", "api_key is empty"),
+        ("api_key", ["k", ""], "api_key is empty"),
+        ("admin_key", [""], "admin_key is empty"),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(option, value, message):

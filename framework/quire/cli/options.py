@@ -36,6 +36,7 @@ class Option:
     is_repeated: bool
     is_bytes: bool
     is_pairs: bool
+    is_secret: bool
 
     @property
     def flag(self) -> str:
@@ -58,7 +59,8 @@ class Option:
             if self.is_pairs and isinstance(value, dict):
                 items = [*join_pairs(f"{origin}: {self.name}", value)]
             if not isinstance(items, list):
-                raise SettingsError(f"{origin}: {self.name} must be a list, got {value!r}")
+                got = "" if self.is_secret else f", got {value!r}"
+                raise SettingsError(f"{origin}: {self.name} must be a list{got}")
             texts = (str(item).strip() for item in items)
             return tuple(self._parse_item(text, origin) for text in texts if text)
         if self.type is bool:
@@ -128,6 +130,7 @@ def _describe(group: str, field: Field[Any], hint: Any) -> Option:
         is_repeated=field.metadata["is_repeated"],
         is_bytes=field.metadata["is_bytes"],
         is_pairs=field.metadata["is_pairs"],
+        is_secret=field.metadata["is_secret"],
     )
 
 
@@ -144,7 +147,8 @@ def _add_flag(section: argparse._ArgumentGroup, option: Option) -> None:
     if option.type is bool:
         section.add_argument(*flags, action=argparse.BooleanOptionalAction, **common)
     elif option.is_repeated:
-        section.add_argument(*flags, action="append", metavar="NAME", **common)
+        metavar = "KEY" if option.is_secret else "NAME"
+        section.add_argument(*flags, action="append", metavar=metavar, **common)
     elif option.is_list:
         item = "N" if option.type is int else "NAME"
         words = (f"{item},{item},...", item)  # joined by commas, or separate

@@ -76,6 +76,7 @@ def read_values(arguments: argparse.Namespace) -> Iterator[SettingValue]:
     yield from _read_environment(os.environ, options)
     for name, option in options.items():
         if flags.get(name) is not None:
+            _warn_of_secret(option)
             yield SettingValue(name, _read_flag(option, flags[name]), option.flag)
 
 
@@ -93,6 +94,18 @@ def _read_flag(option: Option, value: Any) -> Any:
         return option.parse(value, option.flag)
     is_joined = option.is_list and not option.is_repeated and isinstance(value, list)
     return option.parse(",".join(value), option.flag) if is_joined else value
+
+
+def _warn_of_secret(option: Option) -> None:
+    """Warn of a secret that is a flag: a list of processes shows the command line."""
+    if option.is_secret:
+        logger.warning(
+            "other users of this machine can see the value of %s in the list of processes: better "
+            "set %s, or use %s-file",
+            option.flag,
+            option.variable,
+            option.flag,
+        )
 
 
 def _read_environment(

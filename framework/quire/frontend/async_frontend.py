@@ -124,8 +124,10 @@ class AsyncFrontend:
         if self._is_draining:
             raise OverloadedError("the server is shutting down and takes no new requests")
         async with limit.hold():
-            given = isinstance(prompt, EncodedPrompt)
-            (encoded,) = [prompt] if given else await self.encode([prompt])
+            if isinstance(prompt, EncodedPrompt):
+                encoded = prompt
+            else:
+                (encoded,) = await self.encode([prompt])
             if isinstance(params, SamplingParams):
                 params = await self._prepared(params)
         admission = self.intake.admit(

@@ -10,6 +10,8 @@ from collections.abc import AsyncGenerator, Sequence
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.server.keys.account import Account, account_of
+
 Headers = list[tuple[bytes, bytes]]
 
 QUEUED_MESSAGES = 64  # of a response that is not read
@@ -27,6 +29,8 @@ class HTTPCall(msgspec.Struct, frozen=True, array_like=True):
         request_id: Id of the request for its response and for logs.
         client: Identity of the client: the name of its key, or its address.
         age_s: Seconds since the request arrived, as the machines have no clock in common.
+        cache_salt: Salt of the prefix cache of its key, if keys have caches of their own.
+        is_admin: Whether it has an admin key.
     """
 
     method: str
@@ -37,6 +41,8 @@ class HTTPCall(msgspec.Struct, frozen=True, array_like=True):
     request_id: str
     client: str
     age_s: float = 0.0
+    cache_salt: str | None = None
+    is_admin: bool = False
 
     @classmethod
     def of(cls, scope: Scope, body: bytes) -> "HTTPCall":
@@ -50,6 +56,8 @@ class HTTPCall(msgspec.Struct, frozen=True, array_like=True):
             scope["quire_request_id"],
             scope["quire_client"],
             time.monotonic() - scope["quire_arrival_s"],
+            account_of(scope).cache_salt,
+            scope["quire_is_admin"],
         )
 
     def scope(self) -> Scope:
@@ -68,6 +76,8 @@ class HTTPCall(msgspec.Struct, frozen=True, array_like=True):
             "quire_request_id": self.request_id,
             "quire_client": self.client,
             "quire_arrival_s": time.monotonic() - self.age_s,
+            "quire_account": Account(self.client, cache_salt=self.cache_salt),
+            "quire_is_admin": self.is_admin,
         }
 
 

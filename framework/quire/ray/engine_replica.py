@@ -26,7 +26,7 @@ from quire.ray.asgi_call import HTTPCall
 from quire.ray.cache_report import CacheReport
 from quire.ray.serve_arguments import read_arguments
 from quire.ray.serve_routing import ReplicaFacts, ReplicaLoad
-from quire.server.app import create_unguarded_app
+from quire.server.app import control_operations, create_unguarded_app
 from quire.server.http.lifecycle import Lifecycle
 from quire.server.stats_log import log_stats
 
@@ -48,7 +48,8 @@ class EngineReplica:
         self._facts = _facts(engine)
         self._frontend = engine.async_frontend()
         report = partial(plugins_report, engine.plugins)
-        self._app = create_unguarded_app(self._frontend, report, Lifecycle())
+        control = control_operations(self._frontend)  # the ingress says who has an admin key
+        self._app = create_unguarded_app(self._frontend, report, Lifecycle(), control)
         self._num_resets = 0
         self._cache = CacheReport(self._facts.block_size)
         self._tasks = [

@@ -16,13 +16,15 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from quire.errors import EngineDeadError, ReplicaDeadError
+from quire.config import ServerSettings
+from quire.errors import EngineDeadError, ReplicaDeadError, SettingsError
 from quire.ray.asgi_call import HTTPCall, ResponseStart
 from quire.ray.prompt_reader import PromptReader
 from quire.ray.serve_arguments import read_arguments
 from quire.server.http.disconnect import run_while_connected
 from quire.server.http.guard import Guard
 from quire.server.http.lifecycle import Lifecycle
+from quire.server.keys.accounts import Accounts
 from quire.server.wire.bodies import BODY_TIMEOUT_S
 from quire.server.wire.http_errors import HTTPError, error_json, log_failure
 
@@ -43,7 +45,8 @@ class Ingress:
     def __init__(self, engines: DeploymentHandle[Any], arguments: dict[str, Any]) -> None:
         settings = read_arguments(arguments)
         forwarding = Forwarding(engines, PromptReader.load(settings))
-        self._app = without_prefix(Guard(forwarding, settings.server, Lifecycle()))
+        guard = Guard(forwarding, settings.server, Lifecycle(), load_accounts(settings.server))
+        self._app = without_prefix(guard)
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the application, once this object is built."""
@@ -70,7 +73,8 @@ class Forwarding:
             return
         with suppress(ClientDisconnect, TaskCancelledError):  # Serve cancels what has no reader
             call = HTTPCall.of(scope, await _body(receive))
-            forward = self._reset if (call.method, call.path) == RESET else self._forward
+            is_reset = (call.method, call.path) == RESET and call.is_admin
+            forward = self._reset if is_reset else self._forward
             await run_while_connected(forward(call, send), receive)
 
     async def _forward(self, call: HTTPCall, send: Send) -> None:
@@ -79,7 +83,8 @@ class Forwarding:
         Raises:
             ReplicaDeadError: The second one died, too.
         """
-        prompt = msgspec.msgpack.encode(await self._reader.read(call.path, call.body))
+        read = await self._reader.read(call.path, call.body, call.cache_salt)
+        prompt = msgspec.msgpack.encode(read)
         encoded = msgspec.msgpack.encode(call)
         try:
             response = await self._begin(encoded, prompt)
@@ -113,6 +118,23 @@ class Forwarding:
         found = [(msgspec.msgpack.decode(r[0], type=ResponseStart), r[1:]) for r in results]
         start, pieces = max(found, key=lambda response: response[0].status)
         await _send_response(start, _each(pieces), call.request_id, send)
+
+
+def load_accounts(settings: ServerSettings) -> Accounts:
+    """Return the accounts of the keys, of which each ingress counts its own requests.
+
+    Raises:
+        SettingsError: A key has a limit that is known in the replicas only.
+    """
+    accounts = Accounts.load(settings)
+    for account in accounts.of_keys():
+        for name in ("tokens_per_minute", "priority", "models"):
+            if msgspec.structs.asdict(account.limits)[name] is not None:
+                raise SettingsError(
+                    f"the key {account.name!r} has {name}, which is not supported under Ray Serve; "
+                    "leave it out"
+                )
+    return accounts
 
 
 def without_prefix(app: ASGIApp) -> ASGIApp:

@@ -14,6 +14,7 @@ from quire.launch.composing import load_text
 from quire.messages import EngineRequest
 from quire.plugins.loading import load_plugins
 from quire.sampling_params import SamplingParams
+from quire.server.keys.cache_salts import combined_salt
 
 NO_LIMIT = 1 << 20  # tokens of a completion whose limit is not given
 INLINE_BYTES = 8 * 1024  # larger bodies are tokenized in a thread
@@ -79,17 +80,26 @@ class PromptReader:
         model_name = settings.model.served_model_name or checkpoint.name
         return cls(*load_text(settings, plugins, checkpoint), model_name)
 
-    async def read(self, path: str, body: bytes) -> PromptTokens:
-        """Return the prompt of a request; no tokens if it has none, or an invalid one."""
+    async def read(self, path: str, body: bytes, key_salt: str | None = None) -> PromptTokens:
+        """Return the prompt of a request; no tokens if it has none, or an invalid one.
+
+        Args:
+            path: Path of the request.
+            body: Body of the request.
+            key_salt: Salt of the prefix cache of the request's key.
+        """
         if path not in ("/v1/completions", "/v1/chat/completions"):
             return NO_TOKENS
         if len(body) > INLINE_BYTES:
-            return await asyncio.to_thread(self._read, body)
-        return self._read(body)
+            return await asyncio.to_thread(self._read, body, key_salt)
+        return self._read(body, key_salt)
 
-    def _read(self, body: bytes) -> PromptTokens:
+    def _read(self, body: bytes, key_salt: str | None) -> PromptTokens:
         try:
             fields = msgspec.json.decode(body, type=dict[str, Any])
+            if key_salt is not None:
+                own_salt = msgspec.convert(fields.get("cache_salt"), str | None)
+                fields["cache_salt"] = combined_salt(key_salt, own_salt)
             return PromptTokens(self._token_ids(fields), self._owner(fields), _max_tokens(fields))
         except (msgspec.MsgspecError, QuireError, RecursionError, TypeError, ValueError):
             return NO_TOKENS  # the replica refuses the request, or reads it in another way

@@ -14,6 +14,8 @@ from quire.frontend.async_frontend import AsyncFrontend
 from quire.server.http.guard import Guard
 from quire.server.http.lifecycle import Lifecycle
 from quire.server.http.logprob_budget import LogprobBudget
+from quire.server.keys.accounts import Accounts
+from quire.server.routes.accounts import AccountRoutes, KeyList, UsageList
 from quire.server.routes.api_description import ApiDescription
 from quire.server.routes.chat_completions import ChatRoute
 from quire.server.routes.completions import CompletionRoute
@@ -39,6 +41,7 @@ def create_app(
     settings: ServerSettings,
     plugins_report: Callable[[], list[dict[str, Any]]],
     lifecycle: Lifecycle | None = None,
+    accounts: Accounts | None = None,
 ) -> Starlette:
     """Return the ASGI application.
 
@@ -47,16 +50,24 @@ def create_app(
         settings: Address, API key and limits; `serve` does the listening.
         plugins_report: Function that returns a dict per plugin, for /v1/plugins.
         lifecycle: State shared with the code that drains the server; None for a new one.
+        accounts: Accounts of the keys, with their usage; None to load them from the settings.
     """
     lifecycle = lifecycle or Lifecycle()
-    guard = Middleware(Guard, settings=settings, lifecycle=lifecycle)
-    return create_unguarded_app(frontend, plugins_report, lifecycle, [guard])
+    accounts = accounts or Accounts.load(settings)
+    guard = Middleware(Guard, settings=settings, lifecycle=lifecycle, accounts=accounts)
+    control = control_operations(frontend) + account_operations(accounts)
+    app = create_unguarded_app(
+        frontend, plugins_report, lifecycle, control if accounts.has_admin else [], [guard]
+    )
+    app.state.accounts = accounts
+    return app
 
 
 def create_unguarded_app(
     frontend: AsyncFrontend,
     plugins_report: Callable[[], list[dict[str, Any]]],
     lifecycle: Lifecycle,
+    control: Sequence[Operation] = (),
     middleware: Sequence[Middleware] = (),
 ) -> Starlette:
     """Return the ASGI application for requests that a `Guard` has let through.
@@ -65,9 +76,11 @@ def create_unguarded_app(
         frontend: Frontend that serves the requests.
         plugins_report: Function that returns a dict per plugin, for /v1/plugins.
         lifecycle: Lifecycle, which has the drain state.
+        control: Operations that need an admin key.
         middleware: Middleware in front of the routes.
     """
     operations = _operations(frontend, HealthRoutes(frontend, lifecycle, plugins_report))
+    operations += control
     description = ApiDescription(
         operations, frontend.intake.fields, frontend.intake.logits_processors.opt_in
     )
@@ -116,5 +129,19 @@ def _operations(frontend: AsyncFrontend, health: HealthRoutes) -> list[Operation
         ),
         Operation("/tokenize", tokens.tokenize, "POST", TokenizeBody, Tokens),
         Operation("/detokenize", tokens.detokenize, "POST", DetokenizeBody, DetokenizedText),
-        Operation("/reset_prefix_cache", CacheRoutes(frontend).reset_prefix_cache, "POST"),
+    ]
+
+
+def control_operations(frontend: AsyncFrontend) -> list[Operation]:
+    """Return the operations that control the engine."""
+    reset = CacheRoutes(frontend).reset_prefix_cache
+    return [Operation("/reset_prefix_cache", reset, "POST", is_admin=True)]
+
+
+def account_operations(accounts: Accounts) -> list[Operation]:
+    """Return the operations that show the keys and their usage."""
+    routes = AccountRoutes(accounts)
+    return [
+        Operation("/admin/keys", routes.keys, response=KeyList, is_admin=True),
+        Operation("/admin/usage", routes.usage, response=UsageList, is_admin=True),
     ]

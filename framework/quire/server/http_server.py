@@ -176,10 +176,10 @@ def bound_socket(settings: ServerSettings) -> socket.socket:
             f"cannot listen on {settings.host} port {settings.port}: {error}; choose another "
             "address with --host and --port (port 0 takes a free one)"
         ) from error
-    if settings.api_key is None and not is_loopback(settings.host):
+    if not settings.requires_key and not is_loopback(settings.host):
         logger.warning(
-            "%s can be reached by other machines, and no key is asked for: set --api-key, or "
-            "QUIRE_API_KEY",
+            "%s can be reached by other machines, and no key is asked for: set QUIRE_API_KEY, or "
+            "--api-key-file",
             settings.host,
         )
     return bound

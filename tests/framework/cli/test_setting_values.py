@@ -9,7 +9,7 @@ from quire.cli.command_parser import CommandParser
 from quire.cli.options import add_model_options, all_options
 from quire.cli.setting_values import MAX_CONFIG_BYTES, OTHER_VARIABLES, read_settings
 from quire.config import GROUPS
-from quire.errors import SettingsError, UsageError
+from quire.errors import QuireError, SettingsError, UsageError
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -77,7 +77,32 @@ def test_a_file_sets_options_by_long_flag_or_by_name(config):
     assert settings.scheduler.max_num_seqs == 7
     assert settings.scheduler.max_num_queued == 9
     assert settings.parts.samplers == ("default", "mine")
-    assert settings.server.api_key == "k"
+    assert settings.server.api_key == ("k",)
+
+
+def test_a_key_that_is_a_flag_is_warned_of_without_the_key(caplog, monkeypatch):
+    monkeypatch.setenv("QUIRE_ADMIN_KEY", "a,b")
+    settings = settings_of("--api-key", "sk-canary-1", "--api-key", "sk-canary,2")
+    assert settings.server.api_key == ("sk-canary-1", "sk-canary,2")
+    assert settings.server.admin_key == ("a", "b")
+    (warning,) = caplog.messages
+    assert "list of processes: better set QUIRE_API_KEY, or use --api-key-file" in warning
+    assert "canary" not in warning + repr(settings)
+
+
+@pytest.mark.parametrize(
+    "text", ["api-key: {sk-canary: 1}", "api-key: 7", "admin-key: {a: sk-canary}"]
+)
+def test_no_message_shows_a_key(config, text):
+    with pytest.raises(QuireError, match="_key must be a list") as caught:
+        settings_of("--config", config(text))
+    assert "canary" not in str(caught.value)
+
+
+def test_the_items_of_a_list_of_keys_are_not_shown(config):
+    settings = settings_of("--config", config("admin-key: [[sk-canary], x]"))
+    assert settings.server.admin_key == ("['sk-canary']", "x")
+    assert "canary" not in repr(settings)
 
 
 def test_bytes_have_units_in_every_view(config, monkeypatch):

@@ -43,7 +43,8 @@ def config():
     example["http_options"]["port"] = PORT
     (application,) = example["applications"]
     application["args"] = {
-        "model": "demo", "device": "cpu", "threads": 1, "max_num_seqs": 1, "kv_events": True
+        "model": "demo", "device": "cpu", "threads": 1, "max_num_seqs": 1, "kv_events": True,
+        "admin_key": ["sesame"],
     }  # fmt: skip
     ingress, engine = application["deployments"]
     ingress["ray_actor_options"] = {"num_cpus": 0}
@@ -158,12 +159,14 @@ def test_errors_of_requests_are_those_of_quires_server(client):
 
 
 def test_a_prompt_returns_to_the_replica_that_has_its_prefix(client):
-    assert client.post("/reset_prefix_cache").json() == {"status": "reset"}
+    admin = {"authorization": "Bearer sesame"}
+    assert client.post("/reset_prefix_cache").status_code in (401, 403)
+    assert client.post("/reset_prefix_cache", headers=admin).json() == {"status": "reset"}
     time.sleep(3.0)  # until both replicas have reported it
     prompts = [f"Story number {number}. " + "The fox and the hen. " * 12 for number in range(6)]
     assert [cached(complete(client, prompt)) for prompt in prompts].count(0) >= 1
     assert all(cached(complete(client, prompt)) > 32 for prompt in prompts)
-    client.post("/reset_prefix_cache")
+    client.post("/reset_prefix_cache", headers=admin)
     assert all(cached(complete(client, prompt + "!")) == 0 for prompt in prompts[:1])
 
 

@@ -24,7 +24,7 @@ BODY = {"model": "demo", "prompt": "The fox " * 40, "max_tokens": 4, "temperatur
 def call(path, body):
     headers = [(b"content-type", b"application/json")]
     return msgspec.msgpack.encode(
-        HTTPCall("POST", path, b"", headers, json.dumps(body).encode(), "req-1", "acme"))
+        HTTPCall("POST", path, b"", headers, json.dumps(body).encode(), "r1", "a", 0.0, None, True))
 
 async def status_of(items):
     found = [item async for item in items]

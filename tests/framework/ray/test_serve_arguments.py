@@ -35,7 +35,7 @@ def test_the_number_of_replicas_is_serves_business():
 
 def test_the_key_comes_from_the_environment(monkeypatch):
     monkeypatch.setenv("QUIRE_API_KEY", "secret")
-    assert read_arguments({"model": "demo"}).server.api_key == "secret"
+    assert read_arguments({"model": "demo"}).server.api_key == ("secret",)
 
 
 def test_the_example_has_options_of_quire():

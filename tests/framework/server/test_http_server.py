@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -92,7 +93,7 @@ def test_nobody_can_connect_before_the_server_listens():
 
 @pytest.mark.parametrize(
     ("host", "key", "is_open"),
-    [("0.0.0.0", None, True), ("0.0.0.0", "sesame", False), ("127.0.0.1", None, False)],
+    [("0.0.0.0", (), True), ("0.0.0.0", ("sesame",), False), ("127.0.0.1", (), False)],
 )
 def test_an_address_for_all_without_a_key_is_warned_of(caplog, host, key, is_open):
     bound_socket(ServerSettings(host=host, port=0, api_key=key)).close()
@@ -335,7 +336,9 @@ from quire.frontend.text.tokenizer import Tokenizer
 from quire.server.http_server import serve
 tokenizer = Tokenizer.load(CHECKPOINT)
 frontend = make_frontend(tokenizer, ScriptedCore(Texts(tokenizer), step_s=float(sys.argv[1])))
-settings = ServerSettings(port=0, shutdown_timeout_s=float(sys.argv[2]))
+settings = ServerSettings(
+    port=0, shutdown_timeout_s=float(sys.argv[2]), admin_key=("sesame",)
+)
 serve(frontend, settings, lambda: [], lambda url: print(url, flush=True))
 print("bye", flush=True)
 """
@@ -381,7 +384,9 @@ def test_a_signal_ends_a_process_whose_step_hangs(program):
     body = {"prompt": "x"}
     thread, results = in_thread(lambda: httpx.post(f"{url}/v1/completions", json=body, timeout=20))
     time.sleep(0.3)
-    resets, responses = in_thread(lambda: httpx.post(f"{url}/reset_prefix_cache", timeout=20))
+    admin = {"authorization": "Bearer sesame"}
+    reset = partial(httpx.post, f"{url}/reset_prefix_cache", headers=admin, timeout=20)
+    resets, responses = in_thread(reset)
     time.sleep(0.2)
     process.terminate()
     sent = time.monotonic()

@@ -23,7 +23,7 @@ def real(request: pytest.FixtureRequest) -> Iterator[Served]:
         "num_kv_blocks": 1000,
     }
     engine = start_engine(Settings.from_options(options))
-    served = start_server(engine.core, engine.async_frontend())
+    served = start_server(engine.core, engine.async_frontend(), admin_key=("sesame",))
     yield served
     stop_servers([served])
 
@@ -32,6 +32,11 @@ def real(request: pytest.FixtureRequest) -> Iterator[Served]:
 def client(real: Served) -> Iterator[OpenAI]:
     with OpenAI(base_url=f"{real.url}/v1", api_key="none", max_retries=3, timeout=60) as made:
         yield made
+
+
+def reset(real):
+    headers = {"authorization": "Bearer sesame"}
+    return httpx.post(f"{real.url}/reset_prefix_cache", headers=headers).json()
 
 
 def cached(client, **extra_body):
@@ -47,7 +52,7 @@ def test_a_second_prompt_is_cached_under_its_own_salt_until_the_reset(client, re
     assert hit >= 16
     assert cached(client, cache_salt="e") == 0
     assert cached(client) == 0
-    assert httpx.post(f"{real.url}/reset_prefix_cache").json() == {"status": "reset"}
+    assert reset(real) == {"status": "reset"}
     assert cached(client, cache_salt="é") == 0
     assert cached(client, cache_salt="é") == hit
 
@@ -63,7 +68,7 @@ def test_after_a_reset_what_a_running_request_holds_is_not_found(client, real):
             pass
         assert cached(client, **salt) >= 16
         for _ in range(3):
-            assert httpx.post(f"{real.url}/reset_prefix_cache").json() == {"status": "reset"}
+            assert reset(real) == {"status": "reset"}
             after = client.completions.create(**fields, extra_body=salt)
             assert after.usage.prompt_tokens_details.cached_tokens == 0
             assert after.choices[0].text == fresh.choices[0].text

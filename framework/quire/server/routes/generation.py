@@ -24,6 +24,8 @@ from quire.server.http.event_stream import EventStream
 from quire.server.http.json_response import EncodedResponse, in_thread_if
 from quire.server.http.logprob_budget import MAX_UNCOUNTED, LogprobBudget, LogprobReservation
 from quire.server.http.merged_streams import merged
+from quire.server.keys.account import TokenReservation
+from quire.server.keys.cache_salts import combined_salt
 from quire.server.wire.bodies import Body, read_body
 from quire.server.wire.fields import sort_fields
 from quire.server.wire.finish_reason import finish_reason_of
@@ -67,6 +69,7 @@ async def respond(
     sender = Sender.of(request.scope)
     async with frontend.time_limit(sender.arrival_s).hold():
         body = replace(await read_body(request, kind), sender=sender)
+    sender.account.check_model(body.typed.model or frontend.model_name)
     for_samplers: dict[str, Any] = {}
     headers: dict[str, str] = {}
     if body.undeclared:
@@ -118,6 +121,7 @@ class Generation:
         *,
         is_prompt_only: bool = False,
     ) -> None:
+        self._tokens: TokenReservation | None = None
         self.frontend = frontend
         self._budget = budget
         self._reservations: list[LogprobReservation] = []
@@ -165,12 +169,15 @@ class Generation:
         frontend, num_running = self.frontend, len(self.prompts) * self._num_generated
         async with AsyncExitStack() as stack:
             async with frontend.time_limit(self._sender.arrival_s, self._body.timeout_s).hold():
-                self.encoded = await frontend.encode(self.prompts)
+                self.encoded = await self._encode()
+            stack.callback(self._settle)
+            self._tokens = self._reserve_tokens()
             self._reserve_logprobs()
             for encoded in self.encoded:
                 stream = await self._submit(encoded)
                 self._streams.append(await stack.enter_async_context(stream))
                 self._num_prompt_tokens += len(stream.prompt_token_ids)
+                self._tokens.use(len(stream.prompt_token_ids))
                 await asyncio.sleep(0)  # let other tasks run between hundreds of prompts
             deltas = await stack.enter_async_context(aclosing(_numbered(self._streams)))
             async for prompt_index, delta in deltas:
@@ -200,7 +207,7 @@ class Generation:
                 prompt,
                 self._given_params,
                 adapter=self._adapter,
-                priority=self._body.priority or 0,
+                priority=self._sender.account.priority_of(self._body.priority),
                 timeout_s=self._body.timeout_s,
                 arrival_s=self._sender.arrival_s,
                 client=self._sender.client,
@@ -244,6 +251,28 @@ class Generation:
         for reservation in self._reservations:
             reservation.release()
 
+    async def _encode(self) -> list[EncodedPrompt]:
+        """Tokenize the prompts, whose part of the prefix cache is that of the account."""
+        of_key = self._sender.account.cache_salt
+        encoded = await self.frontend.encode(self.prompts)
+        if of_key is None:
+            return encoded
+        return [replace(e, cache_salt=combined_salt(of_key, e.cache_salt)) for e in encoded]
+
+    def _reserve_tokens(self) -> TokenReservation:
+        most = (self._params.max_tokens or 0) * self._num_generated * len(self.prompts)
+        num_prompt_tokens = sum(len(prompt.token_ids) for prompt in self.encoded)
+        return self._sender.account.reserve(num_prompt_tokens, most)
+
+    def _settle(self) -> None:
+        """Count the request's tokens in the usage of its key, and give back what it left."""
+        if self._tokens is not None:
+            self._tokens.close()
+        usage = self._sender.account.usage
+        usage.num_prompt_tokens += self._num_prompt_tokens
+        usage.num_cached_tokens += sum(self._num_cached_tokens)
+        usage.num_completion_tokens += self._num_completion_tokens
+
     def _reserve_logprobs(self) -> None:
         params, lengths = self._params, [len(prompt.token_ids) for prompt in self.encoded]
         if params.prompt_logprobs is not None:
@@ -259,6 +288,8 @@ class Generation:
 
     def _count(self, prompt_index: int, delta: Delta) -> None:
         self._num_completion_tokens += len(delta.token_ids)
+        if self._tokens is not None:
+            self._tokens.use(len(delta.token_ids))
         if delta.index == 0:  # the others hit the prefix cache of the first
             self._num_cached_tokens[prompt_index] = delta.num_cached_tokens
 

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.server.http.json_response import json_response
+from quire.server.keys.account import account_of
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
@@ -39,13 +40,13 @@ class ModelRoutes:
 
     async def list_models(self, request: Request) -> Response:
         """Return the served model and all adapters."""
-        del request
-        return json_response(ModelList(self._cards()))
+        account = account_of(request.scope)
+        return json_response(ModelList([c for c in self._cards() if account.may_use(c.id)]))
 
     async def retrieve_model(self, request: Request) -> Response:
         """Return the served model or one adapter."""
         name = request.path_params["model"]
-        self._frontend.resolve_adapter(name)  # raises if there is none
+        check_model(request, self._frontend, name)
         return json_response(next(card for card in self._cards() if card.id == name))
 
     def _cards(self) -> list[ModelCard]:
@@ -57,3 +58,13 @@ class ModelRoutes:
             )
             cards.append(card)
         return cards
+
+
+def check_model(request: Request, frontend: AsyncFrontend, name: str | None) -> None:
+    """Check the name of a model or an adapter for a route that generates nothing.
+
+    Raises:
+        UnknownModelError: There is none of this name, or the request's key may not use it.
+    """
+    account_of(request.scope).check_model(name or frontend.model_name)
+    frontend.resolve_adapter(name)

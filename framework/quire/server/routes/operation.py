@@ -1,4 +1,4 @@
-"""One operation of the HTTP API: its route, and the types that the API description names."""
+"""One operation of the HTTP API: its route, its kind of key, and the types of its description."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -7,6 +7,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Scope
+
+from quire.server.http.guard import SAFE_METHODS
+from quire.server.keys.account import account_of
+from quire.server.keys.accounts import missing_key
+from quire.server.wire.http_errors import HTTPError
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -23,6 +29,7 @@ class Operation:
         response: Struct of the response; None for any JSON object.
         event: Struct of one event, if the response can be a stream.
         has_sampler_fields: Whether the body may have the fields of the engine's samplers.
+        is_admin: Whether it needs an admin key, which no other operation but reading takes.
     """
 
     path: str
@@ -32,6 +39,7 @@ class Operation:
     response: type[msgspec.Struct] | None = None
     event: type[msgspec.Struct] | None = None
     has_sampler_fields: bool = False
+    is_admin: bool = False
 
     @property
     def summary(self) -> str:
@@ -40,4 +48,21 @@ class Operation:
 
     def route(self) -> Route:
         """Return the route."""
-        return Route(self.path, self.endpoint, methods=[self.method])
+        return Route(self.path, self._checked, methods=[self.method])
+
+    async def _checked(self, request: Request) -> Response:
+        """Call the endpoint for a request with the right kind of key."""
+        if self.is_admin:
+            _check_admin(request.scope)
+        elif self.method not in SAFE_METHODS and request.scope["quire_is_admin"]:
+            raise HTTPError(
+                403, "the admin key is for control routes only; send an API key", code="forbidden"
+            )
+        return await self.endpoint(request)
+
+
+def _check_admin(scope: Scope) -> None:
+    if not scope["quire_is_admin"]:
+        if account_of(scope).has_key:
+            raise HTTPError(403, "this route needs the admin key", code="forbidden")
+        raise missing_key()

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from quire.errors import InvalidRequestError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.server.http.json_response import json_response
+from quire.server.routes.models import check_model
 from quire.server.wire.bodies import read_body
 from quire.server.wire.protocol import DetokenizeBody, TokenizeBody
 
@@ -36,7 +37,7 @@ class TokenRoutes:
     async def tokenize(self, request: Request) -> Response:
         """Return the token ids of a text."""
         body = await read_body(request, TokenizeBody)
-        self._frontend.resolve_adapter(body.typed.model)  # raises if there is none
+        check_model(request, self._frontend, body.typed.model)
         encode, typed = self._frontend.tokenizer.encode, body.typed
         work = partial(encode, typed.prompt, typed.add_special_tokens)
         tokens = await self._frontend.lanes.run(len(typed.prompt), work)
@@ -45,7 +46,7 @@ class TokenRoutes:
     async def detokenize(self, request: Request) -> Response:
         """Return the text of token ids."""
         body = await read_body(request, DetokenizeBody)
-        self._frontend.resolve_adapter(body.typed.model)  # raises if there is none
+        check_model(request, self._frontend, body.typed.model)
         self._check(body.typed.tokens)
         work = partial(self._frontend.tokenizer.decode, body.typed.tokens, False)
         text = await self._frontend.lanes.run(len(body.typed.tokens), work)

@@ -106,6 +106,7 @@ def detail_of(error: Exception, request_id: str = "") -> ErrorDetail:
     kind = "invalid_request_error" if status < 500 else "server_error"
     match error:
         case HTTPError():
+            kind = "rate_limit_error" if status == 429 else kind
             return ErrorDetail(_shortened(str(error)), kind, error.param, error.name)
         case RequestFailedError() | ReplicaDeadError():
             return ErrorDetail(scrubbed(str(error)), kind, error.param, error.code)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
+from quire.server.keys.account import Account, account_of
+
 
 @dataclass(frozen=True, slots=True)
 class Sender:
@@ -13,12 +15,14 @@ class Sender:
     Attributes:
         arrival_s: Arrival of the request's head, by `time.monotonic` of this process.
         client: Identity for limits and fair shares: the name of a key, or an address.
+        account: Account of its key, which has limits and usage.
     """
 
     arrival_s: float = field(default_factory=time.monotonic)
     client: str = ""
+    account: Account = field(default_factory=lambda: Account("unlimited"), compare=False)
 
     @classmethod
     def of(cls, scope: Scope) -> "Sender":
         """Return the sender of a request that the guard has let through."""
-        return cls(scope["quire_arrival_s"], scope["quire_client"])
+        return cls(scope["quire_arrival_s"], scope["quire_client"], account_of(scope))

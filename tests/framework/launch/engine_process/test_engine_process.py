@@ -182,11 +182,12 @@ def test_a_server_whose_engine_dies_ends_with_an_error(cli):
 
 @pytest.mark.slow
 def test_a_signal_ends_a_server_whose_engine_hangs(cli):
-    process, url = cli("--max-num-seqs", "2", "--shutdown-timeout-s", "1")
+    process, url = cli("--max-num-seqs", "2", "--shutdown-timeout-s", "1", "--admin-key", "sesame")
     engine = engine_below(process)
     os.kill(engine, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as pool:
-        reset = pool.submit(httpx.post, f"{url}/reset_prefix_cache", timeout=30)
+        admin = {"authorization": "Bearer sesame"}
+        reset = pool.submit(httpx.post, f"{url}/reset_prefix_cache", headers=admin, timeout=30)
         time.sleep(0.5)
         process.terminate()
         sent = time.monotonic()

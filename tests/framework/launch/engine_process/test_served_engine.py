@@ -37,7 +37,7 @@ REQUEST = EngineRequest(
 @pytest.fixture(scope="module")
 def its(tmp_path_factory):
     folder = write_checkpoint(tmp_path_factory.mktemp("model"), "LlamaForCausalLM").folder
-    options = {"model": str(folder), "api_key": "secret", "port": 1234}
+    options = {"model": str(folder), "api_key": ["secret"], "port": 1234}
     settings = Settings.from_options(options)
     return compose_engine(settings, load_plugins(settings.plugins))
 

@@ -14,6 +14,7 @@ from quire.config import ServerSettings
 from quire.server.http.body_budget import BodyBudget
 from quire.server.http.guard import Guard
 from quire.server.http.lifecycle import Lifecycle
+from quire.server.keys.accounts import Accounts
 from quire.server.wire.http_errors import HTTPError
 
 
@@ -109,7 +110,12 @@ def test_a_client_that_leaves_or_is_refused_takes_nothing_with_it():
             await Request(scope, receive).body()
             await Response("read")(scope, receive, send)
 
-    guarded = Guard(read, ServerSettings(max_body_bytes=10, max_received_bytes=10), Lifecycle())
+    guarded = Guard(
+        read,
+        ServerSettings(max_body_bytes=10, max_received_bytes=10),
+        Lifecycle(),
+        Accounts(),
+    )
 
     async def half_sent():
         pieces = [message(8, more=True), {"type": "http.disconnect"}]

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from quire.config import ServerSettings
 from quire.server.http.guard import Guard
 from quire.server.http.lifecycle import Lifecycle
+from quire.server.keys.accounts import Accounts
 
 KEY = "sesame"
 OWN_ORIGIN = "http://127.0.0.1:8000"
@@ -35,7 +36,8 @@ async def fail_late(scope, receive, send):
 
 
 def guard(app=count, lifecycle=None, **settings):
-    return Guard(app, ServerSettings(**settings), lifecycle or Lifecycle())
+    options = ServerSettings(**settings)
+    return Guard(app, options, lifecycle or Lifecycle(), Accounts.load(options))
 
 
 def ask(guarded, *pieces, path="/v1/x", method="POST", headers=None, **fields):
@@ -162,7 +164,7 @@ def test_a_server_for_others_is_called_by_any_name():
 def test_one_key_by_its_scheme_opens(values, status):
     headers = [(b"host", b"127.0.0.1"), *((b"authorization", v.encode()) for v in values)]
     scope = scope_of("/v1/x") | {"headers": headers}
-    wire = asyncio.run(call(guard(api_key=KEY), Wire(), scope))
+    wire = asyncio.run(call(guard(api_key=(KEY,)), Wire(), scope))
     assert wire.status == status
     if status == 401:
         assert wire.error["code"] == "invalid_api_key"
@@ -173,7 +175,7 @@ def test_one_key_by_its_scheme_opens(values, status):
 def test_two_paths_are_open_spelt_exactly(path):
     draining = Lifecycle()
     draining.drain()
-    locked = guard(api_key=KEY, lifecycle=draining)
+    locked = guard(api_key=(KEY,), lifecycle=draining)
     assert ask(locked, path=path).status == 200
     for odd in (f"{path}/", path.upper(), f"/{path}", f"{path};", "/health"):
         assert ask(locked, path=odd).status == 401
@@ -190,7 +192,7 @@ def test_a_server_that_drains_says_when_to_come_back():
 def test_the_checks_come_in_their_order():
     draining = Lifecycle()
     draining.drain()
-    locked = guard(api_key=KEY, lifecycle=draining, max_body_bytes=1)
+    locked = guard(api_key=(KEY,), lifecycle=draining, max_body_bytes=1)
     headers = {"content-length": "9", "origin": "http://evil.example", "host": "evil.example"}
     found = [ask(locked, headers=headers).error["code"]]
     for fixed in (
@@ -230,7 +232,7 @@ def test_every_response_has_an_id_of_its_own_that_the_application_sees():
     assert ids == seen
     assert ids[0] != ids[1]
     assert ids[0].startswith("req-")
-    assert ask(guard(note, api_key=KEY)).headers["x-request-id"].startswith("req-")
+    assert ask(guard(note, api_key=(KEY,))).headers["x-request-id"].startswith("req-")
 
 
 @pytest.mark.parametrize(
@@ -238,8 +240,8 @@ def test_every_response_has_an_id_of_its_own_that_the_application_sees():
     [
         ("/v1/x", {}, ("10.0.0.7", 5), "10.0.0.7"),
         ("/v1/x", {}, None, "local"),
-        ("/v1/x", {"api_key": KEY}, ("10.0.0.7", 5), "default"),
-        ("/livez", {"api_key": KEY}, ("10.0.0.7", 5), "10.0.0.7"),
+        ("/v1/x", {"api_key": (KEY,)}, ("10.0.0.7", 5), "key-1"),
+        ("/livez", {"api_key": (KEY,)}, ("10.0.0.7", 5), "10.0.0.7"),
     ],
 )
 def test_a_client_is_the_name_of_its_key_or_its_address(path, settings, address, client):

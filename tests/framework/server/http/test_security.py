@@ -17,7 +17,7 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
 @pytest.fixture(scope="module")
 def locked(serve):
-    return serve(api_key=KEY, max_body_bytes=2000)
+    return serve(api_key=(KEY,), max_body_bytes=2000)
 
 
 def bearer(key=KEY, scheme="Bearer"):
@@ -211,4 +211,4 @@ def test_an_empty_key_is_no_key():
     from quire.errors import SettingsError
 
     with pytest.raises(SettingsError, match="api_key is empty"):
-        ServerSettings(api_key="")
+        ServerSettings(api_key=("",))

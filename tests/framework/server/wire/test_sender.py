@@ -4,12 +4,15 @@ import time
 
 from asgi_parts import scope_of
 
+from quire.server.keys.account import Account
 from quire.server.wire.sender import Sender
 
 
 def test_a_sender_is_what_the_guard_found_out():
-    scope = scope_of("/", quire_arrival_s=12.5, quire_client="acme")
+    account = Account("acme")
+    scope = scope_of("/", quire_arrival_s=12.5, quire_client="acme", quire_account=account)
     assert Sender.of(scope) == Sender(12.5, "acme")
+    assert Sender.of(scope).account is account
 
 
 def test_a_sender_of_whom_nothing_is_known_sends_now():

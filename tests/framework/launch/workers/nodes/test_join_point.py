@@ -21,7 +21,8 @@ from quire.process.launch_key import LaunchKey
 def settings(timeout_s=10.0, **parallel):
     given = {"worker_address": "127.0.0.1", "worker_start_timeout_s": timeout_s} | parallel
     return Settings(
-        parallel=ParallelSettings(executor="joined", **given), server=ServerSettings(api_key=SECRET)
+        parallel=ParallelSettings(executor="joined", **given),
+        server=ServerSettings(api_key=(SECRET,)),
     )
 
 

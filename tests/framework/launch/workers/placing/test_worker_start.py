@@ -108,7 +108,7 @@ def test_a_rank_is_given_its_config_without_the_servers_secrets(composed, monkey
     given = []
     monkeypatch.setattr(worker_start, "LocalProcess", lambda *arguments: given.append(arguments))
     with pytest.raises(CapacityError, match="no device is free"):
-        start_workers(composed("PlacesNone", api_key="secret", pipeline_parallel_size=2))
+        start_workers(composed("PlacesNone", api_key=["secret"], pipeline_parallel_size=2))
     placing_executors.PlacesNone.launches.pop().spawn(1)
     [(arguments, config)] = given
     assert b"secret" not in config

@@ -1,0 +1,120 @@
+"""All accounts of a server: who a request is of, by its Authorization header."""
+
+import time
+
+from starlette.types import Scope
+
+from quire.config import ServerSettings
+from quire.server.http.origins import header_values
+from quire.server.keys.account import Account, Clock
+from quire.server.keys.api_key import ApiKey
+from quire.server.keys.cache_salts import CacheSalts
+from quire.server.keys.key_ring import KeyRing
+from quire.server.wire.http_errors import HTTPError
+
+OPEN = "open"  # account of requests to a server without keys
+
+
+class Accounts:
+    """Accounts by the names of their keys; used in one event loop.
+
+    Args:
+        ring: All keys.
+        shares_cache: Whether all keys share the prefix cache.
+        clock: Clock of the limits, in seconds.
+
+    Attributes:
+        num_unauthorized: Requests without a valid key.
+    """
+
+    def __init__(
+        self,
+        ring: KeyRing | None = None,
+        *,
+        shares_cache: bool = False,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._shares_cache = shares_cache
+        self._salts: CacheSalts | None = None
+        self._clock = clock
+        self._open = Account(OPEN, has_key=False, clock=clock)
+        self._accounts: dict[str, Account] = {}
+        self.num_unauthorized = 0
+        self.replace(ring or KeyRing())
+
+    @classmethod
+    def load(cls, settings: ServerSettings) -> "Accounts":
+        """Return the accounts of the keys that the settings have.
+
+        Raises:
+            SettingsError: A key or a key file is invalid.
+        """
+        return cls(KeyRing.load(settings), shares_cache=settings.share_prefix_cache)
+
+    @property
+    def requires_key(self) -> bool:
+        """Whether requests need an API key."""
+        return bool(self._ring.api)
+
+    @property
+    def has_admin(self) -> bool:
+        """Whether there are control routes."""
+        return bool(self._ring.admin)
+
+    def of_keys(self) -> list[Account]:
+        """Return the accounts of the API keys, or the one of all requests if there are no keys."""
+        return [self._accounts[key.name] for key in self._ring.api] or [self._open]
+
+    def replace(self, ring: KeyRing) -> None:
+        """Use other keys from now on; an account whose key keeps its name keeps its usage."""
+        self._ring = ring
+        keys = (*ring.api, *ring.admin)
+        if self._salts is None and len(ring.api) > 1 and not self._shares_cache:
+            self._salts = CacheSalts(keys)
+        self._accounts = {key.name: self._account(key) for key in keys}
+        self._admins = frozenset(key.name for key in ring.admin)
+
+    def open(self, scope: Scope) -> None:
+        """Set `quire_account`, `quire_client` and `quire_is_admin` of a request without a key."""
+        client = scope.get("client")
+        scope["quire_client"] = str(client[0]) if client else "local"  # a Unix socket has none
+        scope["quire_account"] = self._open
+        scope["quire_is_admin"] = False
+
+    def identify(self, scope: Scope) -> None:
+        """Set what `open` sets by the key of the request.
+
+        Raises:
+            HTTPError: The request needs a key, and has none that is valid.
+        """
+        key = self._key_of(scope)
+        if key is not None:
+            scope["quire_client"] = key.name
+            scope["quire_account"] = self._accounts[key.name]
+            scope["quire_is_admin"] = key.name in self._admins
+        elif self._ring.api:
+            self.num_unauthorized += 1
+            raise missing_key()
+
+    def _key_of(self, scope: Scope) -> ApiKey | None:
+        values = header_values(scope, b"authorization")
+        scheme, _, text = values[0].partition(" ") if len(values) == 1 else ("", "", "")
+        key = self._ring.find(text.strip().encode("latin-1"))
+        return key if scheme.lower() == "bearer" else None
+
+    def _account(self, key: ApiKey) -> Account:
+        account = self._accounts.get(key.name) or Account(key.name, clock=self._clock)
+        if account.limits != key.limits:
+            account.set_limits(key.limits)
+        account.cache_salt = None if self._salts is None else self._salts.of(key.name)
+        return account
+
+
+def missing_key() -> HTTPError:
+    """Return the error of a request without a valid key."""
+    return HTTPError(
+        401,
+        "this server requires a key: send the header 'Authorization: Bearer KEY'",
+        code="invalid_api_key",
+        headers={"www-authenticate": "Bearer"},
+    )
