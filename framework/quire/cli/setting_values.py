@@ -20,8 +20,14 @@ from quire.native import compiled_cache, compiler
 from quire.plugins.registry import did_you_mean
 
 MAX_CONFIG_BYTES = 2**20
+FAULTS_VARIABLE = f"{ENVIRONMENT_PREFIX}FAULTS"  # read by the plugin quire_faults
 OTHER_VARIABLES = frozenset(  # variables of quire that are not options
-    {compiled_cache.FOLDER_VARIABLE, instruction_sets.VARIABLE, compiler.FLAGS_VARIABLE}
+    {
+        compiled_cache.FOLDER_VARIABLE,
+        instruction_sets.VARIABLE,
+        compiler.FLAGS_VARIABLE,
+        FAULTS_VARIABLE,
+    }
 )
 
 logger = logging.getLogger(__name__)

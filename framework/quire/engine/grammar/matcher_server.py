@@ -27,6 +27,7 @@ from quire.process.traceback_text import sendable, traceback_text
 
 SLOW_S = 0.02  # CPU time of a token or mask beyond which it is slow; usual is 0.0001
 MAX_EXCESS_S = 0.5  # that the matchers of a grammar may take beyond it: whole steps wait for them
+WORD = "i"  # int32, as a view of a mask
 EXCESS_HALF_LIFE_S = 10.0  # time in which half of that is forgotten
 
 
@@ -181,13 +182,13 @@ class MatcherServer:
 
     def _fill(self, fill: Fill) -> None:
         matcher = self._matchers[fill.matcher]
-        matcher.fill_bitmask(self._row(fill.row))
+        matcher.fill_bitmask(self._row(fill.row).cast(WORD))
         num_accepted = 0
         for token_id in fill.draft_token_ids:
             if not matcher.accept(token_id):
                 break
             num_accepted += 1
-            matcher.fill_bitmask(self._row(fill.row + num_accepted))
+            matcher.fill_bitmask(self._row(fill.row + num_accepted).cast(WORD))
         for index in range(num_accepted, len(fill.draft_token_ids)):
             self._row(fill.row + index + 1)[:] = bytes(self._row_bytes)
         if num_accepted:

@@ -55,6 +55,7 @@ class Rising(CompiledGrammar, Matcher):
         return is_right
 
     def fill_bitmask(self, words):
+        assert (words.format, len(words)) == ("i", 1), "a mask is a view of int32 words"
         words[0] = len(self.taken)
 
     def rollback(self, num_tokens):
