@@ -298,6 +298,11 @@ class SchedulerSettings:
     request_timeout_s: float | None = option(
         None, "Seconds after its arrival at which an unfinished request fails; None: no limit."
     )
+    max_queue_wait_s: float = option(
+        600.0,
+        "Estimated seconds in the queue from which on the server refuses a request at once; by "
+        "default those after which OpenAI's clients give up.",
+    )
 
     def for_device(self, device: str) -> "SchedulerSettings":
         """Return the settings with the default step sizes of a device, "cpu" or "cuda"."""
@@ -324,6 +329,7 @@ class SchedulerSettings:
         _check_at_least("max_num_seqs", self.max_num_seqs, 0)
         _check_at_least("max_num_batched_tokens", self.max_num_batched_tokens, 0)
         _check_at_least("max_num_queued", self.max_num_queued, 1)
+        check_timeout("max_queue_wait_s", self.max_queue_wait_s, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

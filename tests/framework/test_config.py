@@ -61,6 +61,7 @@ def test_an_unknown_option_is_refused_with_the_nearest():
         ("max_num_seqs", -1, "max_num_seqs must be at least 0"),
         ("max_num_batched_tokens", -1, "max_num_batched_tokens must be at least 0"),
         ("max_num_queued", 0, "max_num_queued must be at least 1"),
+        ("max_queue_wait_s", -1.0, "max_queue_wait_s must be at least 0"),
         ("tensor_parallel_size", 0, "tensor_parallel_size must be at least 1"),
         ("pipeline_parallel_size", 0, "pipeline_parallel_size must be at least 1, got 0"),
         ("pipeline_parallel_size", -2, "pipeline_parallel_size must be at least 1, got -2"),

@@ -16,6 +16,7 @@ from quire.frontend.chat.chat_template import ChatTemplate
 from quire.frontend.chat.completion_parser import CompletionParsers
 from quire.frontend.completions.completion import PromptState
 from quire.frontend.completions.delta_stream import DeltaStream
+from quire.frontend.dispatch.backlog import QueueLimits
 from quire.frontend.dispatch.dispatcher import Dispatch
 from quire.frontend.dispatch.engine_client import EngineCoreClient
 from quire.frontend.dispatch.engine_thread import STOP_TIMEOUT_S
@@ -51,6 +52,7 @@ class AsyncFrontend:
         stall_limit_s: Seconds of a step after which the engine counts as stalled.
         request_timeout_s: Default and upper limit of a request's timeout, as in the engine; also
             enforced here, because a step of the engine may hang.
+        queue_limits: Limits on waiting requests, for `check_room`; None: there are none.
 
     Attributes:
         dispatch: Open streams, and the statistics of the engine.
@@ -73,6 +75,7 @@ class AsyncFrontend:
         finished_hooks: Sequence[RequestHook] = (),
         stall_limit_s: float = STALL_LIMIT_S,
         request_timeout_s: float | None = None,
+        queue_limits: QueueLimits | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.intake = intake
@@ -85,7 +88,7 @@ class AsyncFrontend:
         self._stall_limit_s = stall_limit_s
         self._request_timeout_s = request_timeout_s
         self._is_draining = False
-        self.dispatch = Dispatch(core, request_timeout_s)
+        self.dispatch = Dispatch(core, request_timeout_s, queue_limits)
         self.thread = self.dispatch.thread
         self.controls = self.dispatch.controls
         self.lanes = WorkLanes()
@@ -251,6 +254,22 @@ class AsyncFrontend:
         """
         arrival_s = time.monotonic() if arrival_s is None else arrival_s
         return TimeLimit(arrival_s, timeout_s, self._request_timeout_s)
+
+    def check_room(self, limit: TimeLimit, *, priority: int = 0) -> None:
+        """Refuse a request that could not be queued, or would wait too long; before other work.
+
+        The estimate of the wait assumes the order of arrival, so it does not apply to a request
+        that may go before others.
+
+        Args:
+            limit: Time limit of the request, as far as it is known.
+            priority: Priority of the request.
+
+        Raises:
+            OverloadedError: It must be sent again later.
+        """
+        is_urgent = priority < 0 and self.intake.has_priorities
+        self.dispatch.backlog.check_room(limit.left_s, is_urgent=is_urgent)
 
     def resolve_adapter(self, name: str | None) -> AdapterRef | None:
         """Return the adapter that a request's `model` names; None for the base model.

@@ -12,6 +12,7 @@ from quire.config import ParallelSettings, Settings
 from quire.frontend.async_frontend import STALL_LIMIT_S, AsyncFrontend
 from quire.frontend.chat.chat_template import ChatTemplate
 from quire.frontend.chat.completion_parser import CompletionParsers
+from quire.frontend.dispatch.backlog import QueueLimits
 from quire.frontend.dispatch.engine_client import EngineCoreClient
 from quire.frontend.intake.intake import Intake
 from quire.frontend.intake.logits_processor_names import LogitsProcessorNames
@@ -82,7 +83,18 @@ class Engine:
             finished_hooks=self.finished_hooks,
             stall_limit_s=stall_limit(self.settings.parallel),
             request_timeout_s=self.settings.scheduler.request_timeout_s,
+            queue_limits=queue_limits(self.settings),
         )
+
+
+def queue_limits(settings: Settings) -> QueueLimits:
+    """Return the limits on waiting requests, of all replicas together."""
+    num_replicas, scheduler = settings.parallel.data_parallel_size, settings.scheduler
+    return QueueLimits(
+        num_replicas * scheduler.max_running,
+        num_replicas * scheduler.max_num_queued,
+        scheduler.max_queue_wait_s,
+    )
 
 
 def stall_limit(parallel: ParallelSettings) -> float:

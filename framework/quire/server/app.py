@@ -53,6 +53,7 @@ def create_app(
         accounts: Accounts of the keys, with their usage; None to load them from the settings.
     """
     lifecycle = lifecycle or Lifecycle()
+    lifecycle.wait_s = lambda: frontend.dispatch.backlog.wait_s
     accounts = accounts or Accounts.load(settings)
     guard = Middleware(Guard, settings=settings, lifecycle=lifecycle, accounts=accounts)
     control = control_operations(frontend) + account_operations(accounts)

@@ -18,6 +18,7 @@ from functools import partial
 from quire.errors import EngineDeadError, QuireError, RequestTimeoutError
 from quire.frontend.completions.completion import PromptState
 from quire.frontend.completions.delta_stream import DeltaStream
+from quire.frontend.dispatch.backlog import Backlog, QueueLimits
 from quire.frontend.dispatch.control_calls import ControlCalls
 from quire.frontend.dispatch.engine_client import EngineCoreClient, failure_of
 from quire.frontend.dispatch.engine_thread import EngineThread
@@ -59,6 +60,7 @@ class Dispatch:
     Args:
         core: Engine core; its thread starts now.
         request_timeout_s: Default and upper limit of a request's timeout, as in the engine.
+        limits: Limits on waiting requests; None: there are none.
 
     Attributes:
         stats: Statistics of the engine after the last step.
@@ -66,12 +68,19 @@ class Dispatch:
         thread: Thread that owns the core.
         controls: Control commands that wait for their turn in the thread.
         kv_events: Changes of the prefix cache.
+        backlog: Open requests, and an estimate of how long a new one would wait.
     """
 
-    def __init__(self, core: EngineCoreClient, request_timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        core: EngineCoreClient,
+        request_timeout_s: float | None = None,
+        limits: QueueLimits | None = None,
+    ) -> None:
         self._request_timeout_s = request_timeout_s
         self.stats = EngineStats()
         self.done = Done()
+        self.backlog = Backlog(limits)
         self._streams: dict[str, DeltaStream] = {}  # by the engine's request id
         self._lock = threading.RLock()  # reentrant: a finalizer may run while it is held
         self.thread = EngineThread(core, self._deliver, self._fail_all)
@@ -94,6 +103,7 @@ class Dispatch:
         requests = completions.admission.requests
         with self._lock:
             self._streams.update({request.request_id: stream for request in requests})
+            self.backlog.add(requests)
         try:
             self.thread.post(partial(self._add, stream))
         except EngineDeadError:
@@ -115,11 +125,13 @@ class Dispatch:
 
     def _deliver(self, outputs: EngineOutputs) -> None:
         self.stats = outputs.stats
-        self.done = self.done.after(outputs)
+        before, self.done = self.done, self.done.after(outputs)
+        num_generated = self.done.num_generated_tokens - before.num_generated_tokens
         if outputs.kv_events:
             self.kv_events.publish(outputs.kv_events)
         batches: dict[asyncio.AbstractEventLoop, Batch] = defaultdict(list)
         with self._lock:
+            self.backlog.take(outputs, num_generated)
             for output in outputs.outputs:
                 stream = self._streams.get(output.request_id)
                 if stream is not None:
@@ -198,9 +210,11 @@ class Dispatch:
         return stream.completions.abort()
 
     def _forget(self, stream: DeltaStream) -> None:
+        request_ids = [request.request_id for request in stream.completions.admission.requests]
         with self._lock:
-            for request in stream.completions.admission.requests:
-                self._streams.pop(request.request_id, None)
+            self.backlog.remove(request_ids)
+            for request_id in request_ids:
+                self._streams.pop(request_id, None)
 
     def _abort(self, request_ids: Sequence[str]) -> None:
         if request_ids:

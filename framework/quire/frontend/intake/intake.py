@@ -95,6 +95,7 @@ class Intake:
             of the body.
         logits_processors: Names that requests may have in `logits_processors`.
         companions: Maker of the companions that sampler fields ask for.
+        has_priorities: Whether the scheduling policy reads priorities.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class Intake:
         self._hooks = [WatchedHook(source, call) for source, call in hooks]
         self._constraints = ConstraintChecks(check_grammar)
         self._thinking = thinking
-        self._has_priorities = has_priorities
+        self.has_priorities = has_priorities
         self._logprobs_mode = logprobs_mode
         self._max_logprobs = MAX_LOGPROBS if max_logprobs == -1 else max_logprobs
 
@@ -335,7 +336,7 @@ class Intake:
                 f"{priority!r:.100}",
                 param="priority",
             )
-        if priority != 0 and not self._has_priorities:
+        if priority != 0 and not self.has_priorities:
             raise InvalidRequestError(
                 f"priority is {priority}, but this engine serves first come, first served; start "
                 "it with --scheduling-policy priority, or send 0",

@@ -18,6 +18,7 @@ from quire.server.http.origins import check_host, check_origin, header_values, i
 from quire.server.keys.account import account_of
 from quire.server.keys.accounts import Accounts
 from quire.server.wire.http_errors import error_response, unavailable
+from quire.server.wire.retry_after import with_measured_wait
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,8 @@ class Guard:
         scope.setdefault("quire_arrival_s", time.monotonic())
         scope["quire_request_id"] = request_id  # made here; ids from clients are not used
         self._accounts.open(scope)
-        guarded_send, body = _GuardedSend(send, scope), self._bodies.receive(receive)
+        guarded_send = _GuardedSend(send, scope, self._lifecycle)
+        body = self._bodies.receive(receive)
         self._lifecycle.enter()
         try:
             self._check(scope)
@@ -104,11 +106,15 @@ class Guard:
 
 
 class _GuardedSend:
-    """A `send` that adds the guard's headers and records whether a response has started."""
+    """A `send` that adds the guard's headers and records whether a response has started.
 
-    def __init__(self, send: Send, scope: Scope) -> None:
+    It also tells a client that shall try again when that makes sense, as far as it is known.
+    """
+
+    def __init__(self, send: Send, scope: Scope, lifecycle: Lifecycle) -> None:
         self._send = send
         self._scope = scope
+        self._lifecycle = lifecycle
         self.has_started = False
 
     async def __call__(self, message: Message) -> None:
@@ -116,5 +122,8 @@ class _GuardedSend:
             self.has_started = True
             own = [(b"x-request-id", self._scope["quire_request_id"].encode())]
             own += account_of(self._scope).headers()
-            message = {**message, "headers": [*message.get("headers", ()), *own]}
+            headers = list(message.get("headers", ()))
+            if message["status"] == 503:
+                headers = with_measured_wait(headers, self._lifecycle.wait_s())
+            message = {**message, "headers": [*headers, *own]}
         await self._send(message)

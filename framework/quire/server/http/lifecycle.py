@@ -5,7 +5,7 @@ While the server drains it still listens: running requests finish, and new ones 
 """
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from quire.server.http.connection_limit import connection_limits
 
@@ -15,10 +15,13 @@ class Lifecycle:
 
     Attributes:
         connections: Open connections, if a server of ours accepts them.
+        wait_s: Function that returns the seconds a new request would wait in the queue, for
+            `Retry-After`.
     """
 
     def __init__(self) -> None:
         self.connections: Collection[object] = ()
+        self.wait_s: Callable[[], float] = lambda: 0.0
         self.is_draining = False
         self.num_in_flight = 0
         self._idle = asyncio.Event()

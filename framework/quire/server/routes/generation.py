@@ -67,8 +67,13 @@ async def respond(
         prepare: Function that makes its run, from the body and the samplers' fields.
     """
     sender = Sender.of(request.scope)
-    async with frontend.time_limit(sender.arrival_s).hold():
+    limit = frontend.time_limit(sender.arrival_s)
+    frontend.check_room(limit)
+    async with limit.hold():
         body = replace(await read_body(request, kind), sender=sender)
+    limit = frontend.time_limit(sender.arrival_s, body.typed.timeout_s)
+    limit.check()
+    frontend.check_room(limit, priority=body.typed.priority or 0)
     sender.account.check_model(body.typed.model or frontend.model_name)
     for_samplers: dict[str, Any] = {}
     headers: dict[str, str] = {}
@@ -78,7 +83,7 @@ async def respond(
             body.undeclared, intake.extra_fields, intake.offered_fields, kind.__struct_fields__
         )
         for_samplers, headers = extras.for_samplers, extras.headers()
-    async with frontend.time_limit(sender.arrival_s, body.typed.timeout_s).hold():
+    async with limit.hold():
         run = await prepare(body, for_samplers)
     release = run.generation.release
     if body.typed.stream:

@@ -4,8 +4,9 @@ from typing import overload
 
 from quire.errors import RequestFailedError
 from quire.outputs import CompletionOutput, Delta
-from quire.server.wire.http_errors import RETRY_AFTER_S, HTTPError
+from quire.server.wire.http_errors import HTTPError
 from quire.server.wire.protocol import FinishReason
+from quire.server.wire.retry_after import RETRY_AFTER_S
 
 
 @overload

@@ -22,10 +22,10 @@ from quire.errors import (
     RequestTimeoutError,
     UnknownModelError,
 )
+from quire.server.wire.retry_after import RETRY_AFTER_S
 
 logger = logging.getLogger(__name__)
 
-RETRY_AFTER_S = 1
 NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients would retry by themselves
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{4,}")
 _PATH = re.compile(r"(?<![\w:/])(?:[A-Za-z]:\\|/)[^\s'\",;:()]*[/\\][^\s'\",;:()]*")

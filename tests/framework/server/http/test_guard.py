@@ -256,6 +256,16 @@ def test_a_client_is_the_name_of_its_key_or_its_address(path, settings, address,
     assert seen == [client]
 
 
+def test_a_503_names_the_measured_wait():
+    lifecycle = Lifecycle()
+    lifecycle.drain()
+    guarded = Guard(count, ServerSettings(), lifecycle)
+    assert "retry-after-ms" not in ask(guarded).headers
+    lifecycle.wait_s = lambda: 6.25
+    headers = ask(guarded).headers
+    assert (headers["retry-after"], headers["retry-after-ms"]) == ("7", "6250")
+
+
 def test_the_arrival_of_a_request_is_noted_unless_the_server_knows_better():
     seen = []
 

