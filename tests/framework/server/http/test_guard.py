@@ -259,7 +259,7 @@ def test_a_client_is_the_name_of_its_key_or_its_address(path, settings, address,
 def test_a_503_names_the_measured_wait():
     lifecycle = Lifecycle()
     lifecycle.drain()
-    guarded = Guard(count, ServerSettings(), lifecycle)
+    guarded = Guard(count, ServerSettings(), lifecycle, Accounts.load(ServerSettings()))
     assert "retry-after-ms" not in ask(guarded).headers
     lifecycle.wait_s = lambda: 6.25
     headers = ask(guarded).headers
