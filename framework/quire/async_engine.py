@@ -107,13 +107,16 @@ class AsyncEngine:
                 its `output` what was generated before.
             EngineDeadError: The engine stopped.
         """
-        text = self.frontend.chat_template.render(messages, tools)
+        rendered = self.frontend.chat_template.render(messages, tools)
         params = sampling_params or SamplingParams()
-        prompt = {"prompt": text, "add_special_tokens": False}
         result = await self.frontend.generate_whole(
-            prompt, params, adapter=lora_request, priority=priority, timeout_s=timeout_s
+            rendered.as_prompt(),
+            params,
+            adapter=lora_request,
+            priority=priority,
+            timeout_s=timeout_s,
         )
-        self.frontend.completion_parsers.split(result.outputs, text, tools)
+        self.frontend.completion_parsers.split(result.outputs, rendered.text, tools)
         return result
 
     async def beam_search(

@@ -119,6 +119,11 @@ class ModelSettings:
         None, "Maximum number of tokens of a prompt and its completion together."
     )
     chat_template: str | None = option(None, "Jinja file to use instead of the model's template.")
+    special_tokens_in_messages: bool = option(
+        False,
+        "Read special tokens that the texts of messages and tools spell, such as <|im_end|>, as "
+        "special tokens. By default they are plain text, so that no text can forge a turn.",
+    )
     dummy_seed: int = option(0, "Seed of the random weights of load_format dummy.")
     device: str = option("auto", "Device to compute on: auto, cpu or cuda.")
     threads: int | None = option(

@@ -214,10 +214,10 @@ class LLM:
         each_tools = _tools_for_each(tools, len(conversations))
 
         def render(index: int) -> Prompt:
-            text = engine.chat_template.render(
+            rendered = engine.chat_template.render(
                 conversations[index], each_tools[index], chat_template_kwargs
             )
-            return {"prompt": text, "add_special_tokens": False}
+            return rendered.as_prompt()
 
         def split(index: int, result: RequestOutput) -> None:
             prompt_text = result.prompt or ""

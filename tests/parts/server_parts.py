@@ -188,7 +188,11 @@ def make_frontend(
         core,
         tokenizer,
         intake,
-        ChatTemplate.load(CHECKPOINT, special_tokens=tokenizer.special_tokens),
+        ChatTemplate.load(
+            CHECKPOINT,
+            special_tokens=tokenizer.special_tokens,
+            plain_spellings=tokenizer.special_spellings,
+        ),
         parsers
         or CompletionParsers(
             ParserChoice(ThinkParser, SOURCE), ParserChoice(BracketParser, SOURCE)

@@ -72,12 +72,11 @@ async def _stream_completion(
     engine: AsyncEngine, messages: list[dict[str, Any]], params: SamplingParams, adapter: str | None
 ) -> str:
     """Print a completion piece by piece; return its text without the reasoning."""
-    text = engine.frontend.chat_template.render(messages)
-    parser = engine.frontend.completion_parsers(text, with_tools=False)
+    rendered = engine.frontend.chat_template.render(messages)
+    parser = engine.frontend.completion_parsers(rendered.text, with_tools=False)
     printer = CompletionPrinter()
-    prompt = {"prompt": text, "add_special_tokens": False}
     try:
-        async for delta in engine.generate(prompt, params, lora_request=adapter):
+        async for delta in engine.generate(rendered.as_prompt(), params, lora_request=adapter):
             printer.show(parser.feed(delta.text))
         printer.show(parser.close())
     finally:

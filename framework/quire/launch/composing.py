@@ -81,8 +81,13 @@ def load_text(
         QuireError: A file of them is missing or invalid.
     """
     tokenizer = Tokenizer.load(_tokenizer_folder(settings, plugins, checkpoint))
-    given = settings.model.chat_template
-    return tokenizer, ChatTemplate.load(checkpoint.folder, given, tokenizer.special_tokens)
+    template = ChatTemplate.load(
+        checkpoint.folder,
+        settings.model.chat_template,
+        tokenizer.special_tokens,
+        () if settings.model.special_tokens_in_messages else tokenizer.special_spellings,
+    )
+    return tokenizer, template
 
 
 def log_composition(composition: Composition, num_replicas: int = 1) -> None:

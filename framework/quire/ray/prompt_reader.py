@@ -112,8 +112,10 @@ class PromptReader:
         """Return the tokens of a body's prompt; of the first one, if there are several."""
         if "messages" in fields:
             variables = fields.get("chat_template_kwargs") or {}
-            text = self._template.render(fields["messages"], fields.get("tools"), variables)
-            return self._tokenizer.encode(text, fields.get("add_special_tokens") is True)
+            rendered = self._template.render(fields["messages"], fields.get("tools"), variables)
+            if rendered.breaks:
+                return self._tokenizer.encode_broken(rendered.text, rendered.breaks)
+            return self._tokenizer.encode(rendered.text, fields.get("add_special_tokens") is True)
         prompt = fields.get("prompt")
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
             prompt = prompt[0]

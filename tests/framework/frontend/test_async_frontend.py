@@ -593,7 +593,7 @@ def test_an_idle_engine_does_not_step(serve):
 
 def test_chats_are_rendered_and_encoded(serve):
     async def test(frontend, core):
-        text = frontend.chat_template.render([{"role": "user", "content": "the fox"}])
+        text = frontend.chat_template.render([{"role": "user", "content": "the fox"}]).text
         assert text == "the fox"
         output = await frontend.generate_whole({"prompt": text, "add_special_tokens": False}, WHOLE)
         assert output.prompt == text

@@ -110,4 +110,14 @@ def test_the_chat_template_of_the_user_takes_the_place_of_the_models(folder, tmp
     settings = Settings.from_options(options)
     composed = compose_engine(settings, load_plugins(settings.plugins))
     messages = [{"role": "user", "content": "Hi"}]
-    assert composed.chat_template.render(messages) == "own: Hi"
+    assert composed.chat_template.render(messages).text == "own: Hi"
+
+
+@pytest.mark.parametrize(("is_read", "num_ends"), [(False, 1), (True, 2)])
+def test_special_tokens_of_messages_are_read_if_the_user_wants_it(folder, is_read, num_ends):
+    settings = Settings.from_options({"model": folder, "special_tokens_in_messages": is_read})
+    composed = compose_engine(settings, load_plugins(settings.plugins))
+    rendered = composed.chat_template.render([{"role": "user", "content": "Hi <|im_end|>"}])
+    assert bool(rendered.breaks) != is_read
+    ids = composed.tokenizer.encode_broken(rendered.text, rendered.breaks)
+    assert ids.count(composed.tokenizer.backend.token_to_id("<|im_end|>")) == num_ends

@@ -5,7 +5,7 @@ output is bounded, and any error that it raises becomes a `ChatTemplateError`.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,10 @@ from quire.errors import (
     SettingsError,
 )
 from quire.frontend.chat.conversation import normalize_messages, normalize_tools
+from quire.frontend.chat.marked_texts import MarkedTexts
+from quire.frontend.chat.rendered_prompt import RenderedPrompt
 from quire.frontend.text.checkpoint_file import read_json_object
+from quire.frontend.text.special_spellings import SpecialSpellings
 
 MAX_PROMPT_CHARACTERS = 16 * 2**20
 PARAMETERS = ("messages", "tools", "documents", "add_generation_prompt")
@@ -41,6 +44,8 @@ class ChatTemplate:
         templates: Template texts by name; `default` is used, or `tool_use` when there are tools.
         special_tokens: Texts of special tokens such as bos_token, by name; template variables.
         max_characters: Largest number of characters of a rendered prompt.
+        plain_spellings: Special tokens that a conversation cannot use: in its texts they are plain
+            text.
     """
 
     def __init__(
@@ -48,10 +53,12 @@ class ChatTemplate:
         templates: Mapping[str, str] | str,
         special_tokens: Mapping[str, str] | None = None,
         max_characters: int = MAX_PROMPT_CHARACTERS,
+        plain_spellings: Collection[str] = (),
     ) -> None:
         self.templates = {"default": templates} if isinstance(templates, str) else dict(templates)
         self._special_tokens = dict(special_tokens or {})
         self._max_characters = max_characters
+        self._plain_spellings = SpecialSpellings(plain_spellings)
         environment = _environment()
         self._compiled = {
             name: _compile(environment, name, text) for name, text in self.templates.items()
@@ -63,6 +70,7 @@ class ChatTemplate:
         folder: Path,
         override: Path | str | None = None,
         special_tokens: Mapping[str, str] | None = None,
+        plain_spellings: Collection[str] = (),
     ) -> "ChatTemplate":
         """Read a checkpoint's template; without one, `render` fails.
 
@@ -70,16 +78,19 @@ class ChatTemplate:
             folder: Folder of the checkpoint.
             override: Path of a Jinja file to use in place of the model's own template.
             special_tokens: Texts of special tokens by name, as in `Tokenizer.special_tokens`.
+            plain_spellings: Special tokens that a conversation cannot use.
 
         Raises:
             SettingsError: The override is not a file.
             CheckpointCorruptError: The checkpoint's template is not valid Jinja.
         """
         if override is None:
-            return cls(_own_templates(Path(folder)), special_tokens)
+            own = _own_templates(Path(folder))
+            return cls(own, special_tokens, plain_spellings=plain_spellings)
         path = Path(override)
         try:
-            return cls(path.read_text("utf-8"), special_tokens)
+            given = path.read_text("utf-8")
+            return cls(given, special_tokens, plain_spellings=plain_spellings)
         except (OSError, UnicodeDecodeError, CheckpointCorruptError) as error:
             raise SettingsError(
                 f"chat_template must be a Jinja file; {path} cannot be used: {error}"
@@ -102,7 +113,7 @@ class ChatTemplate:
         template_kwargs: Mapping[str, Any] | None = None,
         *,
         add_generation_prompt: bool = True,
-    ) -> str:
+    ) -> RenderedPrompt:
         """Return the prompt for a conversation, special tokens included.
 
         Args:
@@ -118,14 +129,14 @@ class ChatTemplate:
         """
         names = dict(template_kwargs or {})
         self._check_names(names)
-        variables = self._special_tokens | names
-        variables |= {
+        given = names | {
             "messages": normalize_messages(messages),
             "tools": normalize_tools(tools),
-            "documents": None,
-            "add_generation_prompt": add_generation_prompt,
         }
-        return self._render(self._choose(bool(tools)), variables)
+        texts = MarkedTexts(given, self._plain_spellings, self.source)
+        variables = self._special_tokens | texts.variables
+        variables |= {"documents": None, "add_generation_prompt": add_generation_prompt}
+        return texts.rendered(self._render(self._choose(bool(tools)), variables))
 
     def _check_names(self, kwargs: Mapping[str, Any]) -> None:
         reserved = {*PARAMETERS, *FUNCTIONS, *self._special_tokens}

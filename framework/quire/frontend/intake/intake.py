@@ -238,7 +238,10 @@ class Intake:
         if token_ids is None:
             if parts.get("truncate_prompt_tokens") is None:
                 self._check_length(parts["prompt"])
-            token_ids = self._encode_text(text, parts.get("add_special_tokens") is not False)
+            breaks = parts.get("special_token_breaks") or ()
+            token_ids = self._encode_text(
+                text, parts.get("add_special_tokens") is not False, breaks
+            )
         if not token_ids:
             raise InvalidRequestError("the prompt is empty: it has no tokens", param="prompt")
         num_kept = self._num_kept(parts.get("truncate_prompt_tokens"), len(token_ids))
@@ -343,13 +346,17 @@ class Intake:
                 param="priority",
             )
 
-    def _encode_text(self, text: Any, add_special_tokens: bool) -> list[int]:
+    def _encode_text(
+        self, text: Any, add_special_tokens: bool, breaks: Sequence[int] = ()
+    ) -> list[int]:
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise InvalidRequestError(
                 f"the prompt is not valid Unicode: {error}", param="prompt"
             ) from error
+        if breaks:
+            return self._tokenizer.encode_broken(text, breaks)
         return self._tokenizer.encode(text, add_special_tokens)
 
     def _resolve_max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from quire.errors import InvalidRequestError
 
 PROMPT_KEYS = (
     "prompt", "prompt_token_ids", "add_special_tokens", "cache_salt", "truncate_prompt_tokens",
-    "truncation_side",
+    "truncation_side", "special_token_breaks",
 )  # fmt: skip
 MAX_SALT_CHARACTERS = 128
 MAX_TRUNCATE_TOKENS = 2**31 - 1
@@ -43,6 +44,8 @@ def prompt_parts(prompt: object) -> dict[str, Any]:
         _check_part(key, value)
     _check_salt(prompt.get("cache_salt"))
     _check_truncation(prompt.get("truncate_prompt_tokens"), prompt.get("truncation_side"))
+    if prompt.get("special_token_breaks"):
+        _check_breaks(prompt["special_token_breaks"], prompt)
     if prompt.get("prompt") is None and prompt.get("prompt_token_ids") is None:
         raise InvalidRequestError(
             "a prompt dict needs `prompt` or `prompt_token_ids`", param="prompt"
@@ -58,6 +61,7 @@ def _check_part(key: object, value: object) -> None:
         "cache_salt": object,  # checked by `_check_salt`
         "truncate_prompt_tokens": object,  # checked by `_check_truncation`
         "truncation_side": object,
+        "special_token_breaks": (list, tuple),
     }
     if key not in types:
         raise InvalidRequestError(
@@ -102,6 +106,21 @@ def _check_truncation(num_tokens: object, side: object) -> None:
         raise InvalidRequestError(
             "truncation_side needs truncate_prompt_tokens, the number of tokens to keep",
             param="truncation_side",
+        )
+
+
+def _check_breaks(breaks: Sequence[object], prompt: dict[str, Any]) -> None:
+    if not isinstance(prompt.get("prompt"), str) or prompt.get("add_special_tokens") is not False:
+        raise InvalidRequestError(
+            "special_token_breaks need a text and add_special_tokens: false",
+            param="special_token_breaks",
+        )
+    ends = [-1, *breaks, len(prompt["prompt"])]
+    are_whole = all(type(end) is int for end in ends)
+    if not are_whole or any(i >= j for i, j in pairwise(ends)):  # type: ignore[operator]
+        raise InvalidRequestError(
+            "special_token_breaks must be ascending positions within the text",
+            param="special_token_breaks",
         )
 
 

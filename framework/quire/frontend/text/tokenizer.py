@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import tokenizers
 from quire.errors import CheckpointCorruptError, CheckpointNotFoundError
 from quire.frontend.text.checkpoint_file import read_json_object
 from quire.frontend.text.decoding import decoding_of
+from quire.frontend.text.piece_encoder import PieceEncoder
 from quire.frontend.text.text_stream import Decoding, TextStream
 from quire.frontend.text.token_lengths import TokenLengths
 from quire.frontend.text.tokenizer_backend import TokenizerBackend
@@ -44,6 +46,10 @@ class FastBackend:
         ids: list[int] = encoding.ids
         return ids
 
+    def encode_pieces(self, pieces: Sequence[str]) -> list[int]:
+        """Return the ids of the joined pieces; no special token spans two of them."""
+        return self._piece_encoder.encode(pieces)
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of ids."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
@@ -67,6 +73,13 @@ class FastBackend:
     @cached_property
     def _token_lengths(self) -> TokenLengths:
         return TokenLengths.of(self._tokenizer)
+
+    @cached_property
+    def _piece_encoder(self) -> PieceEncoder:
+        added = self._tokenizer.get_added_tokens_decoder()
+        return PieceEncoder(
+            self._tokenizer, {i: token.content for i, token in added.items() if token.special}
+        )
 
     def special_token_ids(self) -> frozenset[int]:
         """Return the ids that `skip_special_tokens` leaves out."""
@@ -92,6 +105,10 @@ class SlowBackend:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the ids of a text."""
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def encode_pieces(self, pieces: Sequence[str]) -> list[int]:
+        """Return the ids of all pieces; no token spans two of them."""
+        return [i for piece in pieces for i in self.encode(piece, add_special_tokens=False)]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of ids."""
@@ -183,6 +200,16 @@ class Tokenizer:
         token_ids = self.backend.encode(text, add_special_tokens=add_special_tokens)
         return self._adjust_bos(token_ids) if add_special_tokens else token_ids
 
+    def encode_broken(self, text: str, breaks: Sequence[int]) -> list[int]:
+        """Return the ids of a text in which no special token spans a break.
+
+        Args:
+            text: Text with its own special tokens; none is added.
+            breaks: Ascending positions in the text.
+        """
+        bounds = [0, *breaks, len(text)]
+        return self.backend.encode_pieces([text[i:j] for i, j in pairwise(bounds)])
+
     def least_tokens(self, text: str) -> int:
         """Return a number of tokens that a text has at least; quick, as nothing is tokenized."""
         return self.backend.least_tokens(text)
@@ -202,6 +229,12 @@ class Tokenizer:
     def text_stream(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> TextStream:
         """Return an incremental decoder that continues a prompt."""
         return self._decoding.stream(prompt_token_ids, skip_special_tokens)
+
+    @property
+    def special_spellings(self) -> list[str]:
+        """Texts of the special tokens, and of those that end a completion."""
+        ids = sorted(self.special_token_ids.union(self.eos_token_ids))
+        return [text for i in ids if (text := self.backend.id_to_token(i)) is not None]
 
     @cached_property
     def _decoding(self) -> Decoding:

@@ -10,6 +10,9 @@ class TokenizerBackend(Protocol):
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the ids of a text."""
 
+    def encode_pieces(self, pieces: Sequence[str]) -> list[int]:
+        """Return the ids of the joined pieces; no special token spans two of them."""
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of ids."""
 

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from quire.errors import InvalidRequestError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.chat.completion_parser import CompletionParser, ParsedCompletion
+from quire.frontend.chat.rendered_prompt import RenderedPrompt
 from quire.outputs import CompletionOutput, PromptLogprobs
 from quire.server.http.json_response import in_thread_if, json_of
 from quire.server.http.logprob_budget import LogprobBudget
@@ -22,7 +23,7 @@ from quire.server.routes.tool_choice import NO_TOOLS, ToolUse, tool_use
 from quire.server.wire.bodies import Body
 from quire.server.wire.finish_reason import finish_reason_of
 from quire.server.wire.openai_logprobs import Positions, chat_logprobs
-from quire.server.wire.params import includes_usage, prompt_with_options, sampling_params
+from quire.server.wire.params import includes_usage, prompt_options, sampling_params
 from quire.server.wire.protocol import (
     ChatBody,
     ChatChoice,
@@ -65,8 +66,8 @@ class ChatRoute:
             forced_call=tools.constraint,
         )
         render = partial(self._render, typed, tools.tools)
-        text = await self._frontend.lanes.run(body.num_bytes // RENDERED, render)
-        prompts = [prompt_with_options(text, typed, False)]
+        rendered = await self._frontend.lanes.run(body.num_bytes // RENDERED, render)
+        prompts = [rendered.as_prompt() | prompt_options(typed)]
         generation = Generation(
             self._frontend, self._budget, prompts, params, adapter, typed, body.sender
         )
@@ -90,7 +91,7 @@ class ChatRoute:
             )
         return tools
 
-    def _render(self, body: ChatBody, tools: list[dict[str, Any]]) -> str:
+    def _render(self, body: ChatBody, tools: list[dict[str, Any]]) -> RenderedPrompt:
         template = self._frontend.chat_template
         return template.render(body.messages, tools or None, _template_kwargs(body))
 

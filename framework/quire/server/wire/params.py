@@ -96,6 +96,12 @@ def prompt_with_options(
     options: dict[str, Any] = {"prompt_token_ids": prompt}
     if isinstance(prompt, str):
         options = {"prompt": prompt, "add_special_tokens": add_special_tokens}
+    return options | prompt_options(body)
+
+
+def prompt_options(body: SamplingBody) -> dict[str, Any]:
+    """Return the fields of a body that belong to its prompt, as keys of the prompt's dict."""
+    options: dict[str, Any] = {}
     for name in ("cache_salt", "truncate_prompt_tokens", "truncation_side"):
         if getattr(body, name) is not None:
             options[name] = getattr(body, name)

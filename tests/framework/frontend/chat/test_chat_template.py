@@ -21,20 +21,23 @@ USER = [{"role": "user", "content": "Hi"}]
 
 def test_a_conversation_is_rendered():
     messages = [{"role": "system", "content": "Be kind."}, *USER]
-    assert ChatTemplate(CHATML).render(messages) == "<|system|>Be kind.\n<|user|>Hi\n<|assistant|>"
-    assert ChatTemplate(CHATML).render(USER, add_generation_prompt=False) == "<|user|>Hi\n"
+    assert (
+        ChatTemplate(CHATML).render(messages).text
+        == "<|system|>Be kind.\n<|user|>Hi\n<|assistant|>"
+    )
+    assert ChatTemplate(CHATML).render(USER, add_generation_prompt=False).text == "<|user|>Hi\n"
 
 
 def test_developers_are_the_system_and_text_parts_are_joined():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    rendered = ChatTemplate(CHATML).render([{"role": "developer", "content": parts}])
+    rendered = ChatTemplate(CHATML).render([{"role": "developer", "content": parts}]).text
     assert rendered.startswith("<|system|>a\nb\n")
 
 
 def test_json_is_not_escaped_for_html():
     template = ChatTemplate("{{ tools | tojson }}")
     tool = {"type": "function", "function": {"name": "f", "description": "a<b> & 'é'"}}
-    assert template.render(USER, [tool]) == json.dumps([tool], ensure_ascii=False)
+    assert template.render(USER, [tool]).text == json.dumps([tool], ensure_ascii=False)
 
 
 def test_arguments_reach_the_template_as_objects():
@@ -49,13 +52,13 @@ def test_arguments_reach_the_template_as_objects():
         "{{ c.function.arguments.a[0] }}{% endfor %}{{ m.tool_call_id }}[{{ m.content }}]"
         "{% endfor %}"
     )
-    assert template.render(messages) == "[Hi]c1:1[]c1[42]"
+    assert template.render(messages).text == "[Hi]c1:1[]c1[42]"
 
 
 def test_the_thinking_of_earlier_turns_is_offered():
     template = ChatTemplate("{{ messages[0].reasoning_content }}")
     message = {"role": "assistant", "content": "x", "reasoning": "hm"}
-    assert template.render([message]) == "hm"
+    assert template.render([message]).text == "hm"
 
 
 @pytest.mark.parametrize(
@@ -103,11 +106,13 @@ def test_further_names_shadow_nothing(name):
 
 
 def test_further_names_reach_the_template():
-    assert ChatTemplate("{{ enable_thinking }}").render(USER, None, {"enable_thinking": 0}) == "0"
+    assert (
+        ChatTemplate("{{ enable_thinking }}").render(USER, None, {"enable_thinking": 0}).text == "0"
+    )
 
 
 def test_special_tokens_reach_the_template():
-    assert ChatTemplate("{{ bos_token }}", {"bos_token": "<s>"}).render(USER) == "<s>"
+    assert ChatTemplate("{{ bos_token }}", {"bos_token": "<s>"}).render(USER).text == "<s>"
 
 
 def test_what_a_template_refuses_is_said():
@@ -134,7 +139,7 @@ def test_the_sandbox_holds(escape):
 
 @pytest.mark.parametrize("escape", ["{{ '{0.__class__}'.format(messages) }}", "{{ 1.__class__ }}"])
 def test_what_the_sandbox_hides_is_nothing(escape):
-    assert ChatTemplate(escape).render(USER) == ""
+    assert ChatTemplate(escape).render(USER).text == ""
 
 
 def test_output_is_bounded():
@@ -145,12 +150,12 @@ def test_output_is_bounded():
 
 def test_loop_controls_and_generation_blocks_are_known():
     text = "{% for m in messages %}{% generation %}a{% endgeneration %}{% break %}{% endfor %}"
-    assert ChatTemplate(text).render(USER * 2) == "a"
+    assert ChatTemplate(text).render(USER * 2).text == "a"
 
 
 def test_the_date_is_known():
-    assert len(ChatTemplate("{{ strftime_now('%Y') }}").render(USER)) == 4
-    assert len(ChatTemplate("{{ strftime_now(format='%Y') }}").render(USER)) == 4
+    assert len(ChatTemplate("{{ strftime_now('%Y') }}").render(USER).text) == 4
+    assert len(ChatTemplate("{{ strftime_now(format='%Y') }}").render(USER).text) == 4
 
 
 def test_a_missing_template_says_how_to_pass_one(tmp_path):
@@ -162,11 +167,11 @@ def test_a_missing_template_says_how_to_pass_one(tmp_path):
 
 def test_the_file_beside_the_checkpoint_comes_first(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "config"}))
-    assert ChatTemplate.load(tmp_path).render(USER) == "config"
+    assert ChatTemplate.load(tmp_path).render(USER).text == "config"
     (tmp_path / "chat_template.jinja").write_text("file")
-    assert ChatTemplate.load(tmp_path).render(USER) == "file"
+    assert ChatTemplate.load(tmp_path).render(USER).text == "file"
     (tmp_path / "mine.jinja").write_text("mine")
-    assert ChatTemplate.load(tmp_path, tmp_path / "mine.jinja").render(USER) == "mine"
+    assert ChatTemplate.load(tmp_path, tmp_path / "mine.jinja").render(USER).text == "mine"
 
 
 def test_of_several_templates_tools_choose_theirs(tmp_path):
@@ -174,7 +179,7 @@ def test_of_several_templates_tools_choose_theirs(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": listed}))
     template = ChatTemplate.load(tmp_path)
     tool = {"type": "function", "function": {"name": "f"}}
-    assert (template.render(USER), template.render(USER, [tool])) == ("d", "t")
+    assert (template.render(USER).text, template.render(USER, [tool]).text) == ("d", "t")
     assert template.source == "d\nt"
 
 
@@ -193,7 +198,7 @@ def test_a_prompt_may_be_so_long_and_no_longer():
     in_pieces = "{% for c in messages[0].content %}{{ c }}{% endfor %}"
     for template in (whole, in_pieces):
         rendered = ChatTemplate(template, max_characters=10)
-        assert rendered.render([{"role": "user", "content": "x" * 10}]) == "x" * 10
+        assert rendered.render([{"role": "user", "content": "x" * 10}]).text == "x" * 10
         said = r"^the chat template wrote more than 10 characters$"
         with pytest.raises(ChatTemplateError, match=said) as caught:
             rendered.render([{"role": "user", "content": "x" * 11}])
@@ -202,7 +207,7 @@ def test_a_prompt_may_be_so_long_and_no_longer():
 
 def test_blocks_leave_neither_lines_nor_blanks():
     text = "a\n  {% if true %}\nb\n  {% endif %}\nc"
-    assert ChatTemplate(text).render(USER) == "a\nb\nc"
+    assert ChatTemplate(text).render(USER).text == "a\nb\nc"
 
 
 @pytest.mark.parametrize(
@@ -217,7 +222,7 @@ def test_blocks_leave_neither_lines_nor_blanks():
 )
 def test_json_is_written_as_the_template_asks(call, text):
     template = ChatTemplate("{{ {'b': 'é', 'a': 1} | " + call + " }}")
-    assert template.render(USER) == text
+    assert template.render(USER).text == text
 
 
 @pytest.mark.parametrize(
@@ -231,22 +236,22 @@ def test_names_of_the_template_cannot_be_set_without_special_tokens_either(name)
 
 def test_a_template_sees_that_there_are_no_documents_and_no_tools():
     text = "{{ documents is none }}{{ documents is defined }}{{ tools is none }}"
-    assert ChatTemplate(text).render(USER) == "TrueTrueTrue"
+    assert ChatTemplate(text).render(USER).text == "TrueTrueTrue"
 
 
 def test_a_name_of_the_client_wins_over_nothing_of_ours():
     template = ChatTemplate("{{ bos_token }}{{ mood }}", {"bos_token": "<s>"})
-    assert template.render(USER, None, {"mood": "x"}) == "<s>x"
+    assert template.render(USER, None, {"mood": "x"}).text == "<s>x"
 
 
 def test_of_several_templates_none_is_taken_that_was_not_asked_for():
     tool = {"type": "function", "function": {"name": "f"}}
     named = ChatTemplate({"rag": "r", "tool_use": "t"})
-    assert named.render(USER, [tool]) == "t"
+    assert named.render(USER, [tool]).text == "t"
     with pytest.raises(ChatTemplateError, match="rag, tool_use and none is the default"):
         named.render(USER)
     plain = ChatTemplate({"rag": "r", "default": "d"})
-    assert plain.render(USER) == plain.render(USER, [tool]) == "d"
+    assert plain.render(USER).text == plain.render(USER, [tool]).text == "d"
 
 
 @pytest.mark.parametrize("entry", [{"name": "a"}, {"template": "a"}, "a", None])
@@ -275,4 +280,4 @@ def test_whatever_a_template_raises_blames_the_messages():
 def test_a_template_of_the_users_gets_the_special_tokens(tmp_path):
     (tmp_path / "own.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
     template = ChatTemplate.load(tmp_path, tmp_path / "own.jinja", {"bos_token": "<s>"})
-    assert template.render(USER) == "<s>Hi"
+    assert template.render(USER).text == "<s>Hi"

@@ -66,3 +66,24 @@ def test_ids_are_whole_numbers_below_the_size():
             check_token_ids([0, wrong], 10, "x")
         assert caught.value.param == "x"
         assert f"x holds {wrong!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize("breaks", [[0], (2,), [0, 1, 2], [], None])
+def test_breaks_are_ascending_positions_of_a_text(breaks):
+    prompt = {"prompt": "abc", "add_special_tokens": False, "special_token_breaks": breaks}
+    assert prompt_parts(prompt) == prompt
+
+
+@pytest.mark.parametrize("breaks", [[3], [-1], [1, 1], [2, 1], ["1"], [True], [1.0]])
+def test_other_breaks_are_refused(breaks):
+    prompt = {"prompt": "abc", "add_special_tokens": False, "special_token_breaks": breaks}
+    with pytest.raises(InvalidRequestError, match="ascending positions"):
+        prompt_parts(prompt)
+
+
+@pytest.mark.parametrize(
+    "rest", [{"prompt": "ab"}, {"prompt_token_ids": [1], "add_special_tokens": False}]
+)
+def test_breaks_need_a_text_to_which_no_token_is_added(rest):
+    with pytest.raises(InvalidRequestError, match="add_special_tokens: false"):
+        prompt_parts({"special_token_breaks": [1]} | rest)
