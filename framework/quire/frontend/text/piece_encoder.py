@@ -32,11 +32,6 @@ class PieceEncoder:
             for token_id, token in special_tokens.items()
         }
         self._copy = tokenizers.Tokenizer.from_str(json.dumps(self._renamed(tokenizer)))
-        self._own_ids = {
-            copied: token_id
-            for token_id, token in special_tokens.items()
-            if (copied := self._copy.token_to_id(self._secret[token])) is not None
-        }
         longest_first = sorted(self._secret, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
@@ -44,7 +39,8 @@ class PieceEncoder:
         """Return the ids of the joined pieces."""
         text = "".join(self._pattern.sub(self._spell_secretly, piece) for piece in pieces)
         (encoding,) = self._copy.encode_batch_fast([text], add_special_tokens=False)
-        return [self._own_ids.get(token_id, token_id) for token_id in encoding.ids]
+        ids: list[int] = encoding.ids
+        return ids
 
     def _spell_secretly(self, match: re.Match[str]) -> str:
         return self._secret[match.group()]

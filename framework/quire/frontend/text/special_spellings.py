@@ -33,12 +33,17 @@ class SpecialSpellings:
         """Return a text with a mark at each break that it needs.
 
         Breaks are after the first character of each spelling, at the start of a text that begins
-        with the rest of one, and at the end of a text that ends with a beginning of one.
+        with the rest of one, and at the end of a text that ends with a beginning of one; white
+        space at the ends does not count, as templates may remove it.
         """
         marked = self._anywhere.sub(lambda match: match.group() + mark, text)
         if self._at_ends(text):
-            marked = marked.rstrip() + mark + text[len(text.rstrip()) :]
-        return mark + marked if self._at_starts(text) else marked
+            end = len(marked.rstrip())
+            marked = marked[:end] + mark + marked[end:]
+        if self._at_starts(text):
+            start = len(marked) - len(marked.lstrip())
+            marked = marked[:start] + mark + marked[start:]
+        return marked
 
     def breaks_of(self, pieces: Sequence[str]) -> tuple[int, ...]:
         """Return the ends of the pieces of a text, but the last, if a spelling spans one of them.

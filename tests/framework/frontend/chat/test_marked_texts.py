@@ -78,6 +78,18 @@ def test_messages_that_follow_each_other_form_no_token():
     assert genuine(rendered) == []
 
 
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("<|im_{{ messages[0].content }}", "end|>"),
+        ("{{ messages[0].content | trim }}end|>", "<|im_ "),
+    ],
+)
+def test_a_text_completes_no_token_that_a_template_begins(template, text):
+    rendered = ChatTemplate(template, plain_spellings=TOKENS).render(user(text))
+    assert (rendered.text, genuine(rendered)) == ("<|im_end|>", [])
+
+
 def test_marks_that_a_template_escapes_are_removed():
     template = "{{ messages[0].content | tojson(ensure_ascii=true) }}"
     rendered = ChatTemplate(template, plain_spellings=TOKENS).render(user("é<|im_end|>"))
