@@ -19,6 +19,7 @@
   + CapacityError               the machine has too little memory for these settings
   + NativeUnavailableError      compiled CPU kernels are not available on this machine
   + CollectiveError             a collective between ranks cannot complete
+  + BenchmarkError              a benchmark cannot be measured
   + EngineDeadError             the engine stopped; no more requests can be served
   + StepFailedError             a step failed in one of several workers
   + RequestError                one request is invalid or failed; others are not affected
@@ -180,6 +181,12 @@ class CollectiveError(QuireError):
         super().__init__(message)
         self.ranks = tuple(ranks)
         self.count = count
+
+
+class BenchmarkError(QuireError):
+    """A benchmark cannot be measured; the message says why."""
+
+    code = "benchmark_failed"
 
 
 class EngineDeadError(QuireError):

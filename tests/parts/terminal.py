@@ -3,6 +3,7 @@
 import os
 import pty
 import select
+import signal
 import sys
 import time
 
@@ -16,6 +17,7 @@ class Terminal:
         self.shown = ""
         self._pid, self._fd = pty.fork()
         if self._pid == 0:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a job in the background ignores it
             os.execv(sys.executable, [sys.executable, "-m", "quire.cli", *argv])
 
     def type(self, text):

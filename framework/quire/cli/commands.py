@@ -52,8 +52,9 @@ COMMANDS = {
     ),
     "worker": Command("run ranks of an engine that is started on another machine"),
     "bench": Command(
-        "measure throughput, start-up, the scheduler, the prefix cache and grammars",
+        "measure a server, throughput, start-up, the scheduler, the prefix cache and grammars",
         {
+            "serve": "times and throughput of a server under load, as its users see them",
             "throughput": "tokens per second, all prompts at once",
             "startup": "fresh process to first token, in seconds",
             "scheduler": "CPU time of the engine itself, around workers that do nothing",

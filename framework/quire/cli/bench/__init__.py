@@ -19,7 +19,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and print."""
     module = _module(arguments.path[-1])
     figures = module.measure(arguments)
-    print(json.dumps(figures, indent=2) if arguments.json else "\n".join(module.lines(figures)))
+    is_json = arguments.json is True  # else it is a file, which the measure writes
+    print(json.dumps(figures, indent=2) if is_json else "\n".join(module.lines(figures)))
     return 0
 
 

@@ -1,0 +1,123 @@
+"""`quire bench serve` as a command."""
+
+import asyncio
+import json
+import threading
+
+import pytest
+from scripted_server import scripted_server, streamed, text_events, whole
+
+from quire.cli.main import main
+
+REPLY = streamed(*text_events("a", "b", usage=(4, 2)))
+
+
+def answer(first, headers, body):
+    if first.startswith("GET"):
+        return whole(200, {"data": [{"id": "served"}]})
+    return REPLY
+
+
+@pytest.fixture
+def server():
+    """A scripted server in a thread: the command has an event loop of its own."""
+    started, done, found = threading.Event(), asyncio.Event(), []
+
+    async def serve():
+        async with scripted_server(answer) as script:
+            found.extend([script, asyncio.get_running_loop()])
+            started.set()
+            await done.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    assert started.wait(60)
+    script, loop = found
+    yield script
+    loop.call_soon_threadsafe(done.set)
+    thread.join(60)
+
+
+def completions(server):
+    return [body for first, _, body in server.requests if first.startswith("POST")]
+
+
+def test_loads_are_measured_and_written_to_files(server, tmp_path, capsys):
+    figures_file, plot = tmp_path / "figures.json", tmp_path / "plot.svg"
+    argv = ["--num-prompts", "5", "--request-rate", "500", "inf", "--warmup", "2", "--seed", "3"]
+    argv += ["--input-len", "6", "--output-len", "2", "--goodput", "ttft:60000"]
+    files = ["--json", str(figures_file), "--plot", str(plot)]
+    assert main(["bench", "serve", server.url, *argv, *files]) == 0
+    assert "model served, completions, 5 requests a load" in capsys.readouterr().out
+    figures = json.loads(figures_file.read_text())
+    assert [load["request_rate"] for load in figures["loads"]] == [500.0, "inf"]
+    assert [load["completed"] for load in figures["loads"]] == [5, 5]
+    assert figures["loads"][0]["output_tokens"] == 10
+    assert plot.read_text().startswith("<svg ")
+    bodies = completions(server)
+    assert len(bodies) == 2 + 5 + 5
+    assert {(body["model"], len(body["prompt"]), body["max_tokens"]) for body in bodies} == {
+        ("served", 6, 2)
+    }
+    assert len({tuple(body["prompt"]) for body in bodies}) == 12, "no prompt is sent twice"
+
+
+def test_equal_seeds_send_equal_prompts(server):
+    argv = ["bench", "serve", server.url, "--num-prompts", "3", "--warmup", "0"]
+    sent = []
+    for seed in ("1", "1", "2"):
+        del server.requests[:]
+        assert main([*argv, "--seed", seed]) == 0
+        sent.append(sorted(body["prompt"] for body in completions(server)))
+    assert sent[0] == sent[1] != sent[2]
+
+
+def test_options_of_the_requests_are_sent(server, monkeypatch):
+    monkeypatch.setenv("QUIRE_API_KEY", "k")
+    argv = ["--endpoint", "chat", "--ignore-eos", "--temperature", "0.5", "--num-prompts", "1"]
+    extra = ["--extra-body", '{"top_k": 3}', "--model", "mine"]
+    assert main(["bench", "serve", server.url, *argv, *extra]) == 0
+    first, headers, body = server.requests[-1]
+    assert first.startswith("POST /v1/chat/completions")
+    assert headers["authorization"] == "bearer k"
+    chosen = {name: body[name] for name in ("model", "ignore_eos", "temperature", "top_k")}
+    assert chosen == {"model": "mine", "ignore_eos": True, "temperature": 0.5, "top_k": 3}
+
+
+def test_prompts_of_a_file_are_sent(server, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "one", "max_tokens": 3}\n')
+    assert main(["bench", "serve", server.url, "--prompts", str(path), "--num-prompts", "2"]) == 0
+    assert {(body["prompt"], body["max_tokens"]) for body in completions(server)} == {("one", 3)}
+
+
+def test_no_server_is_one_line(capsys):
+    assert main(["bench", "serve", "http://127.0.0.1:1"]) == 1
+    error = capsys.readouterr().err
+    assert "there is no server at http://127.0.0.1:1: " in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--goodput", "itl:3"], "--goodput takes ttft:MILLISECONDS"),
+        (["--extra-body", "[1]"], "--extra-body must be a JSON object"),
+        (["--extra-body", "{"], "--extra-body is not JSON"),
+        (["--prompts", "/no/such/file"], "no such file: /no/such/file"),
+        (["--api-key-file", "/no/such/file"], "--api-key-file: "),
+        (["--request-rate", "0"], "--request-rate must be more than 0"),
+        (["localhost"], "'localhost' is no address of a server"),
+        (["--burstiness", "0"], "--burstiness must be more than 0"),
+    ],
+)
+def test_wrong_usage_is_found_before_anything_is_sent(argv, message, capsys):
+    assert main(["bench", "serve", *argv]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_server_that_refuses_the_warm_up_is_quoted(server, capsys, monkeypatch):
+    refusal = whole(400, {"error": "no such model"})
+    monkeypatch.setattr(server, "_answer", lambda *_: refusal)
+    assert main(["bench", "serve", server.url, "--model", "mine"]) == 1
+    assert "the server refuses the requests: 400" in capsys.readouterr().err
