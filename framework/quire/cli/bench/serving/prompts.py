@@ -166,20 +166,26 @@ def _read_entry(
     """Return the request of an entry; None for a conversation without a question."""
     if not isinstance(entry, dict):
         raise SettingsError(f"{where} is no object")
-    messages = entry.get("messages") or _messages(entry.get("conversations"), where)
+    messages, answer = _question(entry, where)
+    if not messages:
+        return None
+    prompt = messages if is_chat else str(messages[-1]["content"])
+    return LoadRequest(prompt, output_len or entry.get("max_tokens") or _answer_len(answer))
+
+
+def _question(entry: dict[str, Any], where: str) -> tuple[list[dict[str, Any]], str]:
+    """Return the messages up to the first question, and its answer."""
     prompt = entry.get("prompt")
+    messages = entry.get("messages") or _messages(entry.get("conversations"), where)
     if messages is None and not isinstance(prompt, str):
         raise SettingsError(f"{where} has no `prompt`, `messages` or `conversations`")
-    if messages is not None:
-        first = next((i for i, m in enumerate(messages) if m["role"] in USERS), None)
-        if first is None:
-            return None
-        answer = messages[first + 1]["content"] if first + 1 < len(messages) else ""
-        messages, prompt = messages[: first + 1], messages[first]["content"]
-    else:
-        messages, answer = [{"role": "user", "content": prompt}], str(entry.get("completion", ""))
-    length = output_len or entry.get("max_tokens") or _answer_len(answer)
-    return LoadRequest(messages if is_chat else prompt, length)
+    if messages is None:
+        return [{"role": "user", "content": prompt}], str(entry.get("completion", ""))
+    for index, message in enumerate(messages, 1):
+        if message["role"] in USERS:
+            answers = messages[index : index + 1]
+            return messages[:index], str(answers[0]["content"]) if answers else ""
+    return [], ""
 
 
 def _messages(turns: Any, where: str) -> list[dict[str, Any]] | None:
