@@ -21,7 +21,7 @@ from server_parts import Texts, make_frontend
 
 from quire.config import ServerSettings
 from quire.errors import EngineDeadError, SettingsError
-from quire.frontend.intake import request_hooks
+from quire.frontend import failure_streak
 from quire.plugins.registry import Source
 from quire.server import http_server as serve_module
 from quire.server.http_server import HTTPServer, bound_socket, url_of
@@ -190,7 +190,7 @@ def test_a_step_that_hangs_is_not_ready(serve, wait_for):
 
 
 def test_a_plugin_that_fails_every_request_is_not_ready_until_one_passes(serve, monkeypatch):
-    monkeypatch.setattr(request_hooks, "MIN_FAILING_S", 0.0)
+    monkeypatch.setattr(failure_streak, "MIN_FAILING_S", 0.0)
 
     def received(*, request):
         if request.params.seed is not None:
@@ -202,7 +202,11 @@ def test_a_plugin_that_fails_every_request_is_not_ready_until_one_passes(serve, 
     assert httpx.get(ready).status_code == 200
     post(served, seed=4)
     response = httpx.get(ready)
-    failing = {"status": "failing", "plugins": [{"plugin": "acme", "failures": 5}]}
+    failing = {
+        "status": "failing",
+        "cause": "plugin acme (acme-quire 1.0) failed in request_received",
+        "plugins": [{"plugin": "acme", "failures": 5}],
+    }
     assert (response.status_code, response.json()) == (503, failing)
     assert httpx.get(f"{served.url}/health").json() == {"status": "ready"}
     assert post(served).status_code == 200

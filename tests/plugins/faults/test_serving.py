@@ -1,5 +1,6 @@
 """A server with faults that files switch on: each fails its own request, and no other one."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -122,3 +123,22 @@ def test_a_step_that_fails_outside_of_every_part_ends_the_server(tmp_path):
         assert failed.status_code == 503
         assert failed.json()["error"]["code"] == "engine_dead"
         assert ending.wait() == 1
+
+
+def test_steps_that_fail_for_ten_seconds_make_the_server_unready_until_one_succeeds(
+    served, switch, folder
+):
+    switch("sampler:raise")
+    deadline = time.monotonic() + 60
+    while served.readiness()[0] == 200 and time.monotonic() < deadline:
+        assert served.complete().status_code == 500
+        time.sleep(0.5)
+    status, body = served.readiness()
+    assert (status, body["status"]) == (503, "failing")
+    assert "sampler 'faults' of plugin quire_faults" in body["cause"]
+    assert "Traceback" not in body["cause"]
+    assert body["failures"] >= 5
+    assert served.client.get("/health").status_code == 200, "a restart may not help"
+    off(folder, "sampler:raise")
+    assert served.complete().status_code == 200, "the server still takes requests"
+    assert served.readiness() == (200, {"status": "ready"})

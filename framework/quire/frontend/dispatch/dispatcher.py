@@ -23,6 +23,7 @@ from quire.frontend.dispatch.control_calls import ControlCalls
 from quire.frontend.dispatch.engine_client import EngineCoreClient, failure_of
 from quire.frontend.dispatch.engine_thread import EngineThread
 from quire.frontend.dispatch.kv_event_feed import KVEventFeed
+from quire.frontend.dispatch.watched_steps import WatchedSteps
 from quire.messages import EngineOutput, EngineOutputs, EngineStats
 from quire.outputs import Delta
 
@@ -68,7 +69,9 @@ class Dispatch:
         thread: Thread that owns the core.
         controls: Control commands that wait for their turn in the thread.
         kv_events: Changes of the prefix cache.
-        backlog: Open requests, and an estimate of how long a new one would wait.
+        before, self.done = self.done, self.done.after(outputs)
+        num_generated = self.done.num_generated_tokens - before.num_generated_tokens
+        self.watched_steps.record(outputs.outputs)
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class Dispatch:
         self.backlog = Backlog(limits)
         self._streams: dict[str, DeltaStream] = {}  # by the engine's request id
         self._lock = threading.RLock()  # reentrant: a finalizer may run while it is held
+        self.watched_steps = WatchedSteps()
         self.thread = EngineThread(core, self._deliver, self._fail_all)
         self.controls = ControlCalls(self.thread)
         self.kv_events = KVEventFeed(self.controls)
@@ -125,8 +129,13 @@ class Dispatch:
 
     def _deliver(self, outputs: EngineOutputs) -> None:
         self.stats = outputs.stats
+<<<<<<< HEAD
         before, self.done = self.done, self.done.after(outputs)
         num_generated = self.done.num_generated_tokens - before.num_generated_tokens
+=======
+        self.done = self.done.after(outputs)
+        self.watched_steps.record(outputs.outputs)
+>>>>>>> 47577a8b (Repeated failures of steps make a server unready, with the cause)
         if outputs.kv_events:
             self.kv_events.publish(outputs.kv_events)
         batches: dict[asyncio.AbstractEventLoop, Batch] = defaultdict(list)

@@ -48,15 +48,21 @@ class HealthRoutes:
         return json_response({"status": "ready"})
 
     async def readyz(self, request: Request) -> Response:
-        """Return `health`, or 503 if a plugin fails every request, which no restart would fix."""
+        """Return `health`, or 503 while every request fails, which no restart may fix."""
         health = await self.health(request)
-        failing = self._frontend.intake.failing_hooks
-        if health.status_code != 200 or not failing:
-            return health
-        plugins = [
-            {"plugin": each.source.plugin, "failures": each.num_failures} for each in failing
-        ]
-        return json_response({"status": "failing", "plugins": plugins}, 503)
+        failing = self._failing() if health.status_code == 200 else None
+        return health if failing is None else json_response({"status": "failing"} | failing, 503)
+
+    def _failing(self) -> dict[str, Any] | None:
+        """Return what makes every request fail; None if nothing does."""
+        if hooks := self._frontend.intake.failing_hooks:
+            plugins = [
+                {"plugin": each.source.plugin, "failures": each.num_failures} for each in hooks
+            ]
+            cause = f"plugin {hooks[0].source} failed in request_received"
+            return {"cause": cause, "plugins": plugins}
+        steps = self._frontend.dispatch.watched_steps
+        return {"cause": steps.cause, "failures": steps.num_failures} if steps.is_failing else None
 
     async def version(self, request: Request) -> Response:
         """Return the version of quire."""

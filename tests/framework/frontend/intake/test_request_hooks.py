@@ -3,12 +3,8 @@
 import pytest
 
 from quire.errors import InvalidRequestError, RequestError, RequestFailedError
-from quire.frontend.intake.request_hooks import (
-    MAX_FAILURES,
-    MIN_FAILING_S,
-    RETRY_AFTER_S,
-    WatchedHook,
-)
+from quire.frontend.failure_streak import MAX_FAILURES, MIN_FAILING_S, RETRY_AFTER_S
+from quire.frontend.intake.request_hooks import WatchedHook
 from quire.messages import EngineRequest
 from quire.plugins.registry import Source
 from quire.sampling_params import SamplingParams
