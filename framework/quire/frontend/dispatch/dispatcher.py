@@ -68,10 +68,9 @@ class Dispatch:
         done: Work of the engine; replaced as a whole, so that no reader sees a partial update.
         thread: Thread that owns the core.
         controls: Control commands that wait for their turn in the thread.
+        backlog: Requests that wait.
         kv_events: Changes of the prefix cache.
-        before, self.done = self.done, self.done.after(outputs)
-        num_generated = self.done.num_generated_tokens - before.num_generated_tokens
-        self.watched_steps.record(outputs.outputs)
+        watched_steps: Failures of the engine's steps in a row.
     """
 
     def __init__(
@@ -129,13 +128,9 @@ class Dispatch:
 
     def _deliver(self, outputs: EngineOutputs) -> None:
         self.stats = outputs.stats
-<<<<<<< HEAD
         before, self.done = self.done, self.done.after(outputs)
         num_generated = self.done.num_generated_tokens - before.num_generated_tokens
-=======
-        self.done = self.done.after(outputs)
         self.watched_steps.record(outputs.outputs)
->>>>>>> 47577a8b (Repeated failures of steps make a server unready, with the cause)
         if outputs.kv_events:
             self.kv_events.publish(outputs.kv_events)
         batches: dict[asyncio.AbstractEventLoop, Batch] = defaultdict(list)
