@@ -121,8 +121,8 @@ class _Request:
             system = arguments.system
             messages = [{"role": "system", "content": system}] if system else []
             messages.append({"role": "user", "content": prompt})
-            prompt = frontend.chat_template.render(messages, tools)
-            self._prompt = {"prompt": prompt, "add_special_tokens": False}
+            rendered = frontend.chat_template.render(messages, tools)
+            self._prompt, prompt = rendered.as_prompt(), rendered.text
         self._text = prompt
 
     async def complete(self) -> None:
