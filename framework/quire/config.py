@@ -541,7 +541,7 @@ class ServerSettings:
         30.0, "Seconds that running requests have to finish at shutdown."
     )
     api_key_file: str | None = option(
-        None, "File of API keys: one per line, or YAML with names and limits."
+        None, "File of API keys, read again when it changes: one per line, or YAML with limits."
     )
     admin_key: tuple[str, ...] = option(
         (),

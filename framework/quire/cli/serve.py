@@ -9,6 +9,7 @@ from quire.config import GROUPS
 from quire.launch import start_engine
 from quire.plugins.report import plugins_report
 from quire.server.http_server import bound_socket, serve
+from quire.server.keys.accounts import Accounts
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -19,6 +20,7 @@ def add_arguments(parser: CommandParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal stops the server."""
     settings = read_settings(arguments)
+    accounts = Accounts.load(settings.server)
     with bound_socket(settings.server) as bound:
         engine = start_engine(settings, is_serving=True)
         serve(
@@ -27,5 +29,6 @@ def run(arguments: argparse.Namespace) -> int:
             lambda: plugins_report(engine.plugins),
             on_ready=lambda url: print(f"{engine.model_name} is served at {url}", flush=True),
             bound=bound,
+            accounts=accounts,
         )
     return 0

@@ -55,6 +55,7 @@ def create_app(
     lifecycle = lifecycle or Lifecycle()
     lifecycle.wait_s = lambda: frontend.dispatch.backlog.wait_s
     accounts = accounts or Accounts.load(settings)
+    accounts.check(has_priorities=frontend.intake.has_priorities)
     guard = Middleware(Guard, settings=settings, lifecycle=lifecycle, accounts=accounts)
     control = control_operations(frontend) + account_operations(accounts)
     app = create_unguarded_app(

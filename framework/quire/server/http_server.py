@@ -23,6 +23,7 @@ from quire.server.http.connection_limit import connection_limits
 from quire.server.http.connections import Connection
 from quire.server.http.lifecycle import Lifecycle
 from quire.server.http.origins import is_loopback
+from quire.server.keys.accounts import Accounts
 from quire.server.stats_log import log_stats
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class HTTPServer(uvicorn.Server):
         settings: Address to listen on, and drain timeout.
         plugins_report: Function that returns a dict per plugin, for /v1/plugins.
         on_ready: Function called with the server's URL once it listens.
+        accounts: Accounts of the keys; None to load them from the settings.
 
     Attributes:
         engine_death: Error of an engine that died; None otherwise.
@@ -51,9 +53,11 @@ class HTTPServer(uvicorn.Server):
         settings: ServerSettings,
         plugins_report: Callable[[], list[dict[str, Any]]],
         on_ready: Callable[[str], None] | None = None,
+        accounts: Accounts | None = None,
     ) -> None:
         self._lifecycle = Lifecycle()
-        app = create_app(frontend, settings, plugins_report, self._lifecycle)
+        self._accounts = accounts or Accounts.load(settings)
+        app = create_app(frontend, settings, plugins_report, self._lifecycle, self._accounts)
         super().__init__(_uvicorn_config(app, settings))
         self._lifecycle.connections = self.server_state.connections
         self._frontend = frontend
@@ -85,6 +89,7 @@ class HTTPServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         self._tasks.append(asyncio.create_task(log_stats(self._frontend)))
         self._tasks.append(asyncio.create_task(self._end_with_engine()))
+        self._tasks.append(asyncio.create_task(self._accounts.follow_files()))
         if self.started and self._on_ready is not None:
             self._on_ready(url_of(self.servers[0].sockets[0]))
 
@@ -130,6 +135,7 @@ def serve(
     plugins_report: Callable[[], list[dict[str, Any]]],
     on_ready: Callable[[str], None] | None = None,
     bound: socket.socket | None = None,
+    accounts: Accounts | None = None,
 ) -> None:
     """Serve until a signal; the frontend is shut down at the end.
 
@@ -139,12 +145,13 @@ def serve(
         plugins_report: Function that returns a dict per plugin, for /v1/plugins.
         on_ready: Function called with the server's URL once it listens; `port` 0 takes a free port.
         bound: Result of `bound_socket`, if the address was bound before the frontend was made.
+        accounts: Accounts of the keys, if they were loaded before, so that errors are known early.
 
     Raises:
         SettingsError: The address cannot be bound.
         EngineDeadError: The engine died, so the server exited.
     """
-    server = HTTPServer(frontend, settings, plugins_report, on_ready)
+    server = HTTPServer(frontend, settings, plugins_report, on_ready, accounts)
     server.run([bound or bound_socket(settings)])
     if server.engine_death is not None:
         raise EngineDeadError(server.engine_death.headline)

@@ -90,6 +90,7 @@ class Intake:
             `config.LOGPROBS_MODES`.
 
     Attributes:
+        has_priorities: Whether the scheduling policy reads priorities.
         fields: Request fields that the engine's samplers read.
         extra_fields: Fields that plugins add to the request, by name; over HTTP, additional fields
             of the body.

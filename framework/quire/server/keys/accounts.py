@@ -1,17 +1,21 @@
 """All accounts of a server: who a request is of, by its Authorization header."""
 
+import asyncio
 import time
 
 from starlette.types import Scope
 
 from quire.config import ServerSettings
+from quire.errors import SettingsError
 from quire.server.http.origins import header_values
 from quire.server.keys.account import Account, Clock
 from quire.server.keys.api_key import ApiKey
 from quire.server.keys.cache_salts import CacheSalts
+from quire.server.keys.key_files import KeyFiles
 from quire.server.keys.key_ring import KeyRing
 from quire.server.wire.http_errors import HTTPError
 
+POLL_S = 1.0  # between two looks at the key files
 OPEN = "open"  # account of requests to a server without keys
 
 
@@ -37,6 +41,7 @@ class Accounts:
         self._shares_cache = shares_cache
         self._salts: CacheSalts | None = None
         self._clock = clock
+        self._files: KeyFiles | None = None
         self._open = Account(OPEN, has_key=False, clock=clock)
         self._accounts: dict[str, Account] = {}
         self.num_unauthorized = 0
@@ -49,7 +54,18 @@ class Accounts:
         Raises:
             SettingsError: A key or a key file is invalid.
         """
-        return cls(KeyRing.load(settings), shares_cache=settings.share_prefix_cache)
+        files = KeyFiles(settings)
+        accounts = cls(files.read(), shares_cache=settings.share_prefix_cache)
+        accounts._files = files
+        return accounts
+
+    async def follow_files(self, poll_s: float = POLL_S) -> None:
+        """Replace the keys whenever their files change; returns at once if there are no files."""
+        while self._files is not None and self._files.paths:
+            await asyncio.sleep(poll_s)
+            ring = await asyncio.to_thread(self._files.read_changed)
+            if ring is not None:
+                self.replace(ring)
 
     @property
     def requires_key(self) -> bool:
@@ -64,6 +80,19 @@ class Accounts:
     def of_keys(self) -> list[Account]:
         """Return the accounts of the API keys, or the one of all requests if there are no keys."""
         return [self._accounts[key.name] for key in self._ring.api] or [self._open]
+
+    def check(self, *, has_priorities: bool) -> None:
+        """Check that the engine can do what the limits of the keys say.
+
+        Raises:
+            SettingsError: A key has a priority, and the scheduling policy reads none.
+        """
+        for key in self._ring.api:
+            if key.limits.priority and not has_priorities:
+                raise SettingsError(
+                    f"the key {key.name!r} has a priority, which the scheduling policy does not "
+                    "read; set --scheduling-policy priority, or leave it out"
+                )
 
     def replace(self, ring: KeyRing) -> None:
         """Use other keys from now on; an account whose key keeps its name keeps its usage."""
