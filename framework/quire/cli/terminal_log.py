@@ -1,9 +1,10 @@
 """The log of a command on standard error."""
 
 import logging
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from quire.process.log_lines import log_handler
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -11,9 +12,8 @@ FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 @contextmanager
 def log_to_stderr(level: int) -> Iterator[None]:
     """Print log messages from a level on while the context is open."""
-    printer = logging.StreamHandler(sys.stderr)
+    printer = log_handler(FORMAT)
     printer.setLevel(level)
-    printer.setFormatter(logging.Formatter(FORMAT))
     root = logging.getLogger()
     before = root.level
     root.setLevel(level)

@@ -6,7 +6,6 @@ parts as the parent.
 
 import gc
 import logging
-import sys
 from contextlib import suppress
 
 from quire.compose.composition import Composition
@@ -30,6 +29,7 @@ from quire.messages import Started
 from quire.plugins.loading import load_plugins
 from quire.process.error_message import ErrorMessage
 from quire.process.local.channel import Channel
+from quire.process.log_lines import log_handler
 
 LINGER_S = 2.0  # time for the parent to read the last message
 
@@ -38,11 +38,8 @@ logger = logging.getLogger(__name__)
 
 def run(config: EngineConfig) -> int:
     """Connect, start the engine, and serve it until the parent stops it; return the exit status."""
-    logging.basicConfig(
-        level=config.log_level,
-        stream=sys.stderr,
-        format=f"%(asctime)s %(levelname)s {config.name} %(name)s: %(message)s",
-    )
+    line_format = f"%(asctime)s %(levelname)s {config.name} %(name)s: %(message)s"
+    logging.basicConfig(level=config.log_level, handlers=[log_handler(line_format)])
     channel = Channel(ToEngine, config.address, is_listening=False)
     channel.send(Connected())
     try:

@@ -6,7 +6,6 @@ import gc
 import logging
 import os
 import socket
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -49,6 +48,7 @@ from quire.process.error_message import ErrorMessage
 from quire.process.hub import HubChannel
 from quire.process.launch_key import LaunchKey
 from quire.process.local.local_channel import LocalChannel
+from quire.process.log_lines import log_handler
 from quire.process.network.network_channel import NetworkChannel
 
 if TYPE_CHECKING:  # it loads torch
@@ -62,11 +62,8 @@ logger = logging.getLogger(__name__)
 
 def run(config: WorkerConfig, stack_fd: int) -> int:
     """Join the engine, and serve it until it stops this process; return the exit status."""
-    logging.basicConfig(
-        level=config.log_level,
-        stream=sys.stderr,
-        format=f"%(asctime)s %(levelname)s worker {config.rank} %(name)s: %(message)s",
-    )
+    line_format = f"%(asctime)s %(levelname)s worker {config.rank} %(name)s: %(message)s"
+    logging.basicConfig(level=config.log_level, handlers=[log_handler(line_format)])
     try:
         channel = _connected(config)
     except QuireError as error:

@@ -1,0 +1,49 @@
+"""No text in a record begins a line of the log, or commands a terminal."""
+
+import io
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.process.log_lines import LineFormatter, log_handler, one_record
+
+ESC = "\x1b"
+HOSTILE = ["\r", ESC + "[2J", "\x00", "\x7f", "\x85", "\x9b31m", "\u2028", "\u202e", "\u2066", "\b"]
+
+
+@given(st.text())
+def test_every_record_is_one_line_and_indented_ones(text):
+    first, *rest = one_record(text).split("\n")
+    assert all(line.startswith("    ") for line in rest)
+    allowed = {"\n", "\t"}
+    for part in (first, *rest):
+        assert not [c for c in part if ord(c) < 32 and c not in allowed]
+        assert not set(part) & set("\x7f\x85\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2069")
+
+
+@given(st.text(st.characters(categories=["L", "N", "P", "S", "Zs"])))
+def test_what_is_seen_stays_as_it_is(text):
+    assert one_record(text) == text
+
+
+@pytest.mark.parametrize("mark", HOSTILE)
+def test_a_mark_is_escaped_in_a_message_and_in_a_traceback(mark):
+    written = io.StringIO()
+    handler = log_handler("%(levelname)s %(message)s")
+    assert isinstance(handler, logging.StreamHandler)
+    assert isinstance(handler.formatter, LineFormatter)
+    handler.setStream(written)
+    forged = f"x{mark}y\n2026-01-01 INFO quire: forged"
+    record = logging.makeLogRecord({"levelname": "ERROR", "msg": "model %s", "args": (forged,)})
+    try:
+        raise ValueError(forged)
+    except ValueError as error:
+        record.exc_info = (ValueError, error, error.__traceback__)
+    handler.handle(record)
+    first, *rest = written.getvalue().removesuffix("\n").split("\n")
+    assert first.startswith("ERROR model x\\")
+    assert all(line.startswith("    ") for line in rest)
+    assert mark not in written.getvalue()
+    assert "\n    2026-01-01 INFO quire: forged" in written.getvalue()
