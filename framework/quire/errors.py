@@ -274,9 +274,19 @@ class UnknownModelError(RequestError):
 
 
 class OverloadedError(RequestError):
-    """The queue is full; try again later."""
+    """The queue is full; try again later.
+
+    Attributes:
+        retry_after_s: Seconds after which it makes sense; 0: unknown.
+    """
 
     code = "overloaded"
+
+    def __init__(
+        self, message: str, *, param: str | None = None, retry_after_s: float = 0.0
+    ) -> None:
+        super().__init__(message, param=param)
+        self.retry_after_s = retry_after_s
 
 
 class RequestTimeoutError(RequestError):

@@ -167,11 +167,13 @@ class ErrorReport(msgspec.Struct, frozen=True):
         message: Message that a client may read.
         cause: Traceback text of the underlying error, for the program that runs the engine; never
             sent to a client.
+        retry_after_s: Seconds after which it makes sense to try again; 0: unknown, or never.
     """
 
     code: str
     message: str
     cause: str | None = None
+    retry_after_s: float = 0.0
 
 
 class BeamHypothesis(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

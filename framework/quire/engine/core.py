@@ -114,7 +114,7 @@ class EngineCore:
                 message.request_id,
                 message.params.structured_outputs,
                 is_active=message.thinking_end_token_id is None,
-                client=message.client or message.cache_salt or "",
+                client=message.client,
             )
 
     def abort(self, request_ids: Sequence[str]) -> None:

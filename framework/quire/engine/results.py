@@ -14,7 +14,7 @@ from quire.engine.request import Request, Status
 from quire.engine.scheduling.prompt_sharing import PromptSharing
 from quire.engine.scheduling.running_set import RunningSet
 from quire.engine.scheduling.step_in_progress import Chunk
-from quire.errors import EngineDeadError, QuireError, RefusedError
+from quire.errors import EngineDeadError, OverloadedError, QuireError, RefusedError
 from quire.messages import EngineOutput, ErrorReport, SlotResult, TokenLogprobs
 
 
@@ -249,7 +249,8 @@ def failed_output(request_id: str, error: ErrorReport) -> EngineOutput:
 
 def report_of(error: QuireError) -> ErrorReport:
     """Return the report of an error that was raised on purpose; its message is for the client."""
-    return ErrorReport(error.code, str(error))
+    retry_after_s = error.retry_after_s if isinstance(error, OverloadedError) else 0.0
+    return ErrorReport(error.code, str(error), retry_after_s=retry_after_s)
 
 
 def outcome_of(call: Callable[[], Any]) -> Future[Any]:

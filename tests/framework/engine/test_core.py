@@ -553,13 +553,13 @@ def test_a_request_that_comes_too_late_starts_no_grammar():
     assert not core.has_work()
 
 
-def test_grammars_are_shared_by_sender_and_without_one_by_salt():
+def test_the_time_of_grammars_is_counted_by_sender_and_not_by_salt():
     core, _, grammars = make_core()
     message = make_message("a", structured_outputs=CHOICE)
-    core.add(msgspec.structs.replace(message, cache_salt="salt"))
+    core.add(msgspec.structs.replace(message, cache_salt="salt"))  # which a client may choose
     known = msgspec.structs.replace(message, request_id="b", cache_salt="salt", client="acme")
     core.add(known)
-    assert grammars.clients == {"a": "salt", "b": "acme"}
+    assert grammars.clients == {"a": "", "b": "acme"}
 
 
 def test_only_the_token_that_ends_the_thinking_activates_the_grammar():

@@ -27,6 +27,7 @@ from typing import NamedTuple
 import msgspec
 
 from quire.config import PluginSettings
+from quire.engine.grammar.compile_load import CompileLoad, Waiting
 from quire.engine.grammar.compile_shares import CompileShares
 from quire.engine.grammar.fork_server_client import GrammarForkServer
 from quire.engine.grammar.grammar_link import (
@@ -47,7 +48,7 @@ from quire.engine.grammar.grammar_wire import (
     VocabularyMessage,
 )
 from quire.engine.grammar.shared_masks import SharedMasks
-from quire.errors import GrammarError, RequestError, RequestFailedError
+from quire.errors import GrammarError, OverloadedError, RequestError, RequestFailedError
 from quire.interfaces.structured_output import Vocabulary
 from quire.messages import RowBitmask
 from quire.sampling_params import StructuredOutputsParams
@@ -122,6 +123,12 @@ class GrammarHost:
         self._requests: dict[str, _Request] = {}
         self._queue: list[_Request] = []
         self._shares = CompileShares()
+        self._load = CompileLoad(
+            self._limits.max_waiting,
+            self._limits.max_wait_s,
+            self._limits.turn_s,
+            self._limits.max_compiling,
+        )
         self._failures: dict[bytes, GrammarError] = {}  # by digest of the grammar, oldest first
         self._outcomes: list[Outcome] = []
         self._rows: list[_Rows] = []
@@ -143,17 +150,20 @@ class GrammarHost:
             request_id: The engine's own id.
             params: The grammar, already checked by its backend's `check`.
             is_active: Whether masks are needed from the start; False: from `activate` on.
-            client: Identity by which compile time is shared fairly; empty: shared with all others
-                that have none.
+            client: Identity by which compile time is shared fairly, and of whose grammars only so
+                many may wait; empty: shared with all others that have none, without that limit.
         """
         self._num_submitted += 1
         request = _Request(request_id, self._num_submitted, b"", params, is_active, client)
         try:
             request.key = _message(params)
             if (error := self._failures.get(digest(request.key))) is None:
+                self._check_load(request)
                 self._queue.append(request)
             else:
                 self._fail(request, error)
+        except OverloadedError as refusal:
+            self._fail(request, refusal)
         except (RecursionError, OverflowError, UnicodeEncodeError, GrammarError) as caught:
             reason = f"the grammar cannot be sent to its process: {caught}"
             self._fail(request, GrammarError(reason))
@@ -391,6 +401,19 @@ class GrammarHost:
             self._drop_matcher(request)
 
     # --- compiling ---------------------------------------------------------------------------
+
+    def _check_load(self, request: _Request) -> None:
+        """Refuse the new grammar of a named client if too many wait.
+
+        Raises:
+            OverloadedError: They do.
+        """
+        if not request.client or (self._started is not None and request.key in self._pool):
+            return
+        firsts = {other.key: other for other in reversed(self._queue)}
+        if request.key not in firsts:
+            waiting = [Waiting(each.client, self._rank(each)) for each in firsts.values()]
+            self._load.check(Waiting(request.client, self._rank(request)), waiting)
 
     def _start_queued(self) -> None:
         """Start processes for queued requests, the best ranked first, as far as limits allow."""

@@ -25,6 +25,8 @@ class GrammarLimits:
     Attributes:
         timeout_s: Maximum CPU time to compile a grammar, in seconds.
         turn_s: Time after which a grammar that compiles makes way for one that has had less.
+        max_waiting: Maximum number of grammars of named clients that wait to be compiled.
+        max_wait_s: Maximum time, as estimated, that such a grammar waits until it is begun.
         max_failures: Maximum number of grammars whose errors are kept, to be given at once.
         memory_bytes: Maximum number of bytes that a grammar may add to its process, compiled index
             included.
@@ -45,6 +47,8 @@ class GrammarLimits:
 
     timeout_s: float = 10.0
     turn_s: float = 0.1
+    max_waiting: int = 256
+    max_wait_s: float = 15.0
     memory_bytes: int = 2**30
     max_failures: int = 256
     max_compiling: int = 2
@@ -95,6 +99,9 @@ class GrammarPool:
 
     def __getitem__(self, key: bytes) -> PooledGrammar:
         return self._grammars[key]
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._grammars
 
     def acquire(self, key: bytes, params: StructuredOutputsParams) -> PooledGrammar | None:
         """Return a grammar for one more user; start to compile it if necessary.

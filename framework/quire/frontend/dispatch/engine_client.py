@@ -117,6 +117,8 @@ def death_by(error: BaseException) -> EngineDeadError:
 def error_of(report: ErrorReport) -> RequestError:
     """Return the exception for an error report of the engine, with its cause."""
     error = _ERRORS.get(report.code, RequestFailedError)(report.message)
+    if isinstance(error, OverloadedError):
+        error.retry_after_s = report.retry_after_s
     error.__cause__ = None if report.cause is None else CauseError(report.cause)
     return error
 

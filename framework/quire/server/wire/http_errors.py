@@ -22,7 +22,7 @@ from quire.errors import (
     RequestTimeoutError,
     UnknownModelError,
 )
-from quire.server.wire.retry_after import RETRY_AFTER_S
+from quire.server.wire.retry_after import RETRY_AFTER_S, retry_headers
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,8 @@ def headers_of(error: Exception) -> dict[str, str]:
         return NO_RETRY
     if isinstance(error, EngineDeadError):
         return NO_RETRY  # the server exits; when another one starts is unknown
-    return {"retry-after": str(RETRY_AFTER_S)} if status_of(error) == 503 else {}
+    wait_s = error.retry_after_s if isinstance(error, OverloadedError) else 0.0
+    return retry_headers(wait_s) if status_of(error) == 503 else {}
 
 
 def error_response(error: Exception, request_id: str = "") -> Response:

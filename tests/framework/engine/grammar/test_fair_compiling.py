@@ -8,7 +8,7 @@ import pytest
 from grammar_hosts import WORDS, fork_server_of, ready, wait_for_outcome
 from processes import eventually, workers_of
 
-from quire.errors import GrammarError
+from quire.errors import GrammarError, OverloadedError
 from quire.sampling_params import StructuredOutputsParams as Params
 
 QUICK = Params(regex="[0-9]{35}")
@@ -116,6 +116,50 @@ def test_a_grammar_that_failed_is_not_compiled_again(make_host, params):
     host.submit("second", params)
     assert host.poll() == [("second", error)]
     host.release("second")
+
+
+def test_a_client_whose_grammars_wait_is_refused_more_and_others_are_not(make_host):
+    host = make_host(timeout_s=60.0, max_compiling=1, max_waiting=8)
+    for index in range(4):
+        host.submit(f"slow {index}", slow(index), client="one")
+    refused = dict(host.poll())
+    assert list(refused) == ["slow 3"], "one compiles and two wait, a quarter of eight"
+    error = refused["slow 3"]
+    assert isinstance(error, OverloadedError)
+    assert "2 new grammars of this client are waiting" in str(error)
+    assert error.retry_after_s > 0
+    host.submit("slow 2 again", slow(2), client="one")  # no further grammar
+    host.submit("quick", QUICK, client="another")
+    assert wait_for_outcome(host, "quick") is None
+    host.release("slow 3")
+    host.submit("quick again", QUICK, client="one")
+    assert ("quick again", None) in host.poll(), "what is compiled needs no place"
+
+
+def test_grammars_of_nameless_requests_may_all_wait(make_host):
+    host = make_host(timeout_s=60.0, max_compiling=1, max_waiting=4)
+    for index in range(12):
+        host.submit(f"slow {index}", slow(index))
+    assert host.poll() == []
+
+
+def test_a_client_that_waits_is_served_before_one_that_has_had_time(make_host):
+    host = make_host(timeout_s=60.0, max_compiling=1)
+    for index in range(3):
+        host.submit(f"slow {index}", slow(index), client="one")
+    outcomes = []
+    while host._shares["one"] < 0.05:  # until the first of them has had a turn
+        host.wait_for_compile(0.05)
+        outcomes += host.poll()
+    for index in range(3):
+        choice = Params(choice=(f"quick {index}",))
+        host.submit(f"quick {index}", choice, client="another")
+    until = time.monotonic() + 30.0
+    while len(outcomes) < 3:
+        assert time.monotonic() < until
+        host.wait_for_compile(0.05)
+        outcomes += host.poll()
+    assert sorted(outcomes) == [(f"quick {index}", None) for index in range(3)]
 
 
 def test_only_so_many_errors_are_kept(make_host):

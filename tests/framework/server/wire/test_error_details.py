@@ -30,6 +30,10 @@ from quire.server.wire.http_errors import (
     ("error", "headers"),
     [
         (OverloadedError("full"), {"retry-after": "1"}),
+        (
+            OverloadedError("full", retry_after_s=6.25),
+            {"retry-after": "7", "retry-after-ms": "6250"},
+        ),
         (ReplicaDeadError("killed"), {"retry-after": "1"}),
         (EngineDeadError("gone"), {"x-should-retry": "false"}),
         (RequestTimeoutError("late"), {"x-should-retry": "false"}),

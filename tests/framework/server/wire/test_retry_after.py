@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.server.wire.retry_after import MAX_RETRY_AFTER_S, with_measured_wait
+from quire.server.wire.retry_after import MAX_RETRY_AFTER_S, retry_headers, with_measured_wait
 
 OLD = [(b"content-type", b"text/plain"), (b"retry-after", b"1")]
 
@@ -38,3 +38,9 @@ def test_the_value_is_a_whole_number_that_clients_accept(wait_s):
     assert 1 <= int(headers[b"retry-after"]) <= MAX_RETRY_AFTER_S
     if wait_s > 0:
         assert 0 < int(headers[b"retry-after-ms"]) <= 1000 * int(headers[b"retry-after"])
+
+
+def test_a_wait_that_the_error_knows_is_not_replaced():
+    headers = [(name.encode(), value.encode()) for name, value in retry_headers(2.5).items()]
+    assert dict(headers) == {b"retry-after": b"3", b"retry-after-ms": b"2500"}
+    assert with_measured_wait(headers, 50.0) == headers
