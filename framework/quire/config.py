@@ -556,6 +556,11 @@ class ServerSettings:
     share_prefix_cache: bool = option(
         False, "Share the prefix cache among API keys; by default each key has its own."
     )
+    lenient_fields: bool = option(
+        False,
+        "Leave out fields of requests that do not exist, and log each name once; by default such a "
+        "request is refused.",
+    )
 
     @property
     def requires_key(self) -> bool:

@@ -24,6 +24,7 @@
   + StepFailedError             a step failed in one of several workers
   + RequestError                one request is invalid or failed; others are not affected
     - InvalidRequestError       a value of the request is out of range or contradicts another
+      * UnknownFieldError       the request has a field that does not exist
     - PromptTooLongError        prompt and completion exceed the model's maximum length
     - GrammarError              a schema, regex or choice that is not supported
     - ChatTemplateError         the conversation cannot be rendered
@@ -247,6 +248,12 @@ class RequestError(QuireError):
 
 class InvalidRequestError(RequestError):
     """A value of the request is out of range or contradicts another."""
+
+
+class UnknownFieldError(InvalidRequestError):
+    """The request has a field that does not exist; `param` is its path."""
+
+    code = "unknown_parameter"
 
 
 class PromptTooLongError(RequestError):

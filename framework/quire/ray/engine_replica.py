@@ -49,7 +49,13 @@ class EngineReplica:
         self._frontend = engine.async_frontend()
         report = partial(plugins_report, engine.plugins)
         control = control_operations(self._frontend)  # the ingress says who has an admin key
-        self._app = create_unguarded_app(self._frontend, report, Lifecycle(), control)
+        self._app = create_unguarded_app(
+            self._frontend,
+            report,
+            Lifecycle(),
+            control,
+            has_lenient_fields=settings.server.lenient_fields,
+        )
         self._num_resets = 0
         self._cache = CacheReport(self._facts.block_size)
         self._tasks = [

@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect
 from quire.config import ServerSettings
 from quire.errors import QuireError
 from quire.frontend.async_frontend import AsyncFrontend
+from quire.frontend.unknown_fields import UnknownFields
 from quire.server.http.guard import Guard
 from quire.server.http.lifecycle import Lifecycle
 from quire.server.http.logprob_budget import LogprobBudget
@@ -59,7 +60,12 @@ def create_app(
     guard = Middleware(Guard, settings=settings, lifecycle=lifecycle, accounts=accounts)
     control = control_operations(frontend) + account_operations(accounts)
     app = create_unguarded_app(
-        frontend, plugins_report, lifecycle, control if accounts.has_admin else [], [guard]
+        frontend,
+        plugins_report,
+        lifecycle,
+        control if accounts.has_admin else [],
+        [guard],
+        has_lenient_fields=settings.lenient_fields,
     )
     app.state.accounts = accounts
     return app
@@ -71,6 +77,8 @@ def create_unguarded_app(
     lifecycle: Lifecycle,
     control: Sequence[Operation] = (),
     middleware: Sequence[Middleware] = (),
+    *,
+    has_lenient_fields: bool = False,
 ) -> Starlette:
     """Return the ASGI application for requests that a `Guard` has let through.
 
@@ -80,8 +88,10 @@ def create_unguarded_app(
         lifecycle: Lifecycle, which has the drain state.
         control: Operations that need an admin key.
         middleware: Middleware in front of the routes.
+        has_lenient_fields: True to leave out fields that do not exist, instead of refusing them.
     """
-    operations = _operations(frontend, HealthRoutes(frontend, lifecycle, plugins_report))
+    unknown = UnknownFields(has_lenient_fields)
+    operations = _operations(frontend, HealthRoutes(frontend, lifecycle, plugins_report), unknown)
     operations += control
     description = ApiDescription(
         operations, frontend.intake.fields, frontend.intake.logits_processors.opt_in
@@ -100,8 +110,10 @@ def create_unguarded_app(
     return app
 
 
-def _operations(frontend: AsyncFrontend, health: HealthRoutes) -> list[Operation]:
-    models, tokens = ModelRoutes(frontend), TokenRoutes(frontend)
+def _operations(
+    frontend: AsyncFrontend, health: HealthRoutes, unknown: UnknownFields
+) -> list[Operation]:
+    models, tokens = ModelRoutes(frontend), TokenRoutes(frontend, unknown)
     budget = LogprobBudget()
     return [
         Operation("/livez", health.livez),
@@ -113,7 +125,7 @@ def _operations(frontend: AsyncFrontend, health: HealthRoutes) -> list[Operation
         Operation("/v1/plugins", health.plugins),
         Operation(
             "/v1/chat/completions",
-            ChatRoute(frontend, budget).create,
+            ChatRoute(frontend, budget, unknown).create,
             "POST",
             ChatBody,
             ChatCompletion,
@@ -122,7 +134,7 @@ def _operations(frontend: AsyncFrontend, health: HealthRoutes) -> list[Operation
         ),
         Operation(
             "/v1/completions",
-            CompletionRoute(frontend, budget).create,
+            CompletionRoute(frontend, budget, unknown).create,
             "POST",
             CompletionBody,
             Completion,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from quire.config import PluginSettings
 from quire.plugins.loading import load_plugins
-from quire.server.wire.fields import NEUTRAL, SILENTLY_IGNORED
+from quire.server.wire.fields import REFUSED
 from quire.server.wire.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
 ROUTES = {
@@ -48,7 +48,7 @@ SAMPLER_FIELDS = sampler_fields()
 def bodies(kind):
     names = [info.encode_name for info in msgspec.structs.fields(kind)]
     names = [name for name in names if name != "stream"]
-    others = [*SAMPLER_FIELDS, *NEUTRAL, *sorted(SILENTLY_IGNORED), "warmth"]
+    others = [*SAMPLER_FIELDS, *REFUSED, "warmth", "temprature", "stream_options.odd"]
     return st.dictionaries(st.sampled_from([*names, *others]), VALUES, max_size=4)
 
 

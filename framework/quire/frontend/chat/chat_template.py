@@ -22,11 +22,12 @@ from quire.errors import (
     InvalidRequestError,
     SettingsError,
 )
-from quire.frontend.chat.conversation import normalize_messages, normalize_tools
+from quire.frontend.chat.conversation import STRICT, normalize_messages, normalize_tools
 from quire.frontend.chat.marked_texts import MarkedTexts
 from quire.frontend.chat.rendered_prompt import RenderedPrompt
 from quire.frontend.text.checkpoint_file import read_json_object
 from quire.frontend.text.special_spellings import SpecialSpellings
+from quire.frontend.unknown_fields import UnknownFields
 
 MAX_PROMPT_CHARACTERS = 16 * 2**20
 PARAMETERS = ("messages", "tools", "documents", "add_generation_prompt")
@@ -113,6 +114,7 @@ class ChatTemplate:
         template_kwargs: Mapping[str, Any] | None = None,
         *,
         add_generation_prompt: bool = True,
+        unknown: UnknownFields = STRICT,
     ) -> RenderedPrompt:
         """Return the prompt for a conversation, special tokens included.
 
@@ -122,6 +124,7 @@ class ChatTemplate:
             template_kwargs: Additional template variables, such as `enable_thinking`. A separate
                 mapping, so that a client cannot set the other parameters.
             add_generation_prompt: True to end with the start of the assistant's turn.
+            unknown: What happens to fields of messages that do not exist.
 
         Raises:
             ChatTemplateError: There is no template, or it refuses the conversation.
@@ -130,7 +133,7 @@ class ChatTemplate:
         names = dict(template_kwargs or {})
         self._check_names(names)
         given = names | {
-            "messages": normalize_messages(messages),
+            "messages": normalize_messages(messages, unknown),
             "tools": normalize_tools(tools),
         }
         texts = MarkedTexts(given, self._plain_spellings, self.source)

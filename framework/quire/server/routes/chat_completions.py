@@ -14,6 +14,7 @@ from quire.errors import InvalidRequestError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.chat.completion_parser import CompletionParser, ParsedCompletion
 from quire.frontend.chat.rendered_prompt import RenderedPrompt
+from quire.frontend.unknown_fields import UnknownFields
 from quire.outputs import CompletionOutput, PromptLogprobs
 from quire.server.http.json_response import in_thread_if, json_of
 from quire.server.http.logprob_budget import LogprobBudget
@@ -45,13 +46,16 @@ _EMPTY = ChatDelta()
 class ChatRoute:
     """Endpoint of /v1/chat/completions."""
 
-    def __init__(self, frontend: AsyncFrontend, budget: LogprobBudget) -> None:
+    def __init__(
+        self, frontend: AsyncFrontend, budget: LogprobBudget, unknown: UnknownFields
+    ) -> None:
         self._frontend = frontend
         self._budget = budget
+        self._unknown = unknown
 
     async def create(self, request: Request) -> Response:
         """Return the response to a conversation, in full or as a stream."""
-        return await respond(request, self._frontend, ChatBody, self._prepare)
+        return await respond(request, self._frontend, ChatBody, self._unknown, self._prepare)
 
     async def _prepare(self, body: Body[ChatBody], extra_args: dict[str, Any]) -> "Chat":
         typed = body.typed
@@ -63,6 +67,7 @@ class ChatRoute:
             logprobs=_num_logprobs(typed),
             prompt_logprobs=typed.prompt_logprobs,
             extra_args=extra_args,
+            unknown=self._unknown,
             forced_call=tools.constraint,
         )
         render = partial(self._render, typed, tools.tools)
@@ -82,7 +87,7 @@ class ChatRoute:
     def _tools(self, body: ChatBody) -> ToolUse:
         if not body.tools and not body.tool_choice:
             return NO_TOOLS
-        tools = tool_use(body, self._frontend)
+        tools = tool_use(body, self._frontend, self._unknown)
         if tools.tools and not self._frontend.completion_parsers.reads_calls:
             raise InvalidRequestError(
                 "this model has no tool-call parser, so its calls could not be read; start the "
@@ -93,7 +98,9 @@ class ChatRoute:
 
     def _render(self, body: ChatBody, tools: list[dict[str, Any]]) -> RenderedPrompt:
         template = self._frontend.chat_template
-        return template.render(body.messages, tools or None, _template_kwargs(body))
+        return template.render(
+            body.messages, tools or None, _template_kwargs(body), unknown=self._unknown
+        )
 
 
 def _max_tokens(body: ChatBody) -> int | None:

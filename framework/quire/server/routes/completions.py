@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from quire.errors import InvalidRequestError
 from quire.frontend.async_frontend import AsyncFrontend
+from quire.frontend.unknown_fields import UnknownFields
 from quire.outputs import CompletionOutput, Delta
 from quire.server.http.json_response import in_thread_if, json_of
 from quire.server.http.logprob_budget import LogprobBudget
@@ -29,13 +30,16 @@ MAX_CHOICES = 1024
 class CompletionRoute:
     """Endpoint of /v1/completions."""
 
-    def __init__(self, frontend: AsyncFrontend, budget: LogprobBudget) -> None:
+    def __init__(
+        self, frontend: AsyncFrontend, budget: LogprobBudget, unknown: UnknownFields
+    ) -> None:
         self._frontend = frontend
         self._budget = budget
+        self._unknown = unknown
 
     async def create(self, request: Request) -> Response:
         """Return the completions of the prompts, in full or as a stream."""
-        return await respond(request, self._frontend, CompletionBody, self._prepare)
+        return await respond(request, self._frontend, CompletionBody, self._unknown, self._prepare)
 
     async def _prepare(
         self, body: Body[CompletionBody], extra_args: dict[str, Any]
@@ -52,6 +56,7 @@ class CompletionRoute:
             logprobs=body.logprobs,
             prompt_logprobs=_num_prompt_logprobs(body),
             extra_args=extra_args,
+            unknown=self._unknown,
         )
         _check_count(body.prompt, params.num_generated)
         prompts = [prompt_with_options(prompt, body, True) for prompt in split_prompts(body.prompt)]

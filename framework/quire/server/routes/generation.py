@@ -1,7 +1,6 @@
 """Generation for one HTTP request: its completions, and the response in full or as a stream."""
 
 import asyncio
-import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
@@ -17,6 +16,7 @@ from quire.errors import GrammarError, RequestFailedError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.completions.delta_stream import DeltaStream
 from quire.frontend.intake.prompt import EncodedPrompt
+from quire.frontend.unknown_fields import UnknownFields
 from quire.messages import AdapterRef
 from quire.outputs import CompletionOutput, Delta, PromptLogprobs
 from quire.sampling_params import BeamSearchParams, SamplingParams
@@ -27,8 +27,9 @@ from quire.server.http.merged_streams import merged
 from quire.server.keys.account import TokenReservation
 from quire.server.keys.cache_salts import combined_salt
 from quire.server.wire.bodies import Body, read_body
-from quire.server.wire.fields import sort_fields
+from quire.server.wire.fields import sampler_values
 from quire.server.wire.finish_reason import finish_reason_of
+from quire.server.wire.params import response_id
 from quire.server.wire.protocol import CachedTokens, SamplingBody, Usage
 from quire.server.wire.sender import Sender
 
@@ -56,6 +57,7 @@ async def respond(
     request: Request,
     frontend: AsyncFrontend,
     kind: type[B],
+    unknown: UnknownFields,
     prepare: Callable[[Body[B], dict[str, Any]], Awaitable[PreparedRequest]],
 ) -> Response:
     """Read a request, and respond in full or as a stream.
@@ -64,6 +66,7 @@ async def respond(
         request: HTTP request.
         frontend: Frontend that serves it.
         kind: Struct of its body.
+        unknown: What happens to fields that do not exist.
         prepare: Function that makes its run, from the body and the samplers' fields.
     """
     sender = Sender.of(request.scope)
@@ -75,21 +78,15 @@ async def respond(
     limit.check()
     frontend.check_room(limit, priority=body.typed.priority or 0)
     sender.account.check_model(body.typed.model or frontend.model_name)
-    for_samplers: dict[str, Any] = {}
-    headers: dict[str, str] = {}
-    if body.undeclared:
-        intake = frontend.intake
-        extras = sort_fields(
-            body.undeclared, intake.extra_fields, intake.offered_fields, kind.__struct_fields__
-        )
-        for_samplers, headers = extras.for_samplers, extras.headers()
+    intake = frontend.intake
+    values = sampler_values(body, intake.extra_fields, intake.offered_fields, unknown)
     async with limit.hold():
-        run = await prepare(body, for_samplers)
+        run = await prepare(body, values)
     release = run.generation.release
     if body.typed.stream:
         request_id = request.scope["quire_request_id"]
-        return EventStream(run.events(), headers, request_id, on_close=release)
-    return EncodedResponse(partial(_full_response, run), headers, release)
+        return EventStream(run.events(), {}, request_id, on_close=release)
+    return EncodedResponse(partial(_full_response, run), {}, release)
 
 
 async def _full_response(run: PreparedRequest) -> bytes:
@@ -154,9 +151,13 @@ class Generation:
         return len(self.prompts) * self.n
 
     def envelope(self, prefix: str) -> dict[str, Any]:
-        """Return the fields that are the same in all parts of the response, with a new id."""
+        """Return the fields that are the same in all parts of the response.
+
+        Raises:
+            InvalidRequestError: The client's `request_id` cannot be a part of the id.
+        """
         return {
-            "id": f"{prefix}-{secrets.token_hex(14)}",
+            "id": response_id(prefix, self._body.request_id),
             "created": int(time.time()),
             "model": self.frontend.model_name if self._adapter is None else self._adapter.name,
         }

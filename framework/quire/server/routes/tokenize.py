@@ -8,9 +8,11 @@ from starlette.responses import Response
 
 from quire.errors import InvalidRequestError
 from quire.frontend.async_frontend import AsyncFrontend
+from quire.frontend.unknown_fields import UnknownFields
 from quire.server.http.json_response import json_response
 from quire.server.routes.models import check_model
 from quire.server.wire.bodies import read_body
+from quire.server.wire.fields import check_declared
 from quire.server.wire.protocol import DetokenizeBody, TokenizeBody
 
 
@@ -31,12 +33,14 @@ class DetokenizedText(msgspec.Struct):
 class TokenRoutes:
     """Endpoints of /tokenize and /detokenize."""
 
-    def __init__(self, frontend: AsyncFrontend) -> None:
+    def __init__(self, frontend: AsyncFrontend, unknown: UnknownFields) -> None:
         self._frontend = frontend
+        self._unknown = unknown
 
     async def tokenize(self, request: Request) -> Response:
         """Return the token ids of a text."""
         body = await read_body(request, TokenizeBody)
+        check_declared(body, self._unknown)
         check_model(request, self._frontend, body.typed.model)
         encode, typed = self._frontend.tokenizer.encode, body.typed
         work = partial(encode, typed.prompt, typed.add_special_tokens)
@@ -46,6 +50,7 @@ class TokenRoutes:
     async def detokenize(self, request: Request) -> Response:
         """Return the text of token ids."""
         body = await read_body(request, DetokenizeBody)
+        check_declared(body, self._unknown)
         check_model(request, self._frontend, body.typed.model)
         self._check(body.typed.tokens)
         work = partial(self._frontend.tokenizer.decode, body.typed.tokens, False)

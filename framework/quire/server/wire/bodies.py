@@ -1,8 +1,10 @@
 """Strict decoding of JSON request bodies to typed structs; errors name the wrong field."""
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from functools import cache
+from typing import Any, Generic, TypeVar, get_args
 
 import msgspec
 from starlette.requests import Request
@@ -29,12 +31,15 @@ class Body(Generic[S]):
         undeclared: Fields that the struct does not declare.
         num_bytes: Size of the JSON text.
         sender: Client that sent it, and when.
+        undeclared_of_objects: The same of fields that have a struct of their own, such as
+            `stream_options`, by their names.
     """
 
     typed: S
     undeclared: dict[str, Any]
     num_bytes: int
     sender: Sender = field(default_factory=Sender)
+    undeclared_of_objects: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def is_large(self) -> bool:
@@ -81,8 +86,20 @@ def decode(data: bytes, kind: type[S]) -> Body[S]:
     Raises:
         InvalidRequestError: The body is not JSON, or a field has the wrong type.
     """
-    if data.count(b"[") + data.count(b"{") > MAX_BRACKETS:
+    num_brackets = data.count(b"[") + data.count(b"{")
+    if num_brackets > MAX_BRACKETS:
         raise InvalidRequestError(f"the body has more than {MAX_BRACKETS} opening brackets")
+    try:
+        typed = msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _split(data, kind)  # it has other fields, or an error that is described there
+    if num_brackets > MAX_DEPTH:
+        check_depth([getattr(typed, name) for name in kind.__struct_fields__])
+    return Body(typed, {}, len(data))
+
+
+def _split(data: bytes, kind: type[S]) -> Body[S]:
+    """Decode a JSON object, and take out the fields that its struct does not declare."""
     try:
         raw = msgspec.json.decode(data)
     except msgspec.MsgspecError as error:
@@ -94,10 +111,28 @@ def decode(data: bytes, kind: type[S]) -> Body[S]:
     if not isinstance(raw, dict):
         raise InvalidRequestError("the body must be a JSON object")
     check_depth(raw)
-    typed = convert(raw, kind)
-    for name in kind.__struct_fields__:
-        raw.pop(name, None)
-    return Body(typed, raw, len(data))
+    undeclared = _taken(raw, kind.__struct_fields__)
+    of_objects: dict[str, dict[str, Any]] = {}
+    for name, names in objects_of(kind).items():
+        if isinstance(raw.get(name), dict) and (found := _taken(raw[name], names)):
+            of_objects[name] = found
+    return Body(convert(raw, kind), undeclared, len(data), undeclared_of_objects=of_objects)
+
+
+def _taken(raw: dict[str, Any], declared: Collection[str]) -> dict[str, Any]:
+    """Remove the fields that are not declared, and return them."""
+    return {name: raw.pop(name) for name in [*raw] if name not in declared}
+
+
+@cache
+def objects_of(kind: type[msgspec.Struct]) -> dict[str, tuple[str, ...]]:
+    """Return the fields of a body that have a struct of their own, and the fields of those."""
+    return {
+        field.name: option.__struct_fields__
+        for field in msgspec.structs.fields(kind)
+        for option in get_args(field.type)
+        if isinstance(option, type) and issubclass(option, msgspec.Struct)
+    }
 
 
 def check_depth(value: Any) -> None:

@@ -3,10 +3,10 @@
 from typing import Any
 
 from quire.errors import InvalidRequestError
+from quire.frontend.unknown_fields import UnknownFields
 from quire.output_types import plain_choice
 from quire.sampling_params import StructuredOutputsParams
 from quire.server.wire.bodies import convert
-from quire.server.wire.fields import check_known
 from quire.server.wire.protocol import SamplingBody
 
 _BLANKS = "the backend decides which blanks JSON may have; leave it out, or send a regex"
@@ -37,12 +37,13 @@ _REFUSED: dict[str, tuple[Any, str]] = {  # field of vLLM -> its type, and the w
 
 
 def constraint_of(
-    body: SamplingBody, forced_call: StructuredOutputsParams | None = None
+    body: SamplingBody, unknown: UnknownFields, forced_call: StructuredOutputsParams | None = None
 ) -> StructuredOutputsParams | None:
     """Return the one constraint of a request; None if its response format is plain text.
 
     Args:
         body: Body of the request.
+        unknown: What happens to fields that do not exist.
         forced_call: Constraint that forces a tool call.
 
     Raises:
@@ -50,8 +51,8 @@ def constraint_of(
     """
     response_format = body.response_format
     constraints = (
-        None if response_format is None else response_constraint(response_format),
-        None if body.structured_outputs is None else _structured(body.structured_outputs),
+        None if response_format is None else response_constraint(response_format, unknown),
+        None if body.structured_outputs is None else _structured(body.structured_outputs, unknown),
         forced_call,
     )
     given = [constraint for constraint in constraints if constraint is not None]
@@ -64,7 +65,9 @@ def constraint_of(
     return given[0] if given else None
 
 
-def response_constraint(response_format: dict[str, Any]) -> StructuredOutputsParams | None:
+def response_constraint(
+    response_format: dict[str, Any], unknown: UnknownFields
+) -> StructuredOutputsParams | None:
     """Return the constraint that a `response_format` describes; None for plain text.
 
     Raises:
@@ -78,21 +81,37 @@ def response_constraint(response_format: dict[str, Any]) -> StructuredOutputsPar
             f"got {kind!r:.100}",
             param="response_format.type",
         )
-    check_known(given, ("type", *_FORMATS[kind]), f"response_format of type {kind}")
+    given = _known_fields(given, kind, unknown)
     match kind:
         case "json_object":
             return StructuredOutputsParams(json_object=True)
         case "json_schema":
-            return StructuredOutputsParams(json=_schema(given.get("json_schema")))
+            return StructuredOutputsParams(json=_schema(given.get("json_schema"), unknown))
         case "structural_tag":
             return StructuredOutputsParams(structural_tag=given)
         case _:
             return None
 
 
-def _structured(body_field: dict[str, Any]) -> StructuredOutputsParams:
+def _known_fields(given: dict[str, Any], kind: str, unknown: UnknownFields) -> dict[str, Any]:
+    """Return the fields of a response format that its type has, and refuse those of other types."""
+    known = ("type", *_FORMATS[kind])
+    for name in given:
+        owner = next((other for other, names in _FORMATS.items() if name in names), None)
+        if name not in known and (name == "schema" or owner is not None):
+            way_out = '{"type": "json_schema", "json_schema": {"schema": ...}} follows a schema'
+            raise InvalidRequestError(
+                f"response_format of type {kind} has no field {name}; "
+                + (f"the type {owner} has it" if owner is not None else way_out),
+                param=f"response_format.{name}",
+            )
+    unknown.check(given, known, "response_format")
+    return {name: value for name, value in given.items() if name in known}
+
+
+def _structured(body_field: dict[str, Any], unknown: UnknownFields) -> StructuredOutputsParams:
     given = _without_nulls(body_field)
-    check_known(given, (*_FIELDS, *_REFUSED), "structured_outputs")
+    unknown.check(given, (*_FIELDS, *_REFUSED), "structured_outputs")
     for name, (kind, way_out) in _REFUSED.items():
         where = f"structured_outputs.{name}"
         is_set = name in given and convert(given.pop(name), kind, where) is not False
@@ -100,13 +119,14 @@ def _structured(body_field: dict[str, Any]) -> StructuredOutputsParams:
             raise InvalidRequestError(f"{where} is not supported: {way_out}", param=where)
     if isinstance(given.get("choice"), list):
         given["choice"] = plain_choice(given["choice"])  # its length first, then its items
-    return convert(given, StructuredOutputsParams, "structured_outputs")
+    known = {name: value for name, value in given.items() if name in _FIELDS}
+    return convert(known, StructuredOutputsParams, "structured_outputs")
 
 
-def _schema(given: object) -> dict[str, Any]:
+def _schema(given: object, unknown: UnknownFields) -> dict[str, Any]:
     where = "response_format.json_schema"
     wrapper = convert(given, dict[str, Any], where)
-    check_known(_without_nulls(wrapper), ("schema", *_SCHEMA_FIELDS), where)
+    unknown.check(_without_nulls(wrapper), ("schema", *_SCHEMA_FIELDS), where)
     for name, kind in _SCHEMA_FIELDS.items():
         convert(wrapper.get(name), kind, f"{where}.{name}")
     if "schema" not in wrapper:

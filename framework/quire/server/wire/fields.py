@@ -1,183 +1,178 @@
 """Handling of body fields that the struct of a request does not declare.
 
 A field that a sampler plugin declares is passed to the samplers. A field that would change the
-completion and is not supported is refused by name, unless its value is neutral. Fields that
-OpenAI's clients send about themselves are ignored silently. A field of an installed sampler that is
-not in use, and one that is nearly a field that exists, are refused. Any other field is ignored, and
-a response header names it.
+completion and is not supported is refused by name, with the way out, unless its value is neutral;
+so is a field of an installed sampler that is not in use. Any other field does not exist.
 """
 
-import re
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from difflib import get_close_matches
-from types import MappingProxyType
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from quire.errors import InvalidRequestError
+from quire.frontend.unknown_fields import UnknownFields
+from quire.server.wire.bodies import Body, S, objects_of
+from quire.server.wire.protocol import AcceptedFields, ChatBody, CompletionBody
 
-IGNORED_HEADER = "x-quire-ignored-fields"
-
-SILENTLY_IGNORED = frozenset(
-    {
-        "user", "metadata", "store", "service_tier", "safety_identifier", "moderation",
-        "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "verbosity",
-        "prediction", "request_id", "stream_interval",
-    }
-)  # fmt: skip
-
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "suffix": ("",),
-    "echo": (False,),
-    "prompt_embeds": (),
-    "continue_final_message": (False,),
-    "add_generation_prompt": (True,),
-    "chat_template": (),
-    "documents": ([],),
-    "modalities": (["text"],),
-    "audio": (),
-    "web_search_options": (),
-    "return_token_ids": (False,),
-    "functions": ([],),
-    "function_call": (),
-    "vllm_xargs": ({},),
-    "watermarking": (False,),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_decoding_backend": (),
-    "guided_whitespace_pattern": (),
-    "custom_logit_processor": (),
-    "custom_params": ({},),
-    "regex": (),
-    "ebnf": (),
-    "json_schema": (),
-    "min_new_tokens": (0,),
-    "max_new_tokens": (),
-    "sampling_seed": (),
-    "no_stop_trim": (False,),
-    "beam_width": (1,),
-    "num_beams": (1,),
-    "do_sample": (True,),
-    "repeat_penalty": (1,),
-    "cfg_scale": (1,),
-    "mirostat": (0,),
-    "no_repeat_ngram_size": (0,),
-}
-_HINTS = {
-    "functions": "; send tools",
-    "function_call": "; send tool_choice",
-    "max_completion_tokens": "; send max_tokens",
-    "vllm_xargs": "; send a sampler's fields as fields of the body",
-    "watermarking": "; send watermark: true, with its fields",
-    "guided_json": '; send structured_outputs: {"json": ...}, or response_format',
-    "guided_regex": '; send structured_outputs: {"regex": ...}',
-    "guided_choice": '; send structured_outputs: {"choice": [...]}',
-    "guided_grammar": '; send structured_outputs: {"grammar": ...}',
-    "guided_decoding_backend": '; send structured_outputs with "backend"',
-    "guided_whitespace_pattern": "; the backend decides which blanks JSON may have",
-    "custom_logit_processor": "; send logits_processors: the names of a plugin's steps",
-    "custom_params": "; send a sampler's fields as fields of the body",
-    "regex": '; send structured_outputs: {"regex": ...}',
-    "ebnf": '; send structured_outputs: {"grammar": ...}',
-    "json_schema": '; send structured_outputs: {"json": ...}',
-    "min_new_tokens": "; send min_tokens",
-    "cfg_scale": "; send guidance_scale",
-    "max_new_tokens": "; send max_tokens",
-    "sampling_seed": "; send seed",
-    "no_stop_trim": "; send include_stop_str_in_output: true",
-    "beam_width": "; send use_beam_search: true, with n beams",
-    "num_beams": "; send use_beam_search: true, with n beams",
-    "do_sample": "; send temperature: 0",
-    "repeat_penalty": "; send repetition_penalty",
-    "mirostat": "; send mirostat_mode, with the same number",
-    "no_repeat_ngram_size": "; send dry_multiplier, which penalizes repetitions of any length",
-}
-_MAX_SHOWN = 16
-_MAX_NAME = 64
-_NEAR = 0.87  # similarity of two names of which one is a misspelling
+ACCEPTED = frozenset(AcceptedFields.__struct_fields__)
 
 
 @dataclass(frozen=True, slots=True)
-class Extras:
-    """Body fields that the struct of the request does not declare."""
+class Refusal:
+    """A known field that is not supported.
 
-    for_samplers: dict[str, Any] = field(default_factory=dict)
-    ignored: tuple[str, ...] = ()
+    Attributes:
+        way_out: What to do instead.
+        neutral: Values that ask for nothing, and are accepted.
+    """
 
-    def headers(self) -> dict[str, str]:
-        """Return the header that names the ignored fields, if there are any."""
-        return {IGNORED_HEADER: ",".join(_shown(self.ignored))} if self.ignored else {}
+    way_out: str = "leave it out, or load a plugin that supports it"
+    neutral: tuple[Any, ...] = ()
 
 
-def sort_fields(
-    undeclared: Mapping[str, Any],
+_SAMPLER_FIELD = "send a sampler's fields as fields of the body"
+_JSON = 'send structured_outputs: {"json": ...}'
+_GRAMMAR = 'send structured_outputs: {"grammar": ...}'
+_REGEX = 'send structured_outputs: {"regex": ...}'
+_BEAMS = "send use_beam_search: true, with n beams"
+_TEXT_ONLY = "this server generates text; leave it out"
+_NO_MEDIA = "this server reads text only; leave it out"
+
+REFUSED: dict[str, Refusal] = {
+    # OpenAI's
+    "suffix": Refusal("write the text between both into the prompt", ("",)),
+    "echo": Refusal("only /v1/completions has it", (False,)),
+    "modalities": Refusal(_TEXT_ONLY, (["text"],)),
+    "audio": Refusal(_TEXT_ONLY),
+    "web_search_options": Refusal("offer a tool that searches"),
+    "moderation": Refusal("completions are not moderated; leave it out"),
+    "functions": Refusal("send tools", ([],)),
+    "function_call": Refusal("send tool_choice"),
+    # vLLM's
+    "prompt_embeds": Refusal("send prompt, as text or token ids"),
+    "chat_template": Refusal("start the server with --chat-template"),
+    "documents": Refusal("write them into a message", ([],)),
+    "mm_processor_kwargs": Refusal(_NO_MEDIA, ({},)),
+    "media_io_kwargs": Refusal(_NO_MEDIA, ({},)),
+    "return_mm_kwargs": Refusal(_NO_MEDIA, (True, False)),
+    "kv_transfer_params": Refusal("KV caches are not passed on by requests", ({},)),
+    "ec_transfer_params": Refusal("encoder caches are not passed on by requests", ({},)),
+    "return_prompt_text": Refusal("send return_token_ids, and decode them", (False,)),
+    "return_token_offsets": Refusal(neutral=(False,)),
+    "routed_experts_prompt_start": Refusal(neutral=(0,)),
+    "vllm_xargs": Refusal(_SAMPLER_FIELD, ({},)),
+    "watermarking": Refusal("send watermark: true, with its fields", (False,)),
+    "guided_json": Refusal(f"{_JSON}, or response_format"),
+    "guided_regex": Refusal(_REGEX),
+    "guided_choice": Refusal('send structured_outputs: {"choice": [...]}'),
+    "guided_grammar": Refusal(_GRAMMAR),
+    "guided_json_object": Refusal('send response_format: {"type": "json_object"}', (False,)),
+    "guided_decoding_backend": Refusal('send structured_outputs with "backend"'),
+    "guided_whitespace_pattern": Refusal("the backend decides which blanks JSON may have"),
+    # of other engines
+    "custom_logit_processor": Refusal("send logits_processors: the names of a plugin's steps"),
+    "custom_params": Refusal(_SAMPLER_FIELD, ({},)),
+    "regex": Refusal(_REGEX),
+    "ebnf": Refusal(_GRAMMAR),
+    "json_schema": Refusal(_JSON),
+    "min_new_tokens": Refusal("send min_tokens", (0,)),
+    "max_new_tokens": Refusal("send max_tokens"),
+    "sampling_seed": Refusal("send seed"),
+    "no_stop_trim": Refusal("send include_stop_str_in_output: true", (False,)),
+    "beam_width": Refusal(_BEAMS, (1,)),
+    "num_beams": Refusal(_BEAMS, (1,)),
+    "do_sample": Refusal("send temperature: 0", (True,)),
+    "repeat_penalty": Refusal("send repetition_penalty", (1,)),
+    "cfg_scale": Refusal("send guidance_scale", (1,)),
+    "mirostat": Refusal("send mirostat_mode, with the same number", (0,)),
+    "no_repeat_ngram_size": Refusal(
+        "send dry_multiplier, which penalizes repetitions of any length", (0,)
+    ),
+}
+_BODIES: dict[str, type[msgspec.Struct]] = {
+    "/v1/chat/completions": ChatBody,
+    "/v1/completions": CompletionBody,
+}
+
+
+def sampler_values(
+    body: Body[S],
     of_samplers: Collection[str],
-    offered: Mapping[str, str] = MappingProxyType({}),
-    declared: Collection[str] = (),
-) -> Extras:
-    """Classify the body fields that the struct of the request does not declare.
+    offered: Mapping[str, str],
+    unknown: UnknownFields,
+) -> dict[str, Any]:
+    """Return the fields of a body that go to samplers, and check those that do not exist.
 
     Args:
-        undeclared: Fields with their values.
+        body: Body of a request.
         of_samplers: Names of the fields that the samplers of this engine add.
         offered: Fields of installed samplers that are not in use -> how to use one.
-        declared: Fields that the struct declares.
+        unknown: What happens to fields that do not exist.
 
     Raises:
-        InvalidRequestError: A field asks for something unsupported, or is probably a misspelt
-            name of another one; `param` names it.
+        InvalidRequestError: A field asks for something unsupported; `param` names it.
+        UnknownFieldError: A field does not exist.
     """
-    for_samplers: dict[str, Any] = {}
-    ignored: list[str] = []
-    for name, value in undeclared.items():
+    values = {}
+    for name in ACCEPTED.intersection(of_samplers):
+        if (value := getattr(body.typed, name)) is not None:  # a field of our own struct
+            values[name] = value
+    for name, value in body.undeclared.items():
         if value is None:
             continue
         if name in of_samplers:
-            for_samplers[name] = value
-        elif name in NEUTRAL:
+            values[name] = value
+        elif name in REFUSED:
             _check_neutral(name, value)
         elif name in offered:
             raise InvalidRequestError(
                 f"no sampler in use reads the field {name}; {offered[name]}", param=name
             )
-        elif name not in SILENTLY_IGNORED:
-            _check_spelling(name, (*declared, *of_samplers, *offered))
-            ignored.append(name)
-    return Extras(for_samplers, tuple(ignored))
+        else:
+            known = (*body.typed.__struct_fields__, *of_samplers, *offered)
+            unknown.handle(name, known, way_out=_elsewhere(name))
+    check_objects(body, unknown)
+    return values
 
 
-def check_known(value: Mapping[str, Any], known: Collection[str], what: str) -> None:
-    """Check that an object has only known fields.
+def check_declared(body: Body[S], unknown: UnknownFields) -> None:
+    """Check that a body has only the fields of its struct; null asks for nothing.
 
     Raises:
-        InvalidRequestError: It has another one; ignoring it would change the request.
+        UnknownFieldError: A field does not exist.
     """
-    for name in value:
-        if name not in known:
-            message = f"{what} has no field {name[:100]!r} (known: {', '.join(sorted(known))})"
-            raise InvalidRequestError(message, param=what.partition(" ")[0])
+    unknown.check(_set(body.undeclared), body.typed.__struct_fields__)
+    check_objects(body, unknown)
+
+
+def check_objects(body: Body[S], unknown: UnknownFields) -> None:
+    """Check the fields of objects within a body that have a struct of their own.
+
+    Raises:
+        UnknownFieldError: One of them does not exist.
+    """
+    for where, given in body.undeclared_of_objects.items():
+        unknown.check(_set(given), objects_of(type(body.typed))[where], where)
+
+
+def _set(given: Mapping[str, Any]) -> list[str]:
+    return [name for name, value in given.items() if value is not None]
 
 
 def _check_neutral(name: str, value: Any) -> None:
-    is_bool = isinstance(value, bool)
-    if any(value == neutral and is_bool == isinstance(neutral, bool) for neutral in NEUTRAL[name]):
+    refusal, is_bool = REFUSED[name], isinstance(value, bool)
+    if any(
+        value == neutral and is_bool == isinstance(neutral, bool) for neutral in refusal.neutral
+    ):
         return
-    hint = _HINTS.get(name, "; leave it out, or load a plugin that supports it")
-    raise InvalidRequestError(f"{name} is not supported by this engine{hint}", param=name)
+    raise InvalidRequestError(f"{name} is not supported; {refusal.way_out}", param=name)
 
 
-def _check_spelling(name: str, known: Collection[str]) -> None:
-    """Refuse a field that is nearly another one: ignoring it would change the completion."""
-    near = get_close_matches(name[:_MAX_NAME], known, 1, _NEAR)
-    if near:
-        raise InvalidRequestError(
-            f"there is no field {name[:_MAX_NAME]!r}; did you mean {near[0]!r}?",
-            param=name[:_MAX_NAME],
-        )
-
-
-def _shown(names: Iterable[str]) -> list[str]:
-    """Return names that are safe in a header: a client must not be able to inject headers."""
-    return [re.sub(r"[^\w.-]", "?", name, flags=re.ASCII)[:64] for name in names][:_MAX_SHOWN]
+def _elsewhere(name: str) -> str | None:
+    """Return where the other kind of completions has the field, if it has."""
+    for path, kind in _BODIES.items():
+        if name in kind.__struct_fields__:
+            return f"{path} has it"
+    return None

@@ -46,9 +46,18 @@ def append_position(shown: CompletionLogprobs, position: TokenLogprob, offset: i
     name = _name(position)
     shown.tokens.append(name)
     shown.token_logprobs.append(position.logprob)
-    top = {_name(candidate): candidate.logprob for candidate in reversed(position.top_logprobs)}
-    shown.top_logprobs.append(top | {name: position.logprob})
+    shown.top_logprobs.append(_top_of(position, name))
     shown.text_offset.append(offset)
+
+
+def _top_of(position: TokenLogprob, name: str) -> dict[str, float]:
+    """Return the candidates and the chosen token, the most likely first.
+
+    Of two candidates of one text the more likely one is shown, or the chosen token.
+    """
+    top = {_name(candidate): candidate.logprob for candidate in reversed(position.top_logprobs)}
+    top[name] = position.logprob
+    return dict(sorted(top.items(), key=lambda item: -item[1]))
 
 
 def num_characters(octets: bytes) -> int:

@@ -1,12 +1,21 @@
 """Conversion of a body to `SamplingParams`, which has the defaults of absent fields."""
 
+import re
+import secrets
 from typing import Any
 
 from quire.errors import InvalidRequestError
-from quire.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
+from quire.frontend.unknown_fields import UnknownFields
+from quire.sampling_params import (
+    BeamSearchParams,
+    RepetitionDetectionParams,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from quire.server.wire.constraint import constraint_of
 from quire.server.wire.protocol import SamplingBody
 
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _CONVERTED = {"max_tokens", "prompt_logprobs", "structured_outputs"}
 _SAME_NAME = tuple(
     name
@@ -22,6 +31,7 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None,
     extra_args: dict[str, Any],
+    unknown: UnknownFields,
     forced_call: StructuredOutputsParams | None = None,
 ) -> SamplingParams | BeamSearchParams:
     """Return the parameters of a request: of sampling, or of a beam search.
@@ -32,6 +42,7 @@ def sampling_params(
         logprobs: Number of candidates per position; None for no log probabilities.
         prompt_logprobs: Number of candidates per position of the prompt; None for none.
         extra_args: Fields that sampler plugins declare.
+        unknown: What happens to fields that do not exist.
         forced_call: Constraint that forces a tool call.
 
     Raises:
@@ -39,8 +50,10 @@ def sampling_params(
     """
     constraint = forced_call
     if body.response_format is not None or body.structured_outputs is not None:
-        constraint = constraint_of(body, forced_call)
+        constraint = constraint_of(body, unknown, forced_call)
     given = {name: getattr(body, name) for name in _SAME_NAME}  # fields of our own struct
+    if body.repetition_detection is not None:
+        given["repetition_detection"] = _repetition(body.repetition_detection, unknown)
     params = SamplingParams(
         **{name: value for name, value in given.items() if value is not None},
         max_tokens=max_tokens,
@@ -51,6 +64,12 @@ def sampling_params(
         extra_args=extra_args,
     )
     return _beam_search_params(params, body) if body.use_beam_search else _sampled(params, body)
+
+
+def _repetition(given: dict[str, Any], unknown: UnknownFields) -> dict[str, Any]:
+    known = RepetitionDetectionParams.__struct_fields__
+    unknown.check(given, known, "repetition_detection")
+    return {name: value for name, value in given.items() if name in known}
 
 
 def _sampled(params: SamplingParams, body: SamplingBody) -> SamplingParams:
@@ -106,6 +125,22 @@ def prompt_options(body: SamplingBody) -> dict[str, Any]:
         if getattr(body, name) is not None:
             options[name] = getattr(body, name)
     return options
+
+
+def response_id(prefix: str, request_id: str | None) -> str:
+    """Return the id of a response: the client's behind a prefix, or a new one.
+
+    Raises:
+        InvalidRequestError: The client's is not short and plain.
+    """
+    if request_id is None:
+        return f"{prefix}-{secrets.token_hex(14)}"
+    if not _REQUEST_ID.fullmatch(request_id):
+        raise InvalidRequestError(
+            f"request_id must be 1 to 128 visible ASCII characters, got {request_id!r:.140}",
+            param="request_id",
+        )
+    return f"{prefix}-{request_id}"
 
 
 def includes_usage(body: SamplingBody) -> bool:

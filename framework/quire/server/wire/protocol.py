@@ -1,26 +1,66 @@
 """Structs of request and response bodies: OpenAI's fields and quire's own.
 
 A field that is absent or null has its default. A number of the wrong type is an error and is not
-converted. In responses, `UNSET` leaves a field out where OpenAI does so; None writes null.
+converted. A request has no other fields than those of its struct, those of samplers, and those that
+`wire/fields` refuses by name. In responses, `UNSET` leaves a field out where OpenAI does so; None
+writes null.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from quire.outputs import PromptLogprobs
 
 FinishReason = Literal["stop", "length", "repetition", "tool_calls"]
 
 
-class StreamOptions(msgspec.Struct):
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """Options of a stream."""
 
     include_usage: bool | None = None
+    include_obfuscation: Annotated[
+        bool | None, Meta(description="No effect: events have no padding.")
+    ] = None
 
 
-class SamplingBody(msgspec.Struct, kw_only=True):
+class AcceptedFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields of OpenAI's and vLLM's clients that change no completion here."""
+
+    user: Annotated[Any, Meta(description="No effect: clients are known by their key.")] = None
+    safety_identifier: Annotated[
+        Any, Meta(description="No effect: clients are known by their key.")
+    ] = None
+    session_id: Annotated[
+        Any, Meta(description="No effect: requests of a session share nothing but prefixes.")
+    ] = None
+    metadata: Annotated[Any, Meta(description="No effect: completions are not stored.")] = None
+    store: Annotated[Any, Meta(description="No effect: completions are not stored.")] = None
+    service_tier: Annotated[
+        Any, Meta(description="No effect: there is one tier; priority orders requests.")
+    ] = None
+    prediction: Annotated[
+        Any, Meta(description="No effect: the completion is the one without it.")
+    ] = None
+    prompt_cache_key: Annotated[
+        Any, Meta(description="No effect: equal prefixes are shared; cache_salt separates them.")
+    ] = None
+    prompt_cache_options: Annotated[
+        Any, Meta(description="No effect: equal prefixes are shared; cache_salt separates them.")
+    ] = None
+    prompt_cache_retention: Annotated[
+        Any, Meta(description="No effect: the least recently used blocks are replaced first.")
+    ] = None
+    verbosity: Annotated[
+        Any, Meta(description="No effect: templates get variables by chat_template_kwargs.")
+    ] = None
+    spaces_between_special_tokens: Annotated[
+        Any, Meta(description="No effect: special tokens are shown as the tokenizer writes them.")
+    ] = None
+
+
+class SamplingBody(AcceptedFields, kw_only=True):
     """Fields common to both kinds of completions, named as in `SamplingParams`."""
 
     model: str | None = None
@@ -59,6 +99,7 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     truncate_prompt_tokens: int | None = None  # -1: as many as the model takes
     truncation_side: str | None = None
     priority: int | None = None
+    request_id: str | None = None  # of the response only
     timeout_s: float | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -79,12 +120,13 @@ class FunctionCall(msgspec.Struct):
     arguments: str
 
 
-class Function(msgspec.Struct):
+class Function(msgspec.Struct, kw_only=True, rename={"returned": "return"}):
     """A function that the model may call."""
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    returned: Any = None  # of transformers' schemas; for the template
     strict: bool | None = None
 
 
@@ -109,7 +151,7 @@ class ChatBody(SamplingBody, kw_only=True):
     reasoning_effort: str | None = None
 
 
-class TokenizeBody(msgspec.Struct, kw_only=True):
+class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /tokenize."""
 
     prompt: str
@@ -117,7 +159,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     add_special_tokens: bool = True
 
 
-class DetokenizeBody(msgspec.Struct, kw_only=True):
+class DetokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /detokenize."""
 
     tokens: list[int]

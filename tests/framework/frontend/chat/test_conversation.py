@@ -2,8 +2,9 @@
 
 import pytest
 
-from quire.errors import InvalidRequestError
+from quire.errors import InvalidRequestError, UnknownFieldError
 from quire.frontend.chat.conversation import normalize_messages, normalize_tools
+from quire.frontend.unknown_fields import UnknownFields
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
@@ -35,6 +36,44 @@ def test_what_cannot_be_shown_is_refused_by_its_place(message, param):
         normalize_messages(message)
     assert caught.value.param == param
     assert param in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("messages", "param", "meant"),
+    [
+        (assistant(reasonings="x"), "messages[0].reasonings", "reasoning"),
+        ([{"role": "user", "contents": "y", "content": "x"}], "messages[0].contents", "content"),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "x", "texts": 1}]}],
+            "messages[0].content[0].texts",
+            "text",
+        ),
+        (
+            assistant(tool_calls=[{"function": {"name": "f", "argument": "{}"}}]),
+            "messages[0].tool_calls[0].function.argument",
+            "arguments",
+        ),
+        (
+            assistant(tool_calls=[CALL | {"functions": 7}]),
+            "messages[0].tool_calls[0].functions",
+            "function",
+        ),
+    ],
+)
+def test_a_field_that_does_not_exist_is_refused_with_the_one_that_is_meant(messages, param, meant):
+    with pytest.raises(UnknownFieldError, match=f"did you mean '{meant}'") as caught:
+        normalize_messages(messages)
+    assert caught.value.param == param
+    lenient = UnknownFields(is_lenient=True)
+    without = [
+        {k: v for k, v in m.items() if k not in ("reasonings", "contents")} for m in messages
+    ]
+    assert normalize_messages(messages, lenient) == normalize_messages(without, lenient)
+
+
+def test_leniency_drops_nothing_that_is_known():
+    with pytest.raises(InvalidRequestError, match="refusal is not supported"):
+        normalize_messages(assistant(refusal="I will not"), UnknownFields(is_lenient=True))
 
 
 def test_a_completion_can_be_sent_back_as_it_was():
@@ -122,14 +161,16 @@ def test_only_calls_and_thinking_stand_for_content(message, is_taken):
         (None, {}),
         ('{"a": [1]}', {"a": [1]}),
         ({"a": 1}, {"a": 1}),
-        ("[]", None),
-        ("3", None),
-        ("{", None),
+        ("[]", "[]"),
+        ("3", "3"),
+        ("{", "{"),
+        (' {"city": ', ' {"city": '),
+        ('{"a":' + "[" * 100_000, '{"a":' + "[" * 100_000),
         (3, None),
-        ('{"a":' + "[" * 100_000, None),
+        ([], None),
     ],
 )
-def test_arguments_become_an_object(given, arguments):
+def test_arguments_become_an_object_or_stay_a_text(given, arguments):
     call = {"function": {"name": "f", "arguments": given}}
     if arguments is not None:
         (found,) = normal(tool_calls=[call])["tool_calls"]

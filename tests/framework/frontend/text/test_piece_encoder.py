@@ -55,8 +55,7 @@ def added_beyond_the_vocabulary():
 
 
 TOKENIZERS = {
-    make.__name__: make()
-    for make in (byte_level, unigram, word_piece, added_beyond_the_vocabulary)
+    make.__name__: make() for make in (byte_level, unigram, word_piece, added_beyond_the_vocabulary)
 }
 
 

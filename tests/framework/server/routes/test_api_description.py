@@ -75,6 +75,28 @@ def test_a_response_is_as_described(app, document, path):
         _validator(document, event).validate(json.loads(each))
 
 
+def test_a_body_has_no_other_fields_than_those_described(document):
+    schemas = document["components"]["schemas"]
+    bodies = [
+        operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        for of_path in document["paths"].values()
+        for operation in of_path.values()
+        if "requestBody" in operation
+    ]
+    assert len(bodies) == 4
+    for name in [*(body.rpartition("/")[2] for body in bodies), "StreamOptions"]:
+        assert schemas[name]["additionalProperties"] is False, name
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_field_that_is_not_described_is_refused(app, document, path):
+    chat = {"messages": [{"role": "user", "content": "x"}]}
+    body = (chat if "chat" in path else {"prompt": "x"}) | {"temprature": 1}
+    sent = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert not _validator(document, sent["$ref"].rpartition("/")[2]).is_valid(body)
+    assert post(app, path, **body).status == 400
+
+
 def test_an_error_is_as_described(app, document):
     _validator(document, "ErrorBody").validate(post(app, "/v1/completions").json())
 

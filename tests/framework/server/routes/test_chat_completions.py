@@ -404,8 +404,8 @@ def test_an_adapter_is_a_model_name(client, served):
     assert served.core.requests[0].adapter.name == "pirate"
 
 
-def test_what_clients_say_about_themselves_is_taken_in_silence(client):
-    response = client.chat.completions.with_raw_response.create(
+def test_what_clients_say_about_themselves_changes_nothing(client, served):
+    client.chat.completions.create(
         model="demo",
         messages=[{"role": "user", "content": "Hi"}],
         user="me",
@@ -417,19 +417,75 @@ def test_what_clients_say_about_themselves_is_taken_in_silence(client):
         logit_bias={},
         prompt_cache_key="k",
         safety_identifier="s",
+        verbosity="low",
         modalities=["text"],
     )
-    assert "x-quire-ignored-fields" not in response.headers
+    ask(client, "Hi")
+    first, second = served.core.requests
+    assert (first.token_ids, first.params) == (second.token_ids, second.params)
 
 
-def test_unknown_fields_are_named_in_a_header(client):
-    response = client.chat.completions.with_raw_response.create(
-        model="demo",
-        messages=[{"role": "user", "content": "Hi"}],
-        extra_body={"mystery": 1, "evil\r\nset-cookie: a=b": 2},
-    )
-    assert response.headers["x-quire-ignored-fields"] == "mystery,evil??set-cookie??a?b"
-    assert "set-cookie" not in response.headers
+@pytest.mark.parametrize(
+    ("fields", "param", "meant"),
+    [
+        ({"temprature": 0.5}, "temprature", "temperature"),
+        ({"evil\r\nset-cookie: a=b": 2}, "evil\r\nset-cookie: a=b", None),
+        ({"stream_options": {"include_usag": 1}}, "stream_options.include_usag", "include_usage"),
+        ({"tools": [{**WEATHER, "foo": 1}]}, "tools[0].foo", None),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "params": {}}}]},
+            "tools[0].function.params",
+            "parameters",
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {}, "foo": 1},
+                }
+            },
+            "response_format.json_schema.foo",
+            None,
+        ),
+        ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp", "regex"),
+        ({"repetition_detection": {"min_coun": 2}}, "repetition_detection.min_coun", "min_count"),
+        (
+            {"messages": [{"role": "user", "content": "x", "mood": 1}]},
+            "messages[0].mood",
+            None,
+        ),
+        ({"suffixes": "x"}, "suffixes", None),
+    ],
+)
+def test_a_field_that_does_not_exist_is_refused_as_openai_refuses_it(client, fields, param, meant):
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask(client, stream=stream, extra_body=fields)
+        error = caught.value
+        assert (error.type, error.code, error.param) == (
+            "invalid_request_error",
+            "unknown_parameter",
+            param,
+        )
+        assert "there is no request field" in error.message
+        assert meant is None or f"did you mean {meant!r}?" in error.message
+
+
+def test_a_lenient_server_leaves_out_what_does_not_exist(serve, caplog):
+    served = serve(lenient_fields=True)
+    body = {
+        "messages": [{"role": "user", "content": "Hi", "mood": 1}],
+        "tools": [{**WEATHER, "foo": 1}],
+        "temprature": 1,
+        "stream": True,
+        "stream_options": {"include_usag": True},
+    }
+    for _ in range(2):
+        response = httpx.post(f"{served.url}/v1/chat/completions", json=body, timeout=20)
+        assert response.status_code == 200, response.text
+    logged = [message for message in caplog.messages if "there is no request field" in message]
+    named = ("temprature", "stream_options.include_usag", "tools[0].foo", "messages[0].mood")
+    assert [next(name for name in named if repr(name) in line) for line in logged] == list(named)
 
 
 @pytest.mark.parametrize(
@@ -469,7 +525,10 @@ def test_unknown_fields_are_named_in_a_header(client):
             {"extra_body": {"structured_outputs": {"regex": "a", "choice": ["b"]}}},
             "structured_outputs",
         ),
-        ({"extra_body": {"structured_outputs": {"regex": "a", "xyz": 1}}}, "structured_outputs"),
+        (
+            {"extra_body": {"structured_outputs": {"regex": "a", "xyz": 1}}},
+            "structured_outputs.xyz",
+        ),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs"),
         (

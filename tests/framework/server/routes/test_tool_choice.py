@@ -6,8 +6,9 @@ import pytest
 from scripted_core import ScriptedCore
 from server_parts import Texts, make_frontend
 
-from quire.errors import InvalidRequestError
+from quire.errors import InvalidRequestError, UnknownFieldError
 from quire.frontend.chat.completion_parser import CompletionParsers
+from quire.frontend.unknown_fields import UnknownFields
 from quire.server.routes.tool_choice import MAX_TOOLS, ToolUse, tool_use
 from quire.server.wire.protocol import ChatBody
 
@@ -21,12 +22,13 @@ def named(name):
 
 
 A, B = tool("a"), tool("b")
+STRICT = UnknownFields()
 
 
 @pytest.fixture
 def use(frontend):
-    def read(tools, **fields):
-        return tool_use(ChatBody(messages=[], tools=tools, **fields), frontend)
+    def read(tools, unknown=STRICT, **fields):
+        return tool_use(ChatBody(messages=[], tools=tools, **fields), frontend, unknown)
 
     return read
 
@@ -97,6 +99,42 @@ def test_what_cannot_be_chosen_is_named(use, tools, fields, param):
     assert caught.value.param == param
 
 
+@pytest.mark.parametrize(
+    ("tools", "choice", "param", "meant"),
+    [
+        ([A, B | {"functions": 1}], "auto", "tools[1].functions", "function"),
+        (
+            [{"type": "function", "function": {"name": "a", "parameter": {}}}],
+            "auto",
+            "tools[0].function.parameter",
+            "parameters",
+        ),
+        ([A], named("a") | {"types": 1}, "tool_choice.types", "type"),
+        (
+            [A],
+            {"type": "function", "function": {"name": "a", "names": 1}},
+            "tool_choice.function.names",
+            "name",
+        ),
+    ],
+)
+def test_a_field_that_does_not_exist_is_refused_or_left_out(use, tools, choice, param, meant):
+    with pytest.raises(UnknownFieldError, match=f"did you mean '{meant}'") as caught:
+        use(tools, tool_choice=choice)
+    assert caught.value.param == param
+    if choice == "auto":
+        with pytest.raises(UnknownFieldError):
+            use(tools, tool_choice="none")
+    lenient = UnknownFields(is_lenient=True)
+    assert use(tools, lenient, tool_choice=choice).tools == tools
+
+
+def test_a_function_says_what_it_returns_as_transformers_has_it(use):
+    returning = tool("a")
+    returning["function"] |= {"return": {"type": "string"}, "strict": False}
+    assert use([returning]).tools == [returning]
+
+
 @pytest.mark.parametrize("name", ["a", "a" * 64, "a.b-c_9", "-"])
 def test_names_of_these_letters_are_taken(use, name):
     assert use([tool(name)]).tools == [tool(name)]
@@ -114,6 +152,6 @@ def test_a_parser_that_cannot_force_a_call_says_so(tokenizer):
     frontend = make_frontend(tokenizer, ScriptedCore(Texts(tokenizer)), CompletionParsers())
     for choice in ("required", named("a")):
         with pytest.raises(InvalidRequestError, match="cannot force a call") as caught:
-            tool_use(ChatBody(messages=[], tools=[A], tool_choice=choice), frontend)
+            tool_use(ChatBody(messages=[], tools=[A], tool_choice=choice), frontend, STRICT)
         assert caught.value.param == "tool_choice"
     asyncio.run(frontend.shutdown())

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,17 +17,19 @@ from quire.server.wire.http_errors import HTTPError
 THREADS: list[str] = []
 
 
-class Text(msgspec.Struct):
+class Inner(msgspec.Struct, forbid_unknown_fields=True):
+    number: int
+
+
+class Text(msgspec.Struct, forbid_unknown_fields=True):
     """A body that notes the thread in which it is decoded."""
 
     text: str = ""
+    values: Any = None
+    inner: Inner | None = None
 
     def __post_init__(self):
         THREADS.append(threading.current_thread().name)
-
-
-class Inner(msgspec.Struct):
-    number: int
 
 
 class Outer(msgspec.Struct):
@@ -53,9 +56,12 @@ def test_a_body_may_be_so_deep_and_no_deeper(kind):
 
 
 def test_a_body_that_is_too_deep_is_refused_before_it_is_typed():
-    deep = msgspec.json.encode({"text": nested(list, MAX_DEPTH)})
-    with pytest.raises(InvalidRequestError, match="deeper than 64"):
-        decode(deep, Text)
+    for name in ("text", "values", "unknown"):
+        deep = msgspec.json.encode({name: nested(list, MAX_DEPTH)})
+        with pytest.raises(InvalidRequestError, match="deeper than 64"):
+            decode(deep, Text)
+    shallower = nested(list, MAX_DEPTH - 1)
+    assert decode(msgspec.json.encode({"values": shallower}), Text).typed.values == shallower
 
 
 def test_depth_is_looked_for_in_every_branch():
@@ -91,6 +97,18 @@ def test_a_body_keeps_what_its_type_lacks_and_its_size():
     body = decode(b'{"text": "a", "more": 1}', Text)
     assert (body.typed.text, body.undeclared, body.num_bytes) == ("a", {"more": 1}, 24)
     assert decode(b"{}", Text).undeclared == {}
+
+
+def test_an_object_with_a_type_of_its_own_keeps_what_that_lacks():
+    body = decode(b'{"inner": {"number": 3, "more": [1]}, "other": null}', Text)
+    assert body.typed.inner == Inner(3)
+    assert (body.undeclared, body.undeclared_of_objects) == (
+        {"other": None},
+        {"inner": {"more": [1]}},
+    )
+    with pytest.raises(InvalidRequestError, match="inner") as caught:
+        decode(b'{"inner": [1], "other": null}', Text)
+    assert caught.value.param == "inner"
 
 
 @pytest.mark.parametrize(("num_bytes", "is_large"), [(LARGE_BYTES - 1, False), (LARGE_BYTES, True)])

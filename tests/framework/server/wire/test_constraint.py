@@ -4,11 +4,22 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from quire.errors import GrammarError, InvalidRequestError, RequestError
+from quire.errors import GrammarError, InvalidRequestError, RequestError, UnknownFieldError
+from quire.frontend.unknown_fields import UnknownFields
 from quire.output_types import MAX_CHOICES, MAX_CONSTRAINT_CHARACTERS
 from quire.sampling_params import StructuredOutputsParams
-from quire.server.wire.constraint import constraint_of, response_constraint
+from quire.server.wire import constraint as wire
 from quire.server.wire.protocol import SamplingBody
+
+STRICT = UnknownFields()
+
+
+def constraint_of(body, call=None, unknown=STRICT):
+    return wire.constraint_of(body, unknown, call)
+
+
+def response_constraint(asked, unknown=STRICT):
+    return wire.response_constraint(asked, unknown)
 
 
 @pytest.mark.parametrize(
@@ -57,11 +68,13 @@ def test_a_response_format_is_a_constraint(asked, constraint):
             "response_format.json_schema.schema",
         ),
         ({"type": ["text"]}, "response_format.type"),
-        ({"type": "json_object", "schema": {}}, "response_format"),  # it would be dropped
-        ({"type": "text", "json_schema": {"schema": {}}}, "response_format"),
+        ({"type": "json_object", "schema": {}}, "response_format.schema"),  # it would be dropped
+        ({"type": "text", "json_schema": {"schema": {}}}, "response_format.json_schema"),
+        ({"type": "json_object", "triggers": []}, "response_format.triggers"),
+        ({"type": "text", "odd": 1}, "response_format.odd"),
         (
             {"type": "json_schema", "json_schema": {"schema": {}, "odd": 1}},
-            "response_format.json_schema",
+            "response_format.json_schema.odd",
         ),
         (
             {"type": "json_schema", "json_schema": {"schema": {}, "name": 1}},
@@ -77,6 +90,63 @@ def test_a_response_format_that_is_none_is_named(asked, param):
     with pytest.raises(InvalidRequestError) as caught:
         response_constraint(asked)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("asked", "param", "said"),
+    [
+        (
+            {"type": "json_object", "schema": {}},
+            "response_format.schema",
+            '"json_schema": {"schema"',
+        ),
+        (
+            {"type": "json_object", "json_schema": {}},
+            "response_format.json_schema",
+            "the type json_schema has it",
+        ),
+        (
+            {"type": "text", "triggers": []},
+            "response_format.triggers",
+            "the type structural_tag has it",
+        ),
+    ],
+)
+def test_a_field_of_another_type_of_format_is_refused_with_the_way_out(asked, param, said):
+    for unknown in (STRICT, UnknownFields(is_lenient=True)):
+        with pytest.raises(InvalidRequestError, match=said) as caught:
+            response_constraint(asked, unknown)
+        assert (caught.value.param, caught.value.code) == (param, "invalid_request")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "meant"),
+    [
+        ({"response_format": {"type": "text", "odd": 1}}, "response_format.odd", None),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "nam": 1}}},
+            "response_format.json_schema.nam",
+            "name",
+        ),
+        (
+            {"response_format": {"type": "structural_tag", "formats": {}, "format": {}}},
+            "response_format.formats",
+            "format",
+        ),
+        (
+            {"structured_outputs": {"regex": "a", "choise": []}},
+            "structured_outputs.choise",
+            "choice",
+        ),
+    ],
+)
+def test_a_field_that_does_not_exist_is_refused_or_left_out(fields, param, meant):
+    with pytest.raises(UnknownFieldError) as caught:
+        constraint_of(SamplingBody(**fields))
+    assert (caught.value.param, caught.value.code) == (param, "unknown_parameter")
+    assert meant is None or f"did you mean {meant!r}" in str(caught.value)
+    found = constraint_of(SamplingBody(**fields), unknown=UnknownFields(is_lenient=True))
+    assert found is None or param.rpartition(".")[2] not in str(found)
 
 
 def test_constraints_exclude_each_other():
@@ -102,7 +172,7 @@ def test_constraints_exclude_each_other():
 @pytest.mark.parametrize(
     ("given", "param"),
     [
-        ({"regex": "x", "odd": 1}, "structured_outputs"),
+        ({"regex": "x", "odd": 1}, "structured_outputs.odd"),
         ({"regex": 3}, "structured_outputs.regex"),
         ({"choice": ["a", 1]}, "structured_outputs.choice[1]"),
         ({}, "structured_outputs"),
@@ -116,7 +186,7 @@ def test_constraints_exclude_each_other():
         ({"structural_tag": 1}, "structured_outputs.structural_tag"),
         ({"json_object": 1}, "structured_outputs.json_object"),
         ({"regex": "a", "backend": 1}, "structured_outputs.backend"),
-        ({"calls": {"shapes": []}}, "structured_outputs"),  # only a tool choice makes calls
+        ({"calls": {"shapes": []}}, "structured_outputs.calls"),  # only a tool choice makes calls
     ],
 )
 def test_structured_outputs_that_are_none_are_named(given, param):

@@ -1,55 +1,106 @@
-"""Each field of a body is supported, refused, or ignored, silently or with a header."""
+"""Each field of a body is honoured, accepted without effect, refused, or does not exist."""
 
 import re
+from pathlib import Path
 
+import msgspec
 import pytest
+from openai.types import completion_create_params
+from openai.types.chat import chat_completion_stream_options_param
+from openai.types.chat import completion_create_params as chat
 
-from quire.errors import InvalidRequestError
-from quire.server.wire.fields import (
-    IGNORED_HEADER,
-    NEUTRAL,
-    SILENTLY_IGNORED,
-    Extras,
-    check_known,
-    sort_fields,
+from quire.errors import InvalidRequestError, UnknownFieldError
+from quire.frontend.unknown_fields import UnknownFields
+from quire.server.wire.bodies import Body, decode
+from quire.server.wire.fields import ACCEPTED, REFUSED, check_declared, sampler_values
+from quire.server.wire.protocol import (
+    ChatBody,
+    CompletionBody,
+    StreamOptions,
+    TokenizeBody,
 )
-from quire.server.wire.protocol import SamplingBody
+
+BODIES = {ChatBody: {"messages": []}, CompletionBody: {"prompt": "x"}}
 
 
-def sort(of_samplers=(), **undeclared):
-    return sort_fields(undeclared, of_samplers)
+def sort(fields, kind=CompletionBody, of_samplers=(), offered=(), unknown=None):
+    body = decode(msgspec.json.encode(BODIES[kind] | fields), kind)
+    return sampler_values(body, of_samplers, dict(offered), unknown or UnknownFields())
 
 
-@pytest.mark.parametrize("name", sorted(NEUTRAL))
-def test_what_cannot_be_done_may_be_null(name):
-    assert sort(**{name: None}) == Extras()
+def classes_of(name, kind):
+    """Return the classes of a field; each must have exactly one."""
+    declared = set(kind.__struct_fields__)
+    return [
+        label
+        for label, names in (
+            ("honoured", declared - ACCEPTED),
+            ("accepted", ACCEPTED & declared),
+            ("refused", REFUSED.keys() - declared),
+        )
+        if name in names
+    ]
+
+
+def published(module):
+    return sorted(
+        module.CompletionCreateParamsBase.__annotations__.keys()
+        | module.CompletionCreateParamsNonStreaming.__annotations__.keys()
+        | module.CompletionCreateParamsStreaming.__annotations__.keys()
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [(name, value) for name, values in NEUTRAL.items() for value in values]
+    ("kind", "name"),
+    [(ChatBody, name) for name in published(chat)]
+    + [(CompletionBody, name) for name in published(completion_create_params)],
 )
-def test_what_changes_nothing_is_ignored_silently(name, value):
-    assert sort(**{name: value}) == Extras()
+def test_each_field_that_openai_publishes_has_one_class(kind, name):
+    assert len(classes_of(name, kind)) == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("continue_final_message", 0),
-        ("continue_final_message", True),
-        ("add_generation_prompt", 1),
-        ("add_generation_prompt", False),
-        ("functions", [1]),
-        ("guided_json", {}),
-        ("guided_decoding_backend", "outlines"),
-        ("guided_whitespace_pattern", " ?"),
-        ("echo", True),
-    ],
-)
-def test_what_would_change_the_completion_is_refused_by_name(name, value):
-    with pytest.raises(InvalidRequestError, match=name) as caught:
-        sort(**{name: value})
-    assert caught.value.param == name
+def test_each_stream_option_that_openai_publishes_is_known():
+    options = chat_completion_stream_options_param.ChatCompletionStreamOptionsParam
+    assert options.__annotations__.keys() <= set(StreamOptions.__struct_fields__)
+
+
+def test_the_published_fields_of_no_effect_are_these():
+    accepted = {name for name in published(chat) if classes_of(name, ChatBody) == ["accepted"]}
+    assert accepted == {
+        "metadata", "prediction", "prompt_cache_key", "prompt_cache_options",
+        "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user", "verbosity",
+    }  # fmt: skip
+    refused = {name for name in published(chat) if classes_of(name, ChatBody) == ["refused"]}
+    assert refused == {
+        "audio", "function_call", "functions", "modalities", "moderation", "web_search_options",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [ChatBody, CompletionBody])
+@pytest.mark.parametrize("name", sorted(ACCEPTED))
+def test_what_has_no_effect_is_accepted_and_described(kind, name):
+    for value in ("x", True, {"a": [1]}, None):
+        assert sort({name: value}, kind) == {}
+    schema = msgspec.json.schema(kind)["$defs"][kind.__name__]
+    assert schema["properties"][name]["description"].startswith("No effect: ")
+    assert schema["additionalProperties"] is False
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_cannot_be_done_is_refused_by_name_and_may_be_null(name):
+    kind = ChatBody if name in CompletionBody.__struct_fields__ else CompletionBody
+    assert sort({name: None}, kind) == {}
+    for neutral in REFUSED[name].neutral:
+        assert sort({name: neutral}, kind) == {}
+    with pytest.raises(InvalidRequestError, match=f"{name} is not supported; ") as caught:
+        sort({name: "some value"}, kind)
+    assert (caught.value.param, caught.value.code) == (name, "invalid_request")
+
+
+@pytest.mark.parametrize("value", [0, 0.0, ""])
+def test_false_is_no_other_value(value):
+    with pytest.raises(InvalidRequestError, match="no_stop_trim"):
+        sort({"no_stop_trim": value})
 
 
 @pytest.mark.parametrize(
@@ -70,62 +121,83 @@ def test_what_would_change_the_completion_is_refused_by_name(name, value):
         ("repeat_penalty", 1.1, "send repetition_penalty"),
         ("no_repeat_ngram_size", 2, "send dry_multiplier"),
         ("mirostat", 2, "send mirostat_mode"),
+        ("documents", ["x"], "write them into a message"),
+        ("chat_template", "{{ x }}", "--chat-template"),
     ],
 )
 def test_a_field_of_another_engine_is_refused_with_ours(name, value, way_out):
     with pytest.raises(InvalidRequestError, match=re.escape(way_out)) as caught:
-        sort(**{name: value})
+        sort({name: value})
     assert caught.value.param == name
 
 
 def test_a_samplers_own_field_goes_to_it_even_if_it_has_a_known_name():
-    declared = {"warmth", "length_penalty", "user"}
-    found = sort(declared, warmth=1, length_penalty=0.5, user="x")
-    assert found.for_samplers == {"warmth": 1, "length_penalty": 0.5, "user": "x"}
-    assert found.ignored == ()
-
-
-def test_fields_of_clients_about_themselves_are_not_listed_and_the_rest_is():
-    found = sort(**dict.fromkeys(SILENTLY_IGNORED, 1), mystery=1, other=0)
-    assert found == Extras({}, ("mystery", "other"))
-    assert found.headers() == {IGNORED_HEADER: "mystery,other"}
-    assert Extras().headers() == {}
+    declared = {"warmth", "regex", "user"}
+    given = {"warmth": 1, "regex": 0.5, "user": "x"}
+    assert sort(given, of_samplers=declared) == given
+    assert sort(dict.fromkeys(given), of_samplers=declared) == {}
 
 
 def test_a_field_of_a_sampler_that_is_not_in_use_says_how_to_use_it():
     offered = {"dry_multiplier": "start with --samplers default,dry"}
     with pytest.raises(InvalidRequestError, match="start with --samplers default,dry") as caught:
-        sort_fields({"dry_multiplier": 0.8}, (), offered)
+        sort({"dry_multiplier": 0.8}, offered=offered)
     assert caught.value.param == "dry_multiplier"
-    assert sort_fields({"dry_multiplier": None}, (), offered) == Extras()
+    assert sort({"dry_multiplier": None}, offered=offered) == {}
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"),
-    [("temprature", "temperature"), ("stream_option", "stream_options"), ("warmthh", "warmth")],
+    ("fields", "param", "said"),
+    [
+        ({"temprature": 1}, "temprature", "did you mean 'temperature'?"),
+        ({"stream_option": {}}, "stream_option", "did you mean 'stream_options'?"),
+        ({"warmthh": 1}, "warmthh", "did you mean 'warmth'?"),
+        ({"mystery": 0}, "mystery", "leave it out"),
+        ({"x" * 101: 1}, "x" * 100, "leave it out"),
+        ({"tools": []}, "tools", "/v1/chat/completions has it"),
+        ({"max_completion_tokens": 5}, "max_completion_tokens", "/v1/chat/completions has it"),
+        (
+            {"stream_options": {"include_usages": True}},
+            "stream_options.include_usages",
+            "did you mean 'include_usage'?",
+        ),
+        ({"stream_options": {"x": 1}}, "stream_options.x", "include_obfuscation, include_usage"),
+    ],
 )
-def test_a_misspelt_field_is_refused_with_the_right_name(name, meant):
-    declared = SamplingBody.__struct_fields__
-    with pytest.raises(InvalidRequestError, match=f"did you mean '{meant}'") as caught:
-        sort_fields({name: 1}, {"warmth"} if meant == "warmth" else (), {}, declared)
-    assert caught.value.param == name
+def test_a_field_that_does_not_exist_is_refused_with_its_path(fields, param, said):
+    with pytest.raises(UnknownFieldError, match=re.escape(said)) as caught:
+        sort(fields, of_samplers={"warmth"})
+    assert (caught.value.param, caught.value.code) == (param, "unknown_parameter")
+    assert repr(param) in str(caught.value)
+    assert sort(fields, of_samplers={"warmth"}, unknown=UnknownFields(is_lenient=True)) == {}
 
 
-def test_names_of_other_engines_are_no_misspellings():
-    declared = SamplingBody.__struct_fields__
-    names = ("top_a", "max_output_tokens", "typical_p", "temperature_last", "n_predict", "stopping")
-    assert sort_fields(dict.fromkeys(names, 1), (), {}, declared).ignored == names
+def documented(heading):
+    """Return the names in the first column of the table under a heading of docs/fields.md."""
+    page = (Path(__file__).parents[4] / "docs" / "fields.md").read_text("utf-8")
+    section = page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| ")]
+    return {name for row in rows for name in re.findall(r"`([\w.]+)`", row)}
 
 
-def test_a_header_is_short_and_holds_no_characters_of_a_clients_choice():
-    names = ("a" * 65, "é\r\n,:", "x.y-Z_9", *(f"n{i}" for i in range(20)))
-    shown = Extras({}, names).headers()[IGNORED_HEADER].split(",")
-    assert shown[:3] == ["a" * 64, "?????", "x.y-Z_9"]
-    assert len(shown) == 16
+def test_the_page_of_fields_is_complete_and_true():
+    bodies = {*ChatBody.__struct_fields__, *CompletionBody.__struct_fields__}
+    padding = "stream_options.include_obfuscation"
+    options = {f"stream_options.{name}" for name in StreamOptions.__struct_fields__}
+    honoured = (bodies - ACCEPTED - {"stream_options"}) | (options - {padding})
+    assert documented("Honoured") == honoured
+    assert documented("Accepted without effect") == ACCEPTED | {padding}
+    assert documented("Refused, with the way out") == REFUSED.keys()
 
 
-def test_an_object_has_no_field_that_its_type_lacks():
-    check_known({"include_usage": True}, ("include_usage",), "stream_options")
-    with pytest.raises(InvalidRequestError, match=r"no field 'odd'.*include_usage") as caught:
-        check_known({"include_usage": True, "odd": 1}, ("include_usage",), "stream_options")
-    assert caught.value.param == "stream_options"
+def test_what_does_not_exist_and_asks_for_nothing_is_accepted():
+    assert sort({"mystery": None, "stream_options": {"mystery": None}}) == {}
+
+
+def test_a_body_without_samplers_has_the_fields_of_its_struct():
+    check_declared(decode(b'{"prompt": "x", "mystery": null}', TokenizeBody), UnknownFields())
+    body = decode(b'{"prompt": "x", "add_special_token": true}', TokenizeBody)
+    with pytest.raises(UnknownFieldError, match="did you mean 'add_special_tokens'"):
+        check_declared(body, UnknownFields())
+    check_declared(body, UnknownFields(is_lenient=True))
+    check_declared(Body(body.typed, {}, 5), UnknownFields())

@@ -82,3 +82,14 @@ def test_pieces_are_joined_in_their_order(tokenizer):
     assert whole.token_logprobs == [-1.0, -2.0, -3.0]
     assert whole.top_logprobs == [{"a": -1.0}, {"b": -2.0}, {"a": -3.0}]
     assert whole.text_offset == [5, 6, 7]
+
+
+def test_completions_list_the_most_likely_first(tokenizer):
+    a, b, c, d = (token_of(tokenizer, octet) for octet in (b"a", b"b", b"c", b"d"))
+    for row in ({a: -5.0, b: -1.0, c: -2.0, d: -3.0}, {c: -2.0, b: -1.0, d: -3.0, a: -5.0}):
+        shown, _ = completion_logprobs(rows_of(row), 4, 0, tokenizer)
+        assert list(shown.top_logprobs[0].items()) == [
+            ("b", -1.0), ("c", -2.0), ("d", -3.0), ("a", -5.0),
+        ]  # fmt: skip
+    shown, _ = completion_logprobs(rows_of({a: -5.0, b: -1.0, c: -2.0}), 1, 0, tokenizer)
+    assert list(shown.top_logprobs[0]) == ["b", "a"]

@@ -2,17 +2,20 @@
 
 import pytest
 
-from quire.errors import InvalidRequestError
+from quire.errors import InvalidRequestError, UnknownFieldError
+from quire.frontend.unknown_fields import UnknownFields
 from quire.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams, StructuredOutputsParams
 from quire.server.wire.params import (
     includes_usage,
     prompt_with_options,
+    response_id,
     sampling_params,
 )
 from quire.server.wire.protocol import SamplingBody, StreamOptions
 
 NOTHING = {
     "max_tokens": None, "logprobs": None, "prompt_logprobs": None, "extra_args": {},
+    "unknown": UnknownFields(),
 }  # fmt: skip
 
 
@@ -62,7 +65,9 @@ def test_the_best_completions_cannot_be_streamed():
 
 def test_what_the_routes_work_out_arrives_too():
     given = {"max_tokens": 5, "logprobs": 0, "prompt_logprobs": 3, "extra_args": {"warmth": 1}}
-    assert sampling_params(SamplingBody(), **given) == SamplingParams(**given, flat_logprobs=True)
+    assert sampling_params(SamplingBody(), **given, unknown=UnknownFields()) == SamplingParams(
+        **given, flat_logprobs=True
+    )
 
 
 def test_one_constraint_arrives_whichever_field_sets_it():
@@ -76,6 +81,27 @@ def test_one_constraint_arrives_whichever_field_sets_it():
     for fields in ({"response_format": {"type": "json_object"}}, {"structured_outputs": {}}):
         with pytest.raises(InvalidRequestError):
             sampling_params(SamplingBody(**fields), **NOTHING, forced_call=call)
+
+
+def test_a_pattern_has_no_unknown_field():
+    given = {"max_pattern_size": 4, "min_counts": 3}
+    with pytest.raises(UnknownFieldError, match="did you mean 'min_count'") as caught:
+        params(repetition_detection=given)
+    assert caught.value.param == "repetition_detection.min_counts"
+    given = {"max_pattern_size": 4, "min_count": 3, "odd": 1}
+    lenient = NOTHING | {"unknown": UnknownFields(is_lenient=True)}
+    found = sampling_params(SamplingBody(repetition_detection=given), **lenient)
+    assert found.repetition_detection.min_count == 3
+
+
+def test_a_response_has_the_id_that_its_request_gave():
+    assert response_id("cmpl", "job-1/e~") == "cmpl-job-1/e~"
+    assert response_id("cmpl", "x" * 128) == "cmpl-" + "x" * 128
+    assert response_id("cmpl", None) != response_id("cmpl", None)
+    for wrong in ("", "x" * 129, "a b", "a\n", "é", "a\x7f"):
+        with pytest.raises(InvalidRequestError, match="1 to 128 visible") as caught:
+            response_id("cmpl", wrong)
+        assert caught.value.param == "request_id"
 
 
 def test_so_many_stop_ids_are_taken_and_no_more():
