@@ -63,7 +63,7 @@ def test_arguments_that_are_no_object_are_shown_as_the_model_wrote_them(argument
         "{{ c.function.arguments }}{% else %}{{ c.function.arguments | tojson }}{% endif %}"
         "{% endfor %}"
     )
-    assert template.render([{"role": "assistant", "tool_calls": [call]}]) == arguments
+    assert template.render([{"role": "assistant", "tool_calls": [call]}]).text == arguments
 
 
 def test_the_thinking_of_earlier_turns_is_offered():
