@@ -1,40 +1,40 @@
 """The HTTP server: listening, draining and shutdown.
 
-The first SIGTERM or SIGINT drains: readiness turns 503, running requests may finish, and new ones
-get 503 with `Retry-After`. The second signal, or the end of `shutdown_timeout_s`, aborts. If the
-engine dies, the server exits with an error, so that its supervisor can start a new one.
+The first SIGTERM, SIGINT or SIGHUP drains: readiness turns 503, running requests may finish, and
+new ones get 503 with `Retry-After`. The second signal, or the end of `shutdown_timeout_s`, aborts.
+If the engine dies, the server exits with an error, so that its supervisor can start a new one.
 """
 
 import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Callable
-from types import FrameType
+from collections.abc import Callable, Sequence
 from typing import Any
-
-import uvicorn
 
 from quire.config import ServerSettings
 from quire.errors import EngineDeadError, SettingsError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.server.app import create_app
+from quire.server.http.acceptor import Acceptor
 from quire.server.http.connection_limit import connection_limits
-from quire.server.http.connections import Connection
+from quire.server.http.connections import Connections
 from quire.server.http.lifecycle import Lifecycle
 from quire.server.http.origins import is_loopback
+from quire.server.http.refusals import Refusals
 from quire.server.keys.accounts import Accounts
 from quire.server.stats_log import log_stats
+from quire.server.stop_signals import signals_handled
 
 logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 1.0  # for the last step, when all requests are over
-ABORT_GRACE_S = 1  # for sending the last events of aborted streams
+ABORT_GRACE_S = 1.0  # for sending the last events of aborted streams
 DEATH_NOTICE_S = 0.5  # for health checks and clients to see that the engine is dead
 
 
-class HTTPServer(uvicorn.Server):
-    """A uvicorn server that drains before it stops listening.
+class HTTPServer:
+    """An HTTP server that drains before it stops listening.
 
     Args:
         frontend: Frontend that serves the requests; shut down when the server stops.
@@ -45,6 +45,8 @@ class HTTPServer(uvicorn.Server):
 
     Attributes:
         engine_death: Error of an engine that died; None otherwise.
+        connections: Open connections; None before the start.
+        app: ASGI application.
     """
 
     def __init__(
@@ -57,47 +59,56 @@ class HTTPServer(uvicorn.Server):
     ) -> None:
         self._lifecycle = Lifecycle()
         self._accounts = accounts or Accounts.load(settings)
-        app = create_app(frontend, settings, plugins_report, self._lifecycle, self._accounts)
-        super().__init__(_uvicorn_config(app, settings))
-        self._lifecycle.connections = self.server_state.connections
+        self.app = create_app(frontend, settings, plugins_report, self._lifecycle, self._accounts)
         self._frontend = frontend
         self._settings = settings
         self._on_ready = on_ready
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Task[None] | None = None
-        self._tasks: list[asyncio.Task[None]] = []
         self.engine_death: EngineDeadError | None = None
+        self.connections: Connections | None = None
+        self._refusals = Refusals()
         self._abort = asyncio.Event()
+        self._end = asyncio.Event()
+
+    def run(self, listeners: Sequence[socket.socket]) -> None:
+        """Serve on bound sockets, in an event loop of its own, until the server is stopped."""
+        asyncio.run(self.serve(listeners))
+
+    async def serve(self, listeners: Sequence[socket.socket]) -> None:
+        """Serve on bound sockets until the server is stopped."""
+        self._loop = asyncio.get_running_loop()
+        connection_limits()  # it raises the limit of open files, or says what is missing
+        self.connections = Connections(self.app, self._refusals)
+        self._lifecycle.connections = self.connections.open
+        acceptors = [Acceptor(each, self.connections.make, self._refusals) for each in listeners]
+        tasks = [
+            asyncio.create_task(log_stats(self._frontend)),
+            asyncio.create_task(self._end_with_engine()),
+            asyncio.create_task(self._accounts.follow_files()),
+        ]
+        with signals_handled(self._on_signal):
+            for acceptor in acceptors:
+                acceptor.start()
+            try:
+                if self._on_ready is not None:
+                    self._on_ready(url_of(listeners[0]))
+                await self._end.wait()
+            finally:
+                for acceptor in acceptors:
+                    acceptor.stop()
+                for task in tasks:
+                    task.cancel()
+                await self.connections.close(ABORT_GRACE_S)
 
     def stop(self) -> None:
         """Drain and stop; a second call aborts. May be called from any thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stop)
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain on a signal; uvicorn's own handler would stop listening at once."""
-        del frame
-        logger.info(
-            "received %s: finishing the running requests, then exiting", signal.Signals(sig).name
-        )
-        self.stop()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start listening, and report the URL."""
-        connection_limits()  # it raises the limit of open files, or says what is missing
-        await super().startup(sockets)
-        self._loop = asyncio.get_running_loop()
-        self._tasks.append(asyncio.create_task(log_stats(self._frontend)))
-        self._tasks.append(asyncio.create_task(self._end_with_engine()))
-        self._tasks.append(asyncio.create_task(self._accounts.follow_files()))
-        if self.started and self._on_ready is not None:
-            self._on_ready(url_of(self.servers[0].sockets[0]))
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Cancel the background tasks and close all connections."""
-        for task in self._tasks:
-            task.cancel()
-        await super().shutdown(sockets)
+    def _on_signal(self, signum: signal.Signals) -> None:
+        logger.info("received %s: finishing the running requests, then exiting", signum.name)
+        self._stop()
 
     def _stop(self) -> None:
         if self._stopping is None:
@@ -107,7 +118,7 @@ class HTTPServer(uvicorn.Server):
             self._abort.set()
 
     async def _drain(self) -> None:
-        """Wait for the running requests, abort those left, and make uvicorn exit."""
+        """Wait for the running requests, abort those left, and end the server."""
         idle = asyncio.create_task(self._lifecycle.wait_until_idle())
         aborted = asyncio.create_task(self._abort.wait())
         timeout_s = self._settings.shutdown_timeout_s
@@ -117,7 +128,7 @@ class HTTPServer(uvicorn.Server):
         if self._lifecycle.num_in_flight:
             logger.warning("aborting %d running requests", self._lifecycle.num_in_flight)
         await self._frontend.shutdown(0.0, STOP_TIMEOUT_S)
-        self.should_exit = True
+        self._end.set()
 
     async def _end_with_engine(self) -> None:
         """Wait for the engine to die, leave clients time to see the error, and exit."""
@@ -126,7 +137,7 @@ class HTTPServer(uvicorn.Server):
             logger.critical("the engine died, so the server exits: %s", death.headline)
             self.engine_death = death
             await asyncio.sleep(DEATH_NOTICE_S)
-            self.should_exit = True
+            self._end.set()
 
 
 def serve(
@@ -206,20 +217,3 @@ def url_of(listener: Any) -> str:
     """Return the URL of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _uvicorn_config(app: Any, settings: ServerSettings) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        log_config=None,  # the caller configures logging
-        access_log=False,
-        server_header=False,
-        date_header=True,
-        proxy_headers=False,  # a client's claim about its own address is not trusted
-        http=Connection,
-        ws="none",
-        lifespan="off",
-        timeout_graceful_shutdown=ABORT_GRACE_S,
-    )

@@ -1,7 +1,6 @@
 """Listening, health, and stopping well."""
 
 import asyncio
-import logging
 import os
 import signal
 import socket
@@ -121,7 +120,6 @@ def test_responses_do_not_name_the_software_and_requests_are_not_logged(served):
     headers = httpx.get(f"{served.url}/livez").headers
     assert "server" not in headers
     assert "date" in headers
-    assert not logging.getLogger("uvicorn.access").propagate
 
 
 def test_a_server_that_stops_shuts_its_engine_down_and_reports_no_death(serve, caplog):
@@ -291,7 +289,7 @@ def test_livez_answers_at_once_while_a_huge_body_is_refused(served):
 
 def test_draining_finishes_what_runs_and_refuses_new_requests(serve, wait_for):
     served = serve(shutdown_timeout_s=10.0)
-    served.core.step_s = 0.05
+    served.core.step_s = 0.3
     thread, results = in_thread(lambda: post(served))
     assert wait_for(lambda: bool(served.core.running))
     served.server.stop()
@@ -370,7 +368,7 @@ def program():
         process.communicate()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_drains_a_process(program, signum):
     process, url = program(0.05, 30)
     chat = f"{url}/v1/chat/completions"

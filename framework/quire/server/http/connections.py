@@ -1,75 +1,328 @@
-"""HTTP connections with a timeout for the request head and a limit on their number.
+"""HTTP/1.1 connections: timeouts, pipelining, errors of the protocol, half-closed clients.
 
-See `connection_limit` for what happens before that limit is reached.
+Every error of the protocol gets a JSON error where a reply is possible, and ends the connection.
 
-uvicorn closes an idle kept-alive connection, but waits without limit for the first request, and for
-the rest of a head that has begun. The timeout of the body is in `read_body`.
+A client may end its sending side after a request, and still gets its whole response. Whether it is
+there at all is found by writing: `100 Continue` at intervals until the response starts, which every
+client of HTTP 1.1 skips, then the response itself (see `peer_watch`).
+
+See `connection_limit` for the number of connections.
 """
 
 import asyncio
-import logging
-import math
 import time
+from collections import deque
+from email.utils import formatdate
+from typing import Any
 
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from starlette.types import ASGIApp
 
 from quire.server.http.connection_limit import connection_limits
-
-logger = logging.getLogger(__name__)
+from quire.server.http.deadline import Deadline
+from quire.server.http.exchange import CONTINUE, Exchange
+from quire.server.http.peer_watch import PeerWatch
+from quire.server.http.refusals import Refusals
+from quire.server.http.request_head import Head, bad_request
+from quire.server.http.request_parser import RequestParser
+from quire.server.wire.http_errors import HTTPError, error_response
 
 HEAD_TIMEOUT_S = 10.0
-REPORT_INTERVAL_S = 10.0
+KEEP_ALIVE_S = 5.0  # of an idle connection
+LINGER_S = 1.0  # for a client to read its response before a reset may destroy it
+PROBE_S = 5.0  # between two probes of a client that has ended its sending side
+MAX_PIPELINED = 32  # requests that wait for the response of the first one
+_REFUSED = Head("GET", b"*", [], "1.1")
 
 
-class Refusals:
-    """Counts the connections that were closed at once, for one line in the log at intervals."""
+class Connections:
+    """The open connections of a server, and what they share; in one event loop.
 
-    def __init__(self) -> None:
-        self._num = 0
-        self._reported_s = -math.inf
+    Args:
+        app: ASGI application.
+        refusals: Log of refused connections.
 
-    def note(self, most: int) -> None:
-        """Count one, and report all since the last report if that is long ago."""
-        self._num += 1
-        now_s = time.monotonic()
-        if now_s - self._reported_s >= REPORT_INTERVAL_S:
-            logger.warning("more than %d open connections: closed %d new ones", most, self._num)
-            self._num, self._reported_s = 0, now_s
+    Attributes:
+        open: Open connections.
+        tasks: Tasks of the requests in flight.
+    """
+
+    def __init__(self, app: ASGIApp, refusals: Refusals) -> None:
+        self.app = app
+        self.refusals = refusals
+        self.open: set[Connection] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.loop = asyncio.get_running_loop()
+        self.peers = PeerWatch()
+        self._date_s = 0
+        self._date = b""
+
+    def make(self) -> "Connection":
+        """Return the protocol of a new connection."""
+        return Connection(self)
+
+    def start(self, exchange: Exchange, app: ASGIApp) -> None:
+        """Run an application for a request."""
+        task = self.loop.create_task(exchange.run(app))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def close(self, grace_s: float) -> None:
+        """Close all connections; responses in progress have `grace_s` seconds to end."""
+        for connection in list(self.open):
+            connection.close_when_idle()
+        if self.tasks:
+            await asyncio.wait(self.tasks, timeout=grace_s)
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        for connection in list(self.open):
+            connection.abort()
+        await asyncio.sleep(0)  # for the transports to report their ends
+        self.peers.close()
+
+    def date(self) -> bytes:
+        """Return the header with the current date."""
+        now_s = int(time.time())
+        if now_s != self._date_s:
+            self._date_s = now_s
+            self._date = f"date: {formatdate(now_s, usegmt=True)}\r\n".encode()
+        return self._date
 
 
-refusals = Refusals()
+class Connection(asyncio.Protocol):
+    """One connection, which has at most one request in progress.
 
+    Args:
+        shared: The server's connections.
+    """
 
-class Connection(H11Protocol):
-    """A connection that is closed if a request head takes longer than `HEAD_TIMEOUT_S`."""
+    _transport: asyncio.Transport
 
-    _deadline: asyncio.TimerHandle | None = None
+    def __init__(self, shared: Connections) -> None:
+        self._shared = shared
+        self._parser = RequestParser(self)
+        self._current: Exchange | None = None  # its response is in progress
+        self._waiting: deque[tuple[Exchange, ASGIApp]] = deque()
+        self._receiving: Exchange | None = None  # its body is being received
+        self._peers: dict[str, Any] = {}
+        self._arrival_s = 0.0
+        self._deadline = Deadline(shared.loop, self.abort)
+        self._probing: asyncio.TimerHandle | None = None
+        self._drained: asyncio.Event | None = None
+        self._is_reading = True
+        self._takes_requests = True
+        self._has_ended = False  # the client's sending side
+        self._watched_fileno: int | None = None
+
+    # -- from the transport ------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timeout of the first request, or close a connection over the limit."""
-        super().connection_made(transport)
-        most = connection_limits().most
-        if len(self.connections) > most:
-            refusals.note(most)
+        self._transport = transport
+        shared, most = self._shared, connection_limits().most
+        shared.open.add(self)
+        if len(shared.open) > most:
+            line = f"more than {most} open connections: closed {{num}} new ones"
+            shared.refusals.note("crowded", line)
+            self._takes_requests = False
             transport.close()
-        else:
-            self._deadline = self.loop.call_later(HEAD_TIMEOUT_S, transport.close)
+            return
+        self._peers = {
+            "client": _address(transport.get_extra_info("peername")),
+            "server": _address(transport.get_extra_info("sockname")),
+        }
+        self._deadline.set(HEAD_TIMEOUT_S)
 
     def data_received(self, data: bytes) -> None:
-        """Cancel the timeout when a request head is complete; restart it when another begins."""
-        super().data_received(data)
-        if self.conn.their_state is not h11.IDLE:
-            self._cancel_deadline()
-        elif self._deadline is None:
-            self._deadline = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+        """Parse data; what follows the last request is dropped."""
+        if not self._takes_requests and self._receiving is None:
+            return
+        try:
+            self._parser.feed(data)
+        except HTTPError as error:
+            self._refuse(error)
+
+    def eof_received(self) -> bool:
+        """Go on with the requests of a client that has only ended its sending side."""
+        self._has_ended = True
+        is_waiting = self._current is not None and self._receiving is None
+        if not (is_waiting and self._takes_requests and self._shared.peers.is_supported):
+            return False
+        self._takes_requests = False
+        self._watched_fileno = self._transport.get_extra_info("socket").fileno()
+        self._shared.peers.add(self._watched_fileno, self.abort)
+        self._probe()
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the timeout."""
-        self._cancel_deadline()
-        super().connection_lost(exc)
+        """End the request in progress."""
+        del exc
+        self._shared.open.discard(self)
+        if self._watched_fileno is not None:
+            self._shared.peers.remove(self._watched_fileno)
+        if self._probing is not None:
+            self._probing.cancel()
+        self._deadline.cancel()
+        self._waiting.clear()
+        for exchange in (self._current, self._receiving):
+            if exchange is not None:
+                exchange.disconnect()
+        self.resume_writing()
 
-    def _cancel_deadline(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+    def pause_writing(self) -> None:
+        """Stop the application: the client does not read."""
+        self._drained = asyncio.Event()
+
+    def resume_writing(self) -> None:
+        """Let the application go on."""
+        if self._drained is not None:
+            self._drained.set()
+            self._drained = None
+
+    # -- from the parser ---------------------------------------------------------------------------
+
+    def on_begin(self) -> None:
+        """Start the timeout of a head, and the clock of its request."""
+        self._arrival_s = time.monotonic()
+        if self._current is None:
+            self._deadline.set(HEAD_TIMEOUT_S)
+
+    def on_head(self, head: Head, *, keep_alive: bool) -> None:
+        """Start a request, or queue it behind the one in progress."""
+        if len(self._waiting) >= MAX_PIPELINED:
+            raise bad_request(f"more than {MAX_PIPELINED} requests wait for their responses")
+        scope = head.scope(quire_arrival_s=self._arrival_s, **self._peers)
+        exchange = Exchange(self, scope, keep_alive=keep_alive)
+        self._receiving = exchange
+        self._takes_requests = keep_alive
+        self._enqueue(exchange, self._shared.app)
+
+    def on_body(self, data: bytes) -> None:
+        """Add a piece of a request's body."""
+        if self._receiving is not None:
+            self._receiving.feed(data)
+
+    def on_end(self) -> None:
+        """End a request."""
+        exchange, self._receiving = self._receiving, None
+        if exchange is not None:
+            exchange.feed_end()
+        if self._current is None:
+            self._deadline.set(KEEP_ALIVE_S)
+
+    # -- for the exchange --------------------------------------------------------------------------
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the client reads what is written."""
+        return self._drained is None
+
+    def write(self, data: bytes) -> None:
+        """Write data."""
+        self._transport.write(data)
+
+    async def drain(self) -> None:
+        """Wait until the client has read enough."""
+        while self._drained is not None:
+            await self._drained.wait()
+
+    def resume_reading(self) -> None:
+        """Receive more."""
+        if not (self._is_reading or self._has_ended or self._transport.is_closing()):
+            self._is_reading = True
+            self._transport.resume_reading()
+
+    def pause_reading(self) -> None:
+        """Receive nothing for now."""
+        if self._is_reading and not self._has_ended:
+            self._is_reading = False
+            self._transport.pause_reading()
+
+    def date(self) -> bytes:
+        """Return the header with the current date."""
+        return self._shared.date()
+
+    def finish(self, exchange: Exchange) -> None:
+        """Go on with the next request, or close the connection."""
+        self._current = None
+        if self._transport.is_closing():
+            return
+        if not exchange.keep_alive:
+            self._close(is_received=exchange.is_received)
+        elif self._waiting:
+            self._begin(*self._waiting.popleft())
+        elif self._has_ended:
+            self._transport.close()
+        else:
+            is_idle = exchange.is_received and not self._parser.is_in_head
+            self._deadline.set(KEEP_ALIVE_S if is_idle else HEAD_TIMEOUT_S)
+        if not self._waiting:
+            self.resume_reading()
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        self._transport.abort()
+
+    # -- from the server ---------------------------------------------------------------------------
+
+    def close_when_idle(self) -> None:
+        """Close the connection now, or after the response in progress."""
+        self._waiting.clear()
+        if self._current is None:
+            self._transport.close()
+        else:
+            self._takes_requests = False
+            self._current.keep_alive = False
+
+    # -- within ------------------------------------------------------------------------------------
+
+    def _enqueue(self, exchange: Exchange, app: ASGIApp) -> None:
+        if self._current is None:
+            self._begin(exchange, app)
+        else:
+            self._waiting.append((exchange, app))
+            self.pause_reading()
+
+    def _begin(self, exchange: Exchange, app: ASGIApp) -> None:
+        self._current = exchange
+        self._deadline.clear()
+        self._shared.start(exchange, app)
+
+    def _refuse(self, error: HTTPError) -> None:
+        """Respond with an error, after the responses before it, and take no more requests."""
+        receiving, self._receiving = self._receiving, None
+        if receiving is not None:
+            receiving.fail(error)
+            if self._current is None:  # its response is over
+                self._close(is_received=False)
+        elif self._takes_requests:
+            self._enqueue(
+                Exchange(self, _REFUSED.scope(**self._peers), keep_alive=False),
+                error_response(error),
+            )
+        self._takes_requests = False
+        self._shared.refusals.note("protocol", "{num} requests were no valid HTTP: " + str(error))
+
+    def _close(self, *, is_received: bool) -> None:
+        """Close the connection; a client that still sends has time to read its response first."""
+        self._takes_requests = False
+        self._receiving = None
+        if is_received or self._has_ended:
+            self._transport.close()
+            return
+        self._deadline.set(LINGER_S)
+        self._transport.write_eof()  # to close it now would be a reset, for what is not read
+
+    def _probe(self) -> None:
+        """Write something that a client skips, for a client that is gone to answer by a reset."""
+        current = self._current
+        if current is not None and not current.has_started and current.is_modern:
+            self._transport.write(CONTINUE)
+        self._probing = self._shared.loop.call_later(PROBE_S, self._probe)
+
+
+def _address(name: object) -> tuple[str, int] | None:
+    """Return host and port of a socket's name; None for other families."""
+    if isinstance(name, tuple) and len(name) >= 2:
+        return str(name[0]), int(name[1])
+    return None

@@ -5,22 +5,40 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive
+from starlette.types import Receive, Scope
+
+from quire.server.http.body_budget import LimitedReceive
+from quire.server.http.exchange import Exchange
 
 T = TypeVar("T")
 
 
-async def run_while_connected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
+async def run_while_connected(work: Coroutine[Any, Any, T], receive: Receive, scope: Scope) -> T:
     """Run `work` to its end, or until the client disconnects.
+
+    On a connection of our own server that costs no task: the connection cancels the work. With
+    another ASGI server a second task waits for the message.
 
     Args:
         work: Coroutine to run; cancelled when the client disconnects.
         receive: Function that receives the request's messages; the body is read already.
+        scope: ASGI scope of the request.
 
     Raises:
         ClientDisconnect: The client disconnected.
     """
-    return await run_until(work, _disconnected(receive))
+    exchange = exchange_of(scope)
+    if exchange is None:
+        return await run_until(work, _disconnected(receive))
+    if isinstance(receive, LimitedReceive):
+        receive.release()  # the body is decoded
+    return await exchange.while_connected(work)
+
+
+def exchange_of(scope: Scope) -> Exchange | None:
+    """Return the exchange on a connection of our own server; None with another server."""
+    exchange = scope.get("quire_exchange")
+    return exchange if isinstance(exchange, Exchange) else None
 
 
 async def run_until(work: Coroutine[Any, Any, T], end: Coroutine[Any, Any, None]) -> T:

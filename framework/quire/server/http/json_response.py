@@ -41,9 +41,8 @@ class EncodedResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Compute the response and send it."""
-        del scope
         try:
-            body = await run_while_connected(self._make(), receive)
+            body = await run_while_connected(self._make(), receive, scope)
             await self._send(body, send)
         finally:
             self._on_close()
@@ -53,6 +52,9 @@ class EncodedResponse(Response):
         self.headers["content-length"] = str(len(body))
         start = {"type": "http.response.start", "status": self.status_code}
         await send(start | {"headers": self.raw_headers})
+        if len(body) <= PIECE_BYTES:
+            await send({"type": "http.response.body", "body": body, "more_body": False})
+            return
         try:
             for begin in range(0, len(body), PIECE_BYTES):
                 end = begin + PIECE_BYTES

@@ -3,14 +3,12 @@
 import json
 import socket
 import time
-from types import SimpleNamespace
 
 import httpx
 import pytest
 
 from quire.server.http import connections, lifecycle
 from quire.server.http.connection_limit import ConnectionLimits
-from quire.server.http.connections import REPORT_INTERVAL_S, Refusals
 
 REQUEST = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 CHAT = json.dumps({"messages": [{"role": "user", "content": "Hi"}]}).encode()
@@ -108,7 +106,7 @@ def is_alive(connection):
 @pytest.fixture
 def limits(monkeypatch, served, wait_for):
     """Return a function that sets the limits, once the connections of earlier tests are closed."""
-    assert wait_for(lambda: not served.server.server_state.connections)
+    assert wait_for(lambda: not served.server.connections.open)
 
     def limit(served_with, most):
         found = ConnectionLimits(served_with, most)
@@ -147,26 +145,13 @@ def test_with_many_connections_requests_are_refused_and_health_checks_answered(s
     assert response.status_code == 200
 
 
-def test_refused_connections_are_one_line_for_an_interval(monkeypatch, caplog):
-    refusals, clock = Refusals(), SimpleNamespace(now_s=100.0)
-    monkeypatch.setattr(connections.time, "monotonic", lambda: clock.now_s)
-    for _ in range(1000):
-        refusals.note(7)
-    clock.now_s += REPORT_INTERVAL_S
-    refusals.note(7)
-    assert [record.getMessage() for record in caplog.records] == [
-        "more than 7 open connections: closed 1 new ones",
-        "more than 7 open connections: closed 1000 new ones",
-    ]
-
-
 def test_the_clock_of_a_connection_ends_with_it(served, wait_for):
-    known = served.server.server_state.connections
+    known = served.server.connections.open
     assert wait_for(lambda: not known)
     with connect(served):
         assert wait_for(lambda: len(known) == 1)
         (connection,) = known
-        clock = connection._deadline
+        clock = connection._deadline._timer
         assert not clock.cancelled()
     assert wait_for(lambda: not known)
     assert clock.cancelled()

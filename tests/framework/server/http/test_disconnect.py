@@ -27,7 +27,7 @@ def test_a_disconnect_ends_the_work_before_it_is_raised():
         wire = Wire()
         asyncio.get_running_loop().call_later(0.01, wire.gone.set)
         with pytest.raises(ClientDisconnect):
-            await asyncio.wait_for(run_while_connected(work(), wire.receive), 5)
+            await asyncio.wait_for(run_while_connected(work(), wire.receive, {}), 5)
         assert ended == [True]
         assert len(asyncio.all_tasks()) == 1
 
@@ -40,7 +40,7 @@ def test_a_message_that_is_no_disconnect_ends_nothing():
         return 5
 
     async def main():
-        assert await run_while_connected(work(), Wire(b"", b"", b"").receive) == 5
+        assert await run_while_connected(work(), Wire(b"", b"", b"").receive, {}) == 5
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(main())

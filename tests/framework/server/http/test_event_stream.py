@@ -110,7 +110,7 @@ def test_work_that_ends_first_leaves_nothing_running():
         return 5
 
     async def main():
-        assert await run_while_connected(work(), Wire().receive) == 5
+        assert await run_while_connected(work(), Wire().receive, {}) == 5
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(main())

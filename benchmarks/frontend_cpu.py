@@ -1,0 +1,207 @@
+"""CPU time of the server's front end: of a one-token request, and of each streamed token.
+
+    python benchmarks/frontend_cpu.py                      # this checkout
+    python benchmarks/frontend_cpu.py BEFORE [AFTER ...]   # checkouts in turn, by their folders
+
+A server process serves the demo model with the engine in a thread of its own; this process sends
+it requests over kept connections. The front end is every thread of the server but the engine's:
+its user and system time, from the kernel's account in nanoseconds, by request or by token. The
+checkouts take turns and change places in every round, so that all meet the same load of the
+machine; a figure is the median of the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import selectors
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parents[1]
+WARM_UP = 200  # requests
+ROUNDS = 5
+
+SERVER = """
+import threading, sys
+from quire.config import Settings
+from quire.launch import start_engine
+from quire.server.http_server import serve
+settings = Settings.from_options({"model": "demo", "port": 0, "engine_process": False})
+engine = start_engine(settings, is_serving=True)
+def ready(url):
+    ids = [thread.native_id for thread in threading.enumerate() if thread.name == "quire-engine"]
+    print(url, *ids, flush=True)
+serve(engine.async_frontend(), settings.server, list, ready)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests of one measure.
+
+    Attributes:
+        name: Words for the table.
+        path: Route.
+        num_connections: Number of connections, each with one request at a time.
+        num_requests: Number of requests of a round.
+        num_tokens: Number of tokens of a completion.
+        stream: Whether each token is an event.
+    """
+
+    name: str
+    path: str
+    num_connections: int
+    num_requests: int
+    num_tokens: int = 1
+    stream: bool = False
+
+    @property
+    def divisor(self) -> int:
+        """Number of requests, or of streamed tokens, of a round."""
+        return self.num_requests * (self.num_tokens if self.stream else 1)
+
+    @property
+    def data(self) -> bytes:
+        """The request's bytes."""
+        body: dict[str, object] = {"max_tokens": self.num_tokens, "temperature": 0.0}
+        body |= {"ignore_eos": True, "stream": self.stream}
+        if self.path.endswith("chat/completions"):
+            body["messages"] = [{"role": "user", "content": "Hi"}]
+        else:
+            body["prompt"] = "Once upon a time"
+        text = json.dumps(body)
+        head = f"POST {self.path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        return f"{head}Content-Length: {len(text)}\r\n\r\n{text}".encode()
+
+
+LOADS = [
+    Load("completion of one token, 1 connection", "/v1/completions", 1, 600),
+    Load("completion of one token, 16 connections", "/v1/completions", 16, 1600),
+    Load("chat of one token, 16 connections", "/v1/chat/completions", 16, 1600),
+    Load("streamed token of a completion, 16 streams", "/v1/completions", 16, 64, 64, True),
+    Load("streamed token of a chat, 16 streams", "/v1/chat/completions", 16, 64, 64, True),
+    Load("GET /livez, 1 connection", "/livez", 1, 1000),
+]
+
+
+class Server:
+    """A server process of one checkout."""
+
+    def __init__(self, root: Path) -> None:
+        sources = [root / "framework", *sorted((root / "plugins").iterdir())]
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(map(str, sources)),
+            "OMP_NUM_THREADS": "1",
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True, env=environment
+        )
+        if self._process.stdout is None:
+            raise RuntimeError("the server has no output")
+        url, *engine_ids = self._process.stdout.readline().split()
+        host, port = url.removeprefix("http://").split(":")
+        self._address = host, int(port)
+        self._engine_ids = set(engine_ids)
+
+    def measure(self, load: Load) -> float:
+        """Return the front end's milliseconds of CPU for one request, or one token, of a load."""
+        self._send(load, min(WARM_UP, load.num_requests))
+        before = self._cpu_ns()
+        self._send(load, load.num_requests)
+        return (self._cpu_ns() - before) / 1e6 / load.divisor
+
+    def stop(self) -> None:
+        """End the process."""
+        self._process.terminate()
+        self._process.wait(60)
+
+    def _cpu_ns(self) -> int:
+        """Return the CPU time so far of all threads but the engine's."""
+        time.sleep(0.05)  # for what is left to do after the last byte
+        tasks = Path(f"/proc/{self._process.pid}/task").iterdir()
+        others = [task for task in tasks if task.name not in self._engine_ids]
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in others)
+
+    def _send(self, load: Load, num_requests: int) -> None:
+        """Send requests over several connections, and read all responses."""
+        data = load.data if load.path.startswith("/v1") else _get(load.path)
+        end = b"data: [DONE]\n\n" if load.stream else b"}"
+        waiting = selectors.DefaultSelector()
+        for _ in range(load.num_connections):
+            connection = socket.create_connection(self._address)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.sendall(data)
+            waiting.register(connection, selectors.EVENT_READ, bytearray())
+        num_sent = load.num_connections
+        num_read = 0
+        while num_read < num_requests:
+            for key, _ in waiting.select():
+                received: bytearray = key.data
+                part = key.fileobj.recv(65536)  # type: ignore[union-attr]
+                if not part:
+                    raise RuntimeError(f"the server closed a connection: {bytes(received)!r}")
+                received += part
+                if not _is_whole(received, end, load.stream):
+                    continue
+                if not received.startswith(b"HTTP/1.1 200"):
+                    raise RuntimeError(f"a request failed: {bytes(received)!r}")
+                received.clear()
+                num_read += 1
+                if num_sent < num_requests:
+                    num_sent += 1
+                    key.fileobj.sendall(data)  # type: ignore[union-attr]
+        for key in list(waiting.get_map().values()):
+            key.fileobj.close()  # type: ignore[union-attr]
+        waiting.close()
+
+
+def _get(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
+
+
+def _is_whole(received: bytes, end: bytes, is_stream: bool) -> bool:
+    if is_stream:
+        return received.endswith(b"0\r\n\r\n") and end in received
+    head, found, body = bytes(received).partition(b"\r\n\r\n")
+    if not found:
+        return False
+    length = head.lower().partition(b"content-length: ")[2].split(b"\r\n", 1)[0]
+    return len(body) >= int(length)
+
+
+def main() -> None:
+    """Measure the checkouts in turn, and print a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("roots", nargs="*", type=Path, default=[HERE])
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    arguments = parser.parse_args()
+    roots = [root.resolve() for root in arguments.roots]
+    servers = [Server(root) for root in roots]
+    times: dict[tuple[str, int], list[float]] = {}
+    try:
+        for number in range(arguments.rounds):
+            order = range(len(servers)) if number % 2 == 0 else reversed(range(len(servers)))
+            for index in order:
+                for load in LOADS:
+                    found = servers[index].measure(load)
+                    times.setdefault((load.name, index), []).append(found)
+    finally:
+        for server in servers:
+            server.stop()
+    print("CPU of the front end, in ms")
+    print("| load |" + "".join(f" {root.name} |" for root in roots))
+    print("|---|" + "---|" * len(roots))
+    for load in LOADS:
+        figures = [statistics.median(times[load.name, index]) for index in range(len(roots))]
+        print(f"| {load.name} |" + "".join(f" {figure:.3f} |" for figure in figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Acceptance of connections on a listening socket, in one event loop.
+
+asyncio's own acceptance logs a traceback for each connection that finds no free descriptor, and
+tries again at once. This one logs one line in an interval and pauses: the connections wait in the
+kernel's queue until others have ended.
+"""
+
+import asyncio
+import errno
+import socket
+from collections.abc import Callable
+
+from quire.server.http.refusals import Refusals
+
+BACKLOG = 2048
+MAX_AT_ONCE = 64  # connections accepted in one turn of the event loop
+PAUSE_S = 0.1
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+class Acceptor:
+    """Accepts connections and gives each a protocol.
+
+    Args:
+        listener: Bound socket; it listens from `start` on, and `stop` closes it.
+        make_protocol: Function that makes the protocol of a connection.
+        refusals: Log of exhausted descriptors.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        make_protocol: Callable[[], asyncio.Protocol],
+        refusals: Refusals,
+    ) -> None:
+        self.listener = listener
+        self._make_protocol = make_protocol
+        self._refusals = refusals
+        self._loop = asyncio.get_running_loop()
+        self._starting: set[asyncio.Task[object]] = set()
+        self._resumption: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin to listen."""
+        self.listener.setblocking(False)
+        self.listener.listen(BACKLOG)
+        self._resume()
+
+    def stop(self) -> None:
+        """Accept no more, and close the listening socket."""
+        if self._resumption is None:
+            self._loop.remove_reader(self.listener.fileno())
+        else:
+            self._resumption.cancel()
+        self.listener.close()
+
+    def _resume(self) -> None:
+        self._resumption = None
+        self._loop.add_reader(self.listener.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(MAX_AT_ONCE):
+            try:
+                connection, _ = self.listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                if error.errno not in _EXHAUSTED:
+                    raise
+                self._pause(error)
+                return
+            self._begin(connection)
+
+    def _pause(self, error: OSError) -> None:
+        self._refusals.note(
+            "exhausted",
+            f"no connection can be accepted: {error.strerror}; new ones wait until others end "
+            "({num} attempts failed)",
+        )
+        self._loop.remove_reader(self.listener.fileno())
+        self._resumption = self._loop.call_later(PAUSE_S, self._resume)
+
+    def _begin(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        if connection.family in (socket.AF_INET, socket.AF_INET6):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        start = self._loop.connect_accepted_socket(self._make_protocol, connection)
+        task: asyncio.Task[object] = self._loop.create_task(start)
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)

@@ -1,0 +1,89 @@
+"""Without free descriptors, connections wait; the log says so once and the loop does not spin."""
+
+import asyncio
+import resource
+import socket
+
+from quire.server.http.acceptor import Acceptor
+from quire.server.http.refusals import Refusals
+
+
+class Greeting(asyncio.Protocol):
+    def connection_made(self, transport):
+        transport.write(b"hello")
+        transport.close()
+
+
+def bound():
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    return listener
+
+
+async def read(address):
+    reader, writer = await asyncio.open_connection(*address)
+    try:
+        return await asyncio.wait_for(reader.read(), 5)
+    finally:
+        writer.close()
+
+
+def test_connections_are_accepted_until_it_is_stopped():
+    async def main():
+        acceptor = Acceptor(listener := bound(), Greeting, Refusals())
+        address = listener.getsockname()
+        acceptor.start()
+        assert await asyncio.gather(*(read(address) for _ in range(100))) == [b"hello"] * 100
+        acceptor.stop()
+        assert listener.fileno() == -1
+
+    asyncio.run(main())
+
+
+def test_exhausted_descriptors_are_one_line_and_a_pause(caplog):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    num_attempts = []
+
+    class Counting(Refusals):
+        def note(self, kind, line):
+            num_attempts.append(kind)
+            super().note(kind, line)
+
+    async def main():
+        acceptor = Acceptor(listener := bound(), Greeting, Counting())
+        acceptor.start()
+        client = socket.create_connection(listener.getsockname(), timeout=5)
+        client.setblocking(False)
+        loop = asyncio.get_running_loop()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        try:
+            await asyncio.sleep(0.5)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert 2 <= len(num_attempts) <= 6  # one for each pause
+        assert await asyncio.wait_for(loop.sock_recv(client, 100), 5) == b"hello"
+        client.close()
+        acceptor.stop()
+
+    asyncio.run(main())
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "Too many open files" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+def test_it_can_be_stopped_in_a_pause():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def main():
+        acceptor = Acceptor(listener := bound(), Greeting, Refusals())
+        acceptor.start()
+        with socket.create_connection(listener.getsockname(), timeout=5):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+            try:
+                await asyncio.sleep(0.05)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            acceptor.stop()
+            await asyncio.sleep(0.2)
+
+    asyncio.run(main())
