@@ -75,7 +75,7 @@ class Forwarding:
             call = HTTPCall.of(scope, await _body(receive))
             is_reset = (call.method, call.path) == RESET and call.is_admin
             forward = self._reset if is_reset else self._forward
-            await run_while_connected(forward(call, send), receive)
+            await run_while_connected(forward(call, send), receive, scope)
 
     async def _forward(self, call: HTTPCall, send: Send) -> None:
         """Run a request on a replica, and on a second one if the first dies too early.
