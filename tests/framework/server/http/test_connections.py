@@ -61,7 +61,7 @@ def drip(connection, num_drops):
 def test_a_second_head_has_as_much_time_as_the_first(served, hasty):
     with connect(served) as connection:
         assert is_alive(connection)
-        time.sleep(0.5)  # an idle connection is uvicorn's to close, later
+        time.sleep(0.5)  # an idle connection is closed later
         connection.sendall(REQUEST[:20])
         assert 0.1 < seconds_until_closed(connection) < 2
 
