@@ -61,6 +61,7 @@ KV_CACHE_DTYPES = {
     "fp8_e4m3": "float8_e4m3fn",
 }
 KERNELS = ("auto", "torch", "triton", "native")
+METRICS_NAMES = ("quire", "vllm", "both")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 
 
@@ -561,6 +562,15 @@ class ServerSettings:
         "Leave out fields of requests that do not exist, and log each name once; by default such a "
         "request is refused.",
     )
+    metrics_names: str = option(
+        "quire", "Names of the metrics at /metrics: quire, vllm (its core metrics), or both."
+    )
+    open_metrics: bool = option(False, "Serve /metrics without an API key.")
+    access_log: str | None = option(
+        None,
+        "File to which a JSON line is appended for each HTTP request; -: the standard output; "
+        "None: no access log.",
+    )
 
     @property
     def requires_key(self) -> bool:
@@ -585,6 +595,7 @@ class ServerSettings:
         for name, keys in (("api_key", self.api_key), ("admin_key", self.admin_key)):
             if "" in keys:
                 raise SettingsError(f"{name} is empty; leave it out to do without such a key")
+        _check_choice("metrics_names", self.metrics_names, METRICS_NAMES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

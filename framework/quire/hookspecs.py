@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from quire.interfaces.scheduling import SchedulingPolicy
     from quire.interfaces.structured_output import StructuredOutputBackend
     from quire.interfaces.tool_parsing import ToolParser
-    from quire.messages import EngineOutput, EngineRequest
+    from quire.messages import CompletedRequest, EngineOutput, EngineRequest, IntervalStats
     from quire.plugins.registry import Registrar
 
 PROJECT = "quire"
@@ -112,3 +112,20 @@ def request_received(request: EngineRequest) -> None:
 @hookspec
 def request_finished(request: EngineRequest, output: EngineOutput) -> None:
     """A request is finished; `output` is its last output. An error here is only logged."""
+
+
+@hookspec
+def request_completed(record: CompletedRequest) -> None:
+    """A request has ended, by whatever cause; `record` has its client, usage and timings.
+
+    Fires after `request_finished`, once a request, in the process that reads the completion. An
+    error here is only logged.
+    """
+
+
+@hookspec
+def stats_logged(stats: IntervalStats) -> None:
+    """Another interval of a server that had work has passed, 10 seconds by default.
+
+    Fires in the server's event loop, so it must not block. An error here is only logged.
+    """

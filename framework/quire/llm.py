@@ -61,6 +61,7 @@ class LLM:
             engine.tokenizer,
             engine.intake,
             finished_hooks=engine.finished_hooks,
+            observer=engine.request_observer(),
             max_in_flight=min(MAX_IN_FLIGHT, engine.settings.scheduler.max_num_queued),
         )
 

@@ -207,6 +207,9 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         num_cached_tokens: Number of prompt tokens found in the prefix cache and not computed.
         error: The error, if `finish_reason` is "error".
         hypotheses: The completions of a beam search, the best first, with the last output.
+        started_s: Time at which the engine began to compute it, on the clock of its arrival; in its
+            first output, and 0 in the others.
+        replica: Index of the engine among several replicas, likewise.
     """
 
     request_id: str
@@ -218,10 +221,93 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     num_cached_tokens: int = 0
     error: ErrorReport | None = None
     hypotheses: list[BeamHypothesis] | None = None
+    started_s: float = 0.0
+    replica: int = 0
+
+
+class CompletedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The usage and the timings of a request that has ended, by whatever cause.
+
+    Each of the `n` completions of a prompt is a request. They share a prompt: its tokens count in
+    the one whose `child` is 0.
+
+    Attributes:
+        request_id: Internal id.
+        child: Index of the completion among the `n` of its prompt, from 0.
+        client: Name of the API key that was used, or the address of the client; None: it did not
+            come over HTTP.
+        http_request_id: Id in the header `X-Request-Id` of the response; None: likewise.
+        model: Name of the model that clients use.
+        adapter: Name of the LoRA adapter; None: the base model.
+        num_prompt_tokens: Number of tokens of the prompt.
+        num_cached_tokens: Number of those that were in the prefix cache.
+        num_completion_tokens: Number of generated tokens; of a beam search, in all its completions.
+        finish_reason: Reason why it ended: "abort" also if the client disconnected.
+        error_code: Stable name of the error, if one ended it.
+        arrival_s: Time of arrival, on the monotonic clock.
+        queue_s: Seconds from the arrival until the engine began to compute it; None: it never did.
+        time_to_first_token_s: Seconds from the arrival until the first token; None: there is none.
+        decode_s: Seconds from the first token to the last; None: there is none.
+        total_s: Seconds from the arrival until its end.
+        max_tokens: Largest number of tokens that it could generate.
+        n: Number of completions of its prompt.
+        replica: Index of the engine among several replicas.
+    """
+
+    request_id: str
+    child: int
+    client: str | None
+    http_request_id: str | None
+    model: str
+    adapter: str | None
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_completion_tokens: int
+    finish_reason: FinishReason
+    error_code: str | None
+    arrival_s: float
+    queue_s: float | None
+    time_to_first_token_s: float | None
+    decode_s: float | None
+    total_s: float
+    max_tokens: int
+    n: int
+    replica: int = 0
+
+    @property
+    def prefill_s(self) -> float | None:
+        """Seconds that its prompt was computed, until the first token."""
+        if self.queue_s is None or self.time_to_first_token_s is None:
+            return None
+        return max(0.0, self.time_to_first_token_s - self.queue_s)
+
+    @property
+    def time_per_output_token_s(self) -> float | None:
+        """Mean seconds between two tokens; None: there are not two."""
+        if self.decode_s is None or self.num_completion_tokens < 2:
+            return None
+        return self.decode_s / (self.num_completion_tokens - 1)
+
+
+class StepStats(msgspec.Struct, frozen=True, array_like=True):
+    """One step of an engine.
+
+    Attributes:
+        num_requests: Number of requests in its batch.
+        num_tokens: Number of tokens whose KV it computed.
+        duration_s: Seconds that the engine spent on it: planning, waiting for the workers, and
+            applying the results of the step that was complete.
+        replica: Index of the engine among several replicas.
+    """
+
+    num_requests: int
+    num_tokens: int
+    duration_s: float
+    replica: int = 0
 
 
 class ReplicaStats(msgspec.Struct, frozen=True, array_like=True):
-    """Gauges of one of several replicas.
+    """Gauges and counters of one of several replicas, since it was started.
 
     Attributes:
         is_up: Whether it takes requests.
@@ -229,30 +315,82 @@ class ReplicaStats(msgspec.Struct, frozen=True, array_like=True):
         num_waiting: Number of waiting requests.
         is_silent: Whether it has owed an answer for so long that it may hang. Its other values, and
             its part in the sums, are those of its last message.
+        num_blocks: Number of KV blocks.
+        num_used_blocks: Number of KV blocks in use by requests.
+        num_preemptions: Number of preemptions.
+        num_prefix_queries: Number of prompt tokens that were looked up in the prefix cache.
+        num_prefix_hits: Number of prompt tokens that were found there.
     """
 
     is_up: bool
     num_running: int = 0
     num_waiting: int = 0
     is_silent: bool = False
+    num_blocks: int = 0
+    num_used_blocks: int = 0
+    num_preemptions: int = 0
+    num_prefix_queries: int = 0
+    num_prefix_hits: int = 0
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters and gauges of the engine after a step, for logs and metrics."""
+    """Counters and gauges of the engine after a step, for logs and metrics.
+
+    Attributes:
+        num_running: Number of running requests.
+        num_waiting: Number of waiting requests.
+        num_scheduled_tokens: Number of tokens that the step computed.
+        num_blocks: Number of KV blocks.
+        num_used_blocks: Number of KV blocks that requests use.
+        num_cached_blocks: Number of KV blocks in no request's block table, ready for a hit.
+        num_preemptions: Number of preemptions.
+        num_evictions: Number of cached blocks that were reused for other tokens.
+        num_prefix_queries: Number of prompt tokens that were looked up in the prefix cache.
+        num_prefix_hits: Number of prompt tokens that were found there.
+        prefix_hit_rate: Fraction of the tokens that were found, over the last requests.
+        num_store_hits: Number of tokens loaded from an external KV store.
+        num_grammars_waiting: Number of requests whose grammar is being compiled, or waits for it.
+        num_grammars_compiled: Number of requests whose grammar was ready, or failed.
+        grammar_wait_s: Time that those waited for their grammars, in total.
+        replicas: Load of each replica, if the engine has several.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
     num_scheduled_tokens: int = 0
     num_blocks: int = 0
     num_used_blocks: int = 0
-    num_cached_blocks: int = 0  # in no request's block table, and ready for a prefix cache hit
+    num_cached_blocks: int = 0
     num_preemptions: int = 0
-    num_evictions: int = 0  # cached blocks that were reused for other tokens
-    num_prefix_queries: int = 0  # prompt tokens that were looked up in the prefix cache
-    num_prefix_hits: int = 0  # prompt tokens that were found there
-    prefix_hit_rate: float = 0.0  # over the last requests
-    num_store_hits: int = 0  # tokens loaded from an external KV store
-    replicas: list[ReplicaStats] = []  # if the engine has several
+    num_evictions: int = 0
+    num_prefix_queries: int = 0
+    num_prefix_hits: int = 0
+    prefix_hit_rate: float = 0.0
+    num_store_hits: int = 0
+    num_grammars_waiting: int = 0
+    num_grammars_compiled: int = 0
+    grammar_wait_s: float = 0.0
+    replicas: list[ReplicaStats] = []
+
+
+class IntervalStats(msgspec.Struct, frozen=True, kw_only=True):
+    """The load of a server over an interval.
+
+    Attributes:
+        duration_s: Length of the interval, in seconds.
+        num_steps: Number of steps that were completed.
+        num_computed_tokens: Number of tokens whose KV was computed, in prompts and completions.
+        num_generated_tokens: Number of generated tokens.
+        num_preemptions: Number of preemptions.
+        engine: Gauges of the engine at the end of the interval, and its counters since its start.
+    """
+
+    duration_s: float
+    num_steps: int
+    num_computed_tokens: int
+    num_generated_tokens: int
+    num_preemptions: int
+    engine: EngineStats
 
 
 class BlocksStored(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -321,11 +459,13 @@ class EngineOutputs(msgspec.Struct, frozen=True, omit_defaults=True):
         outputs: Outputs of requests.
         stats: Statistics after the step.
         kv_events: Changes of the prefix cache, if they are reported.
+        steps: The steps that computed something; of several replicas, those of all.
     """
 
     outputs: list[EngineOutput]
     stats: EngineStats
     kv_events: list[KVEventBatch] = []
+    steps: list[StepStats] = []
 
 
 class BlockCopy(msgspec.Struct, frozen=True, array_like=True):

@@ -30,5 +30,6 @@ def run(arguments: argparse.Namespace) -> int:
             on_ready=lambda url: print(f"{engine.model_name} is served at {url}", flush=True),
             bound=bound,
             accounts=accounts,
+            stats_hooks=engine.plugins.hooks("stats_logged"),
         )
     return 0

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import msgspec
+
+from quire.engine.grammar.grammar_waits import GrammarWaits
 from quire.engine.grammar.grammars import Grammars
 from quire.engine.request import Request, Status
 from quire.engine.results import failed_output, outcome_of, report_of
@@ -32,6 +35,7 @@ from quire.messages import (
     ResetPrefixCache,
     RowBitmask,
     StepPlan,
+    StepStats,
 )
 from quire.process.interrupts import Interrupts
 
@@ -81,6 +85,7 @@ class EngineCore:
         self._outbox: list[EngineOutput] = []
         self._journal = scheduler.kv.journal  # changes of the prefix cache, if they are reported
         self._preparing: set[str] = set()  # requests whose grammar is being compiled
+        self._grammar_waits = GrammarWaits()
         self._num_grammars = 0  # requests with a grammar
         self._budgets = ThinkingBudgets(vocab_size)
         self._interrupts = Interrupts()
@@ -110,6 +115,7 @@ class EngineCore:
         if message.params.structured_outputs is not None:
             self._num_grammars += 1
             self._preparing.add(message.request_id)
+            self._grammar_waits.begin(message.request_id)
             self.grammars.submit(
                 message.request_id,
                 message.params.structured_outputs,
@@ -136,13 +142,15 @@ class EngineCore:
         Ctrl-C interrupts the workers, and the wait for them. What the engine does itself is short,
         and is completed before.
         """
+        began_s = time.monotonic()
         self._collect_grammars()
         outputs: list[EngineOutput] = []
-        num_tokens = 0
+        num_tokens = num_requests = 0
         try:
             with self._interrupts:
                 plan = self._plan(outputs)
                 num_tokens = sum([scheduled.num_tokens for scheduled in plan.requests])
+                num_requests = len(plan.requests)
                 self._advance(plan, outputs)
         except StepFailedError as error:
             self._isolate(error)
@@ -153,7 +161,10 @@ class EngineCore:
                 self._outbox = outputs + self._outbox  # returned by the next step
             raise
         kv_events = [] if self._journal is None else self._journal.take()
-        return EngineOutputs(outputs, self.scheduler.stats(num_tokens), kv_events)
+        steps = []
+        if num_requests:
+            steps.append(StepStats(num_requests, num_tokens, time.monotonic() - began_s))
+        return EngineOutputs(outputs, self._stats(num_tokens), kv_events, steps)
 
     def control(self, message: Control) -> Any:
         """Execute a control message between two steps; those for the workers are forwarded."""
@@ -174,7 +185,7 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """Return the current statistics."""
-        return self.scheduler.stats(0)
+        return self._stats(0)
 
     def check_health(self) -> None:
         """Return if every worker is alive. Meant for an idle engine: a step notices by itself.
@@ -198,6 +209,17 @@ class EngineCore:
             self.scheduler.transfers.store.shutdown()
         self.runner = StoppedRunner()
         self.worker.shutdown()
+
+    def _stats(self, num_scheduled_tokens: int) -> EngineStats:
+        stats, grammars = self.scheduler.stats(num_scheduled_tokens), self._grammar_waits
+        if not (grammars.num_done or self._preparing):
+            return stats
+        return msgspec.structs.replace(
+            stats,
+            num_grammars_waiting=len(self._preparing),
+            num_grammars_compiled=grammars.num_done,
+            grammar_wait_s=grammars.total_s,
+        )
 
     def _only_polls(self, plan: StepPlan) -> bool:
         """Whether the plan only polls the KV store, and no step in flight computes anything."""
@@ -385,6 +407,7 @@ class EngineCore:
     def _release_grammar(self, request_id: str) -> None:
         self._num_grammars -= 1
         self._preparing.discard(request_id)
+        self._grammar_waits.forget(request_id)
         self.grammars.release(request_id)
 
     def _collect_grammars(self) -> None:
@@ -400,6 +423,7 @@ class EngineCore:
         for request_id, error in self.grammars.poll():
             is_new = request_id in self._preparing
             self._preparing.discard(request_id)
+            self._grammar_waits.end(request_id)
             if error is not None:
                 self._fail(request_id, report_of(error))
             elif is_new:

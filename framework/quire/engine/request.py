@@ -78,6 +78,8 @@ class Request:
         needs_assignment: Whether its tokens and blocks were replaced while it runs, so that its
             slot is assigned again.
         block_copies: Blocks to copy with that assignment.
+        started_s: Time at which it got its first slot, on the monotonic clock; 0: before, and once
+            an output has reported it.
     """
 
     __slots__ = (
@@ -120,6 +122,7 @@ class Request:
         "request_id",
         "sampler_state",
         "slot",
+        "started_s",
         "status",
         "stop_token_ids",
         "token_ids",
@@ -169,6 +172,7 @@ class Request:
         self.sampler_state: dict[str, float] = {}
         self.needs_assignment = False
         self.block_copies: list[BlockCopy] = []
+        self.started_s = 0.0
 
     @property
     def rank(self) -> Any:

@@ -86,6 +86,9 @@ class ResultProcessor:
                 finish_reason, stop_reason = request.end(token_ids[0])
                 if finish_reason is not None:
                     self._finish(request)
+            started_s = request.started_s
+            if started_s:
+                request.started_s = 0.0
             outputs.append(
                 EngineOutput(
                     request_id=request.request_id,
@@ -94,6 +97,7 @@ class ResultProcessor:
                     finish_reason=finish_reason,
                     stop_reason=stop_reason,
                     num_cached_tokens=request.num_cached_tokens,
+                    started_s=started_s,
                 )
             )
         for request_id in self._ended_pairs:  # once no row of their other members is left
@@ -159,6 +163,7 @@ class ResultProcessor:
             self._finish(request)
         elif taken and request.status is Status.RUNNING:
             self.commit(request, len(request.token_ids) - 1)
+        started_s, request.started_s = request.started_s, 0.0
         return [
             EngineOutput(
                 request_id=request.request_id,
@@ -168,6 +173,7 @@ class ResultProcessor:
                 finish_reason=finish_reason,
                 stop_reason=stop_reason,
                 num_cached_tokens=request.num_cached_tokens,
+                started_s=started_s,
             )
         ]
 

@@ -24,6 +24,7 @@ from quire.frontend.intake.intake import Intake
 from quire.frontend.intake.prompt import EncodedPrompt
 from quire.frontend.intake.request_hooks import RequestHook
 from quire.frontend.intake.time_limit import TimeLimit
+from quire.frontend.metrics.request_observer import RequestObserver
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.frontend.work_lanes import INLINE_SIZE, WorkLanes
 from quire.messages import AdapterRef
@@ -49,6 +50,7 @@ class AsyncFrontend:
         adapters: LoRA adapters by the name that requests use. May grow and shrink.
         max_model_len: Largest number of tokens, prompt and completion together.
         finished_hooks: `request_finished` hooks of the plugins.
+        observer: Observer of the requests that have ended; None for a new one.
         stall_limit_s: Seconds of a step after which the engine counts as stalled.
         request_timeout_s: Default and upper limit of a request's timeout, as in the engine; also
             enforced here, because a step of the engine may hang.
@@ -59,6 +61,7 @@ class AsyncFrontend:
         thread: Thread that runs the engine's steps.
         controls: Control commands that wait for their turn in the thread.
         lanes: Threads for work on prompts that are not short.
+        observer: Observer of the requests that have ended, with the metrics of the engine.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class AsyncFrontend:
         max_model_len: int,
         *,
         finished_hooks: Sequence[RequestHook] = (),
+        observer: RequestObserver | None = None,
         stall_limit_s: float = STALL_LIMIT_S,
         request_timeout_s: float | None = None,
         queue_limits: QueueLimits | None = None,
@@ -88,7 +92,8 @@ class AsyncFrontend:
         self._stall_limit_s = stall_limit_s
         self._request_timeout_s = request_timeout_s
         self._is_draining = False
-        self.dispatch = Dispatch(core, request_timeout_s, queue_limits)
+        self.observer = observer or RequestObserver(model_name)
+        self.dispatch = Dispatch(core, request_timeout_s, queue_limits, self.observer.metrics)
         self.thread = self.dispatch.thread
         self.controls = self.dispatch.controls
         self.lanes = WorkLanes()
@@ -105,6 +110,7 @@ class AsyncFrontend:
         timeout_s: float | None = None,
         arrival_s: float | None = None,
         client: str = "",
+        http_request_id: str | None = None,
     ) -> DeltaStream:
         """Check a request, queue it in the engine, and return the stream of its deltas.
 
@@ -117,6 +123,7 @@ class AsyncFrontend:
                 be shorter.
             arrival_s: Time of its arrival, by `time.monotonic`; None: now.
             client: Identity of its sender for fair shares; empty: unknown.
+            http_request_id: Id of the HTTP request that it belongs to, for its record.
 
         Raises:
             RequestError: The request is invalid, or its time has passed; nothing was queued.
@@ -142,7 +149,9 @@ class AsyncFrontend:
             arrival_s=limit.arrival_s,
             client=client,
         )
-        completions = PromptState(admission, self.tokenizer, self._finished_hooks)
+        completions = PromptState(
+            admission, self.tokenizer, self._finished_hooks, self.observer, http_request_id
+        )
         return self.dispatch.start(completions)
 
     async def generate(

@@ -21,6 +21,7 @@ from quire.frontend.dispatch.engine_client import EngineCoreClient, failure_of
 from quire.frontend.dispatch.shared_core import SharedCore
 from quire.frontend.intake.intake import Intake
 from quire.frontend.intake.request_hooks import RequestHook
+from quire.frontend.metrics.request_observer import RequestObserver
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.messages import (
     AdapterRef,
@@ -49,6 +50,7 @@ class OfflineFrontend:
         tokenizer: Tokenizer of the model.
         intake: Validation of requests.
         finished_hooks: `request_finished` hooks of the plugins.
+        observer: Observer of the requests that have ended; None for a new one.
         max_in_flight: Largest number of requests in the engine at the same time. Its queue must
             hold as many, since it refuses requests beyond that.
 
@@ -63,12 +65,14 @@ class OfflineFrontend:
         intake: Intake,
         *,
         finished_hooks: Sequence[RequestHook] = (),
+        observer: RequestObserver | None = None,
         max_in_flight: int = MAX_IN_FLIGHT,
     ) -> None:
         self.core = SharedCore(core)
         self._tokenizer = tokenizer
         self._intake = intake
         self._finished_hooks = tuple(finished_hooks)
+        self._observer = observer or RequestObserver()
         self._max_in_flight = max_in_flight
 
     def generate(
@@ -146,7 +150,8 @@ class OfflineFrontend:
             )
         except QuireError as error:
             return _Task(index, error=error)
-        return _Task(index, PromptState(admission, self._tokenizer, self._finished_hooks))
+        completions = PromptState(admission, self._tokenizer, self._finished_hooks, self._observer)
+        return _Task(index, completions)
 
 
 @dataclass(slots=True)

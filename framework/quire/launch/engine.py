@@ -17,6 +17,7 @@ from quire.frontend.dispatch.engine_client import EngineCoreClient
 from quire.frontend.intake.intake import Intake
 from quire.frontend.intake.logits_processor_names import LogitsProcessorNames
 from quire.frontend.intake.request_hooks import RequestHook
+from quire.frontend.metrics.request_observer import RequestObserver
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.interfaces.lora import LoRASource
 from quire.launch.adapters import find_adapters, resolve_adapter
@@ -69,6 +70,10 @@ class Engine:
         """The plugins' `request_finished` hooks."""
         return self.plugins.hooks("request_finished")
 
+    def request_observer(self) -> RequestObserver:
+        """Return a new observer, which calls the plugins' `request_completed` hooks."""
+        return RequestObserver(self.model_name, self.plugins.hooks("request_completed"))
+
     def async_frontend(self) -> AsyncFrontend:
         """Run the engine in a thread of its own; after that only the frontend may use it."""
         return AsyncFrontend(
@@ -81,6 +86,7 @@ class Engine:
             adapters=dict(self.adapters),
             max_model_len=self.composition.max_model_len,
             finished_hooks=self.finished_hooks,
+            observer=self.request_observer(),
             stall_limit_s=stall_limit(self.settings.parallel),
             request_timeout_s=self.settings.scheduler.request_timeout_s,
             queue_limits=queue_limits(self.settings),

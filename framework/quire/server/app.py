@@ -12,15 +12,17 @@ from quire.config import ServerSettings
 from quire.errors import QuireError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.unknown_fields import UnknownFields
-from quire.server.http.guard import Guard
+from quire.server.http.guard import METRICS_PATH, Guard
 from quire.server.http.lifecycle import Lifecycle
 from quire.server.http.logprob_budget import LogprobBudget
 from quire.server.keys.accounts import Accounts
+from quire.server.observe.monitor import Monitor, ObservedApp
 from quire.server.routes.accounts import AccountRoutes, KeyList, UsageList
 from quire.server.routes.api_description import ApiDescription
 from quire.server.routes.chat_completions import ChatRoute
 from quire.server.routes.completions import CompletionRoute
 from quire.server.routes.health import HealthRoutes
+from quire.server.routes.metrics import MetricsRoute
 from quire.server.routes.models import ModelCard, ModelList, ModelRoutes
 from quire.server.routes.operation import Operation
 from quire.server.routes.prefix_cache import CacheRoutes
@@ -43,6 +45,7 @@ def create_app(
     plugins_report: Callable[[], list[dict[str, Any]]],
     lifecycle: Lifecycle | None = None,
     accounts: Accounts | None = None,
+    monitor: Monitor | None = None,
 ) -> Starlette:
     """Return the ASGI application.
 
@@ -52,11 +55,14 @@ def create_app(
         plugins_report: Function that returns a dict per plugin, for /v1/plugins.
         lifecycle: State shared with the code that drains the server; None for a new one.
         accounts: Accounts of the keys, with their usage; None to load them from the settings.
+        monitor: Metrics, traces and access log; None for new ones.
     """
     lifecycle = lifecycle or Lifecycle()
     lifecycle.wait_s = lambda: frontend.dispatch.backlog.wait_s
     accounts = accounts or Accounts.load(settings)
     accounts.check(has_priorities=frontend.intake.has_priorities)
+    monitor = monitor or Monitor(frontend, settings, lifecycle)
+    observed = Middleware(ObservedApp, monitor=monitor)
     guard = Middleware(Guard, settings=settings, lifecycle=lifecycle, accounts=accounts)
     control = control_operations(frontend) + account_operations(accounts)
     app = create_unguarded_app(
@@ -64,8 +70,9 @@ def create_app(
         plugins_report,
         lifecycle,
         control if accounts.has_admin else [],
-        [guard],
+        [observed, guard],
         has_lenient_fields=settings.lenient_fields,
+        monitor=monitor,
     )
     app.state.accounts = accounts
     return app
@@ -79,6 +86,7 @@ def create_unguarded_app(
     middleware: Sequence[Middleware] = (),
     *,
     has_lenient_fields: bool = False,
+    monitor: Monitor | None = None,
 ) -> Starlette:
     """Return the ASGI application for requests that a `Guard` has let through.
 
@@ -89,9 +97,12 @@ def create_unguarded_app(
         control: Operations that need an admin key.
         middleware: Middleware in front of the routes.
         has_lenient_fields: True to leave out fields that do not exist, instead of refusing them.
+        monitor: Metrics; None for new ones.
     """
+    monitor = monitor or Monitor(frontend, ServerSettings(), lifecycle)
     unknown = UnknownFields(has_lenient_fields)
     operations = _operations(frontend, HealthRoutes(frontend, lifecycle, plugins_report), unknown)
+    operations.append(Operation(METRICS_PATH, MetricsRoute(monitor.exposition).metrics))
     operations += control
     description = ApiDescription(
         operations, frontend.intake.fields, frontend.intake.logits_processors.opt_in

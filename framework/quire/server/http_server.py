@@ -15,6 +15,7 @@ from typing import Any
 from quire.config import ServerSettings
 from quire.errors import EngineDeadError, SettingsError
 from quire.frontend.async_frontend import AsyncFrontend
+from quire.frontend.intake.request_hooks import RequestHook
 from quire.server.app import create_app
 from quire.server.http.acceptor import Acceptor
 from quire.server.http.connection_limit import connection_limits
@@ -23,6 +24,7 @@ from quire.server.http.lifecycle import Lifecycle
 from quire.server.http.origins import is_loopback
 from quire.server.http.refusals import Refusals
 from quire.server.keys.accounts import Accounts
+from quire.server.observe.monitor import Monitor
 from quire.server.stats_log import log_stats
 from quire.server.stop_signals import signals_handled
 
@@ -42,6 +44,7 @@ class HTTPServer:
         plugins_report: Function that returns a dict per plugin, for /v1/plugins.
         on_ready: Function called with the server's URL once it listens.
         accounts: Accounts of the keys; None to load them from the settings.
+        stats_hooks: The plugins' `stats_logged`.
 
     Attributes:
         engine_death: Error of an engine that died; None otherwise.
@@ -56,10 +59,15 @@ class HTTPServer:
         plugins_report: Callable[[], list[dict[str, Any]]],
         on_ready: Callable[[str], None] | None = None,
         accounts: Accounts | None = None,
+        stats_hooks: Sequence[RequestHook] = (),
     ) -> None:
+        self._stats_hooks = stats_hooks
         self._lifecycle = Lifecycle()
         self._accounts = accounts or Accounts.load(settings)
-        self.app = create_app(frontend, settings, plugins_report, self._lifecycle, self._accounts)
+        self._monitor = Monitor(frontend, settings, self._lifecycle)
+        self.app = create_app(
+            frontend, settings, plugins_report, self._lifecycle, self._accounts, self._monitor
+        )
         self._frontend = frontend
         self._settings = settings
         self._on_ready = on_ready
@@ -83,7 +91,8 @@ class HTTPServer:
         self._lifecycle.connections = self.connections.open
         acceptors = [Acceptor(each, self.connections.make, self._refusals) for each in listeners]
         tasks = [
-            asyncio.create_task(log_stats(self._frontend)),
+            asyncio.create_task(log_stats(self._frontend, hooks=self._stats_hooks)),
+            asyncio.create_task(self._monitor.measure()),
             asyncio.create_task(self._end_with_engine()),
             asyncio.create_task(self._accounts.follow_files()),
         ]
@@ -100,6 +109,7 @@ class HTTPServer:
                 for task in tasks:
                     task.cancel()
                 await self.connections.close(ABORT_GRACE_S)
+                self._monitor.close()
 
     def stop(self) -> None:
         """Drain and stop; a second call aborts. May be called from any thread."""
@@ -147,6 +157,7 @@ def serve(
     on_ready: Callable[[str], None] | None = None,
     bound: socket.socket | None = None,
     accounts: Accounts | None = None,
+    stats_hooks: Sequence[RequestHook] = (),
 ) -> None:
     """Serve until a signal; the frontend is shut down at the end.
 
@@ -157,12 +168,13 @@ def serve(
         on_ready: Function called with the server's URL once it listens; `port` 0 takes a free port.
         bound: Result of `bound_socket`, if the address was bound before the frontend was made.
         accounts: Accounts of the keys, if they were loaded before, so that errors are known early.
+        stats_hooks: The plugins' `stats_logged`.
 
     Raises:
         SettingsError: The address cannot be bound.
         EngineDeadError: The engine died, so the server exited.
     """
-    server = HTTPServer(frontend, settings, plugins_report, on_ready, accounts)
+    server = HTTPServer(frontend, settings, plugins_report, on_ready, accounts, stats_hooks)
     server.run([bound or bound_socket(settings)])
     if server.engine_death is not None:
         raise EngineDeadError(server.engine_death.headline)

@@ -1,20 +1,22 @@
-"""Periodic log line with the throughput and load of the engine."""
+"""Periodic log line with the throughput and load of the engine, also for plugins."""
 
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.dispatch.dispatcher import Done
-from quire.messages import EngineStats, ReplicaStats
+from quire.frontend.intake.request_hooks import RequestHook
+from quire.messages import EngineStats, IntervalStats, ReplicaStats
 
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 10.0
 
 
-class StatsLine:
-    """Formats the change between two readings of the engine's counters as a log line.
+class Intervals:
+    """Measures the load between two readings of the engine's counters.
 
     Args:
         now_s: Time of the first reading, on the monotonic clock.
@@ -25,8 +27,8 @@ class StatsLine:
         self._done = Done()
         self._num_preemptions = 0
 
-    def next(self, stats: EngineStats, done: Done, now_s: float) -> str | None:
-        """Return the line for the time since the last call; None if the engine was idle.
+    def next(self, stats: EngineStats, done: Done, now_s: float) -> IntervalStats | None:
+        """Return the load since the last call; None if the engine was idle.
 
         Args:
             stats: Latest statistics of the engine.
@@ -40,15 +42,27 @@ class StatsLine:
         is_idle = done.num_steps == before.num_steps
         if seconds <= 0 or (is_idle and not stats.num_running and not stats.num_waiting):
             return None
-        computed = (done.num_computed_tokens - before.num_computed_tokens) / seconds
-        generated = (done.num_generated_tokens - before.num_generated_tokens) / seconds
-        usage = stats.num_used_blocks / stats.num_blocks if stats.num_blocks else 0.0
-        return (
-            f"computed: {computed:.1f} tokens/s, generated: {generated:.1f} tokens/s, "
-            f"running: {stats.num_running} reqs, waiting: {stats.num_waiting} reqs, "
-            f"KV cache usage: {usage:.1%}, prefix cache hit rate: {stats.prefix_hit_rate:.1%}, "
-            f"preemptions: {num_preemptions}{_replica_loads(stats)}"
+        return IntervalStats(
+            duration_s=seconds,
+            num_steps=done.num_steps - before.num_steps,
+            num_computed_tokens=done.num_computed_tokens - before.num_computed_tokens,
+            num_generated_tokens=done.num_generated_tokens - before.num_generated_tokens,
+            num_preemptions=num_preemptions,
+            engine=stats,
         )
+
+
+def line_of(interval: IntervalStats) -> str:
+    """Return the load of an interval as a line for the log."""
+    stats, seconds = interval.engine, interval.duration_s
+    usage = stats.num_used_blocks / stats.num_blocks if stats.num_blocks else 0.0
+    return (
+        f"computed: {interval.num_computed_tokens / seconds:.1f} tokens/s, "
+        f"generated: {interval.num_generated_tokens / seconds:.1f} tokens/s, "
+        f"running: {stats.num_running} reqs, waiting: {stats.num_waiting} reqs, "
+        f"KV cache usage: {usage:.1%}, prefix cache hit rate: {stats.prefix_hit_rate:.1%}, "
+        f"preemptions: {interval.num_preemptions}{_replica_loads(stats)}"
+    )
 
 
 def _replica_loads(stats: EngineStats) -> str:
@@ -65,11 +79,31 @@ def _load(replica: ReplicaStats) -> str:
     return f"{replica.num_running}+{replica.num_waiting}{mark}"
 
 
-async def log_stats(frontend: AsyncFrontend, interval_s: float = INTERVAL_S) -> None:
-    """Log a line every `interval_s` seconds, until cancelled."""
-    line = StatsLine(time.monotonic())
+async def log_stats(
+    frontend: AsyncFrontend,
+    interval_s: float = INTERVAL_S,
+    hooks: Sequence[RequestHook] = (),
+) -> None:
+    """Log a line every `interval_s` seconds with work, and call the plugins, until cancelled.
+
+    Args:
+        frontend: Frontend, which has the statistics.
+        interval_s: Length of an interval, in seconds.
+        hooks: The plugins' `stats_logged`; their errors are logged.
+    """
+    intervals = Intervals(time.monotonic())
     while True:
         await asyncio.sleep(interval_s)
-        text = line.next(frontend.dispatch.stats, frontend.dispatch.done, time.monotonic())
-        if text is not None:
-            logger.info(text)
+        dispatch = frontend.dispatch
+        interval = intervals.next(dispatch.stats, dispatch.done, time.monotonic())
+        if interval is not None:
+            logger.info("%s", line_of(interval))
+            _call_plugins(hooks, interval)
+
+
+def _call_plugins(hooks: Sequence[RequestHook], interval: IntervalStats) -> None:
+    for source, hook in hooks:
+        try:
+            hook(stats=interval)
+        except Exception:  # a plugin's error, which must not end the log
+            logger.exception("plugin %s failed in stats_logged", source)

@@ -53,7 +53,7 @@ def test_port_zero_takes_a_free_port_and_says_which(served):
 def test_a_started_server_logs_its_statistics(serve, monkeypatch):
     calls = []
 
-    async def log_stats(frontend):
+    async def log_stats(frontend, hooks):
         calls.append(frontend)
 
     monkeypatch.setattr(serve_module, "log_stats", log_stats)

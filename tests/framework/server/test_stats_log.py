@@ -6,7 +6,7 @@ import logging
 from quire.frontend.dispatch.dispatcher import Done
 from quire.messages import EngineStats, ReplicaStats
 from quire.sampling_params import SamplingParams
-from quire.server.stats_log import StatsLine, log_stats
+from quire.server.stats_log import Intervals, line_of, log_stats
 
 STATS = EngineStats(
     num_running=3,
@@ -18,8 +18,19 @@ STATS = EngineStats(
 )
 
 
+class Line:
+    """The lines of the log, without the log."""
+
+    def __init__(self, now_s):
+        self.intervals = Intervals(now_s)
+
+    def next(self, *reading):
+        interval = self.intervals.next(*reading)
+        return None if interval is None else line_of(interval)
+
+
 def test_a_line_has_the_rates_since_the_last_one():
-    line = StatsLine(100.0)
+    line = Line(100.0)
     assert line.next(STATS, Done(5, 1000, 50), 110.0) == (
         "computed: 100.0 tokens/s, generated: 5.0 tokens/s, running: 3 reqs, waiting: 2 reqs, "
         "KV cache usage: 25.0%, prefix cache hit rate: 75.4%, preemptions: 4"
@@ -30,7 +41,7 @@ def test_a_line_has_the_rates_since_the_last_one():
 
 
 def test_nothing_is_said_of_nothing():
-    line = StatsLine(0.0)
+    line = Line(0.0)
     idle = EngineStats(num_blocks=200)
     assert line.next(idle, Done(), 10.0) is None
     assert line.next(idle, Done(1, 8, 1), 20.0) is not None  # work that has ended by now
@@ -38,31 +49,31 @@ def test_nothing_is_said_of_nothing():
 
 
 def test_work_without_progress_is_logged():
-    line = StatsLine(0.0)
+    line = Line(0.0)
     assert "generated: 0.0 tokens/s, running: 3 reqs" in line.next(STATS, Done(), 10.0)
 
 
 def test_a_model_without_a_cache_uses_none_of_it():
-    assert "usage: 0.0%" in StatsLine(0.0).next(EngineStats(num_running=1), Done(), 1.0)
+    assert "usage: 0.0%" in Line(0.0).next(EngineStats(num_running=1), Done(), 1.0)
 
 
 def test_two_looks_at_one_moment_are_one():
-    line = StatsLine(10.0)
+    line = Line(10.0)
     assert line.next(STATS, Done(1, 8, 1), 10.0) is None
 
 
 def test_either_running_or_waiting_requests_are_logged():
     for stats in (EngineStats(num_running=1), EngineStats(num_waiting=1)):
-        assert StatsLine(0.0).next(stats, Done(), 10.0) is not None
+        assert Line(0.0).next(stats, Done(), 10.0) is not None
 
 
 def test_a_full_cache_is_used_in_whole():
     stats = EngineStats(num_running=1, num_blocks=200, num_used_blocks=200)
-    assert "usage: 100.0%" in StatsLine(0.0).next(stats, Done(), 1.0)
+    assert "usage: 100.0%" in Line(0.0).next(stats, Done(), 1.0)
 
 
 def test_preemptions_are_logged_once_also_after_a_silence():
-    line = StatsLine(0.0)
+    line = Line(0.0)
     stats = EngineStats(num_preemptions=3)
     assert line.next(stats, Done(), 10.0) is None
     assert line.next(stats, Done(1, 8, 1), 20.0).endswith("preemptions: 0")
@@ -73,7 +84,7 @@ def test_preemptions_are_logged_once_also_after_a_silence():
 
 def test_of_several_replicas_the_load_of_each_is_logged():
     replicas = [ReplicaStats(True, 3, 2), ReplicaStats(False), ReplicaStats(True, 1, 0, True)]
-    line = StatsLine(0.0).next(EngineStats(num_running=3, replicas=replicas), Done(1, 8, 1), 10.0)
+    line = Line(0.0).next(EngineStats(num_running=3, replicas=replicas), Done(1, 8, 1), 10.0)
     assert line.endswith("preemptions: 0, running+waiting by replica: 3+2 down 1+0 (silent)")
 
 

@@ -110,6 +110,7 @@ class BeamSearch(RequestGroup):
             finish_reason=hypotheses[0].finish_reason,
             num_cached_tokens=root.num_cached_tokens,
             hypotheses=hypotheses,
+            started_s=root.started_s,
         )
 
     def _new_member(self, start: Callable[[Request], None]) -> Request:

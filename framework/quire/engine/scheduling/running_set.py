@@ -4,6 +4,7 @@ When a request is removed, its slot and blocks are free at once if no step is in
 they are freed when the last step planned so far completes: until then the worker may use them.
 """
 
+import time
 from collections import Counter, deque
 from dataclasses import dataclass
 
@@ -86,6 +87,8 @@ class RunningSet:
     def add(self, request: Request) -> None:
         """Add a request and assign it a slot."""
         request.status = Status.RUNNING
+        if len(request.token_ids) == request.num_prompt_tokens:
+            request.started_s = request.started_s or time.monotonic()
         request.slot = self._free_slots.pop()
         request.num_prompt_logprobs_seen = 0
         request.num_sent_tokens = len(request.token_ids)  # with the assignment of the slot

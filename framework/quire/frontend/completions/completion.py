@@ -7,6 +7,7 @@ request in the engine.
 
 import logging
 import math
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,10 +18,19 @@ from quire.frontend.completions.logprob_row import LogprobRow
 from quire.frontend.dispatch.engine_client import error_of
 from quire.frontend.intake.intake import AdmittedPrompt
 from quire.frontend.intake.request_hooks import RequestHook
+from quire.frontend.metrics.request_clock import RequestClock
+from quire.frontend.metrics.request_observer import RequestObserver
 from quire.frontend.text.stop_strings import StoppedStream
 from quire.frontend.text.text_stream import TextStream
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.messages import AdapterRef, EngineOutput, EngineRequest, FinishReason, TokenLogprobs
+from quire.messages import (
+    AdapterRef,
+    CompletedRequest,
+    EngineOutput,
+    EngineRequest,
+    FinishReason,
+    TokenLogprobs,
+)
 from quire.outputs import (
     CompletionOutput,
     Delta,
@@ -137,6 +147,11 @@ class CompletionState:
         )
 
     @property
+    def num_tokens(self) -> int:
+        """Number of tokens of the completion so far."""
+        return len(self._token_ids)
+
+    @property
     def prompt_logprobs(self) -> Sequence[LogprobRow | None] | None:
         """Log probabilities of the prompt, as far as computed; None if not requested."""
         return None if self.request.params.prompt_logprobs is None else self._prompt_logprobs
@@ -211,6 +226,11 @@ class PromptState:
         admission: The prompt and its requests.
         tokenizer: Tokenizer of the model.
         finished_hooks: `request_finished` hooks of the plugins; their errors are logged.
+        observer: Observer of the requests that have ended; None for a new one.
+        http_request_id: Id of the HTTP request that it came with.
+
+    Attributes:
+        records: Records of the requests that have ended.
     """
 
     def __init__(
@@ -218,14 +238,21 @@ class PromptState:
         admission: AdmittedPrompt,
         tokenizer: Tokenizer,
         finished_hooks: Sequence[RequestHook] = (),
+        observer: RequestObserver | None = None,
+        http_request_id: str | None = None,
     ) -> None:
         self.admission = admission
+        self.records: list[CompletedRequest] = []
+        self._observer = observer or RequestObserver()
+        self._http_request_id = http_request_id
         self._finished_hooks = finished_hooks
         self._tokenizer = tokenizer
         self._completions = {
             request.request_id: CompletionState(request, tokenizer)
             for request in admission.requests
         }
+        metrics = self._observer.metrics
+        self._clocks = {each.request_id: RequestClock(each, metrics) for each in admission.requests}
         self._first = self._completions[admission.requests[0].request_id]
 
     @property
@@ -242,22 +269,27 @@ class PromptState:
             i for i, completion in self._completions.items() if completion.finish_reason is None
         ]
 
-    def apply(self, output: EngineOutput) -> list[CompletionState]:
+    def apply(self, output: EngineOutput, now_s: float | None = None) -> list[CompletionState]:
         """Add the output of a step to its completion; return that completion.
 
         A beam search has one completion until its last output; then it has those that it found.
+
+        Args:
+            output: The output.
+            now_s: Time of its arrival, on the monotonic clock; None: now.
 
         Raises:
             RequestError: The engine reports that the request failed.
         """
         completion = self._completions[output.request_id]
+        self._clocks[output.request_id].take(output, now_s or time.monotonic())
         try:
             found = self._apply_to(completion, output)
-        except QuireError:
-            self._run_hooks(completion.request, output)
+        except QuireError as error:
+            self._end([completion], output, error)
             raise
         if found[0].finish_reason is not None:
-            self._run_hooks(completion.request, output)
+            self._end(found, output)
         return found
 
     def _apply_to(self, completion: CompletionState, output: EngineOutput) -> list[CompletionState]:
@@ -284,9 +316,14 @@ class PromptState:
         self._first = found_ones[0]
         return found_ones
 
-    def abort(self) -> list[Delta]:
-        """Abort the unfinished completions; return the last delta of each."""
-        return [self._abort(self._completions[request_id]) for request_id in self.unfinished_ids]
+    def abort(self, error: QuireError | None = None) -> list[Delta]:
+        """Abort the unfinished completions; return the last delta of each.
+
+        Args:
+            error: The error that ended them; None: the reader has left.
+        """
+        unfinished = self.unfinished_ids
+        return [self._abort(self._completions[request_id], error) for request_id in unfinished]
 
     def outputs(self) -> list[CompletionOutput]:
         """Return the completions so far: all of them, or the n best of `best_of`."""
@@ -328,13 +365,52 @@ class PromptState:
         is_flat = self.admission.requests[0].params.flat_logprobs
         return list(rows) if is_flat else [*map(_plain, rows)]
 
-    def _abort(self, completion: CompletionState) -> Delta:
+    def _abort(self, completion: CompletionState, error: QuireError | None) -> Delta:
         completion.abort()
         last = EngineOutput(
             request_id=completion.request.request_id, token_ids=[], finish_reason="abort"
         )
-        self._run_hooks(completion.request, last)
+        self._end([completion], last, error)
         return completion.delta()
+
+    def _end(
+        self,
+        completions: Sequence[CompletionState],
+        output: EngineOutput,
+        error: QuireError | None = None,
+    ) -> None:
+        """Report the end of a request, which has several completions if it is a beam search."""
+        self._run_hooks(completions[0].request, output)
+        record = self._record(completions, error)
+        self.records.append(record)
+        self._observer.add(record)
+
+    def _record(
+        self, completions: Sequence[CompletionState], error: QuireError | None
+    ) -> CompletedRequest:
+        first = completions[0]
+        request, clock = first.request, self._clocks[first.request.request_id]
+        return CompletedRequest(
+            request_id=request.request_id,
+            child=request.child,
+            client=request.client or None,
+            http_request_id=self._http_request_id,
+            model=self._observer.model_name,
+            adapter=None if request.adapter is None else request.adapter.name,
+            num_prompt_tokens=len(request.token_ids),
+            num_cached_tokens=first.num_cached_tokens,
+            num_completion_tokens=sum(each.num_tokens for each in completions),
+            finish_reason="error" if error is not None else first.finish_reason or "abort",
+            error_code=None if error is None else error.code,
+            arrival_s=request.arrival_s,
+            queue_s=clock.queue_s,
+            time_to_first_token_s=clock.time_to_first_token_s,
+            decode_s=clock.decode_s,
+            total_s=time.monotonic() - request.arrival_s,
+            max_tokens=request.max_tokens,
+            n=request.params.n,
+            replica=clock.replica,
+        )
 
     def _run_hooks(self, request: EngineRequest, output: EngineOutput) -> None:
         for source, hook in self._finished_hooks:

@@ -24,6 +24,7 @@ from quire.frontend.dispatch.engine_client import EngineCoreClient, failure_of
 from quire.frontend.dispatch.engine_thread import EngineThread
 from quire.frontend.dispatch.kv_event_feed import KVEventFeed
 from quire.frontend.dispatch.watched_steps import WatchedSteps
+from quire.frontend.metrics.engine_metrics import EngineMetrics
 from quire.messages import EngineOutput, EngineOutputs, EngineStats
 from quire.outputs import Delta
 
@@ -62,6 +63,7 @@ class Dispatch:
         core: Engine core; its thread starts now.
         request_timeout_s: Default and upper limit of a request's timeout, as in the engine.
         limits: Limits on waiting requests; None: there are none.
+        metrics: Metrics to count steps in; None for new ones.
 
     Attributes:
         stats: Statistics of the engine after the last step.
@@ -78,7 +80,9 @@ class Dispatch:
         core: EngineCoreClient,
         request_timeout_s: float | None = None,
         limits: QueueLimits | None = None,
+        metrics: EngineMetrics | None = None,
     ) -> None:
+        self._metrics = metrics or EngineMetrics()
         self._request_timeout_s = request_timeout_s
         self.stats = EngineStats()
         self.done = Done()
@@ -131,6 +135,8 @@ class Dispatch:
         before, self.done = self.done, self.done.after(outputs)
         num_generated = self.done.num_generated_tokens - before.num_generated_tokens
         self.watched_steps.record(outputs.outputs)
+        for step in outputs.steps:
+            self._metrics.add_step(step)
         if outputs.kv_events:
             self.kv_events.publish(outputs.kv_events)
         batches: dict[asyncio.AbstractEventLoop, Batch] = defaultdict(list)
@@ -174,16 +180,16 @@ class Dispatch:
 
     def _apply_outputs(self, batch: Batch) -> None:
         """Apply the outputs of a step to their streams; abort those that found a stop string."""
-        must_abort = []
+        must_abort, now_s = [], time.monotonic()
         for stream, output in batch:
-            if output.request_id in self._streams and self._apply_output(stream, output):
+            if output.request_id in self._streams and self._apply_output(stream, output, now_s):
                 must_abort.append(output.request_id)
         self._abort(must_abort)
 
-    def _apply_output(self, stream: DeltaStream, output: EngineOutput) -> bool:
+    def _apply_output(self, stream: DeltaStream, output: EngineOutput, now_s: float) -> bool:
         """Apply one output to its stream; return whether the engine's request must be aborted."""
         try:
-            completions = stream.completions.apply(output)
+            completions = stream.completions.apply(output, now_s)
             deltas = [completion.delta() for completion in completions]
         except Exception as error:  # noqa: BLE001 - it fails this request only, and is logged
             self._fail(stream, failure_of(error, f"request {output.request_id}"))
@@ -202,16 +208,16 @@ class Dispatch:
     def _fail(self, stream: DeltaStream, error: QuireError) -> None:
         """Fail a request, with all its completions."""
         stream.fail(error)
-        self._drop(stream)
+        self._drop(stream, error)
 
     # -- on either ------------------------------------------------------------------------------
 
-    def _drop(self, stream: DeltaStream) -> list[Delta]:
+    def _drop(self, stream: DeltaStream, error: QuireError | None = None) -> list[Delta]:
         """Forget a stream and abort its unfinished completions; return their last deltas."""
         unfinished = stream.completions.unfinished_ids
         self._forget(stream)
         self._abort(unfinished)
-        return stream.completions.abort()
+        return stream.completions.abort(error)
 
     def _forget(self, stream: DeltaStream) -> None:
         request_ids = [request.request_id for request in stream.completions.admission.requests]

@@ -254,8 +254,9 @@ class RemoteCore:
 
     def _next_step(self) -> EngineOutputs:
         stepped = self._inbox.popleft()
-        self._stats = stepped.outputs.stats
-        return EngineOutputs(self._expected(stepped), self._stats, stepped.outputs.kv_events)
+        step = stepped.outputs
+        self._stats = step.stats
+        return EngineOutputs(self._expected(stepped), self._stats, step.kv_events, step.steps)
 
     def _refuse(self, request_id: str, error: QuireError) -> None:
         """Fail a request with the next step, without sending it to the engine."""

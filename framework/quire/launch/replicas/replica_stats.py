@@ -32,6 +32,9 @@ def sum_stats(
         num_prefix_hits=counters.num_prefix_hits,
         prefix_hit_rate=_mean_hit_rate(up),
         num_store_hits=counters.num_store_hits,
+        num_grammars_waiting=sum(stats.num_grammars_waiting for stats in up),
+        num_grammars_compiled=counters.num_grammars_compiled,
+        grammar_wait_s=counters.grammar_wait_s,
         replicas=[_gauges(stats, is_silent=index in silent) for index, stats in enumerate(current)],
     )
 
@@ -45,6 +48,8 @@ def sum_counters(parts: Iterable[EngineStats]) -> EngineStats:
         num_prefix_queries=sum(stats.num_prefix_queries for stats in parts),
         num_prefix_hits=sum(stats.num_prefix_hits for stats in parts),
         num_store_hits=sum(stats.num_store_hits for stats in parts),
+        num_grammars_compiled=sum(stats.num_grammars_compiled for stats in parts),
+        grammar_wait_s=sum(stats.grammar_wait_s for stats in parts),
     )
 
 
@@ -58,4 +63,14 @@ def _mean_hit_rate(up: Sequence[EngineStats]) -> float:
 def _gauges(stats: EngineStats | None, *, is_silent: bool) -> ReplicaStats:
     if stats is None:
         return ReplicaStats(is_up=False)
-    return ReplicaStats(True, stats.num_running, stats.num_waiting, is_silent)
+    return ReplicaStats(
+        True,
+        stats.num_running,
+        stats.num_waiting,
+        is_silent,
+        stats.num_blocks,
+        stats.num_used_blocks,
+        stats.num_preemptions,
+        stats.num_prefix_queries,
+        stats.num_prefix_hits,
+    )

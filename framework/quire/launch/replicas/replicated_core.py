@@ -49,6 +49,7 @@ from quire.messages import (
     ReadKVSnapshot,
     ResetPrefixCache,
     Started,
+    StepStats,
 )
 
 ENGINE_FIRST_S = 0.5  # after a request's deadline, for its engine to report it
@@ -130,6 +131,7 @@ class ReplicatedCore:
         self._outbox: list[EngineOutput] = []
         self._kv_feed = ReplicaKVFeed()
         self._num_scheduled_tokens = 0
+        self._steps: list[StepStats] = []
         self._has_step = False  # a step has completed since the last `step`
         self._past = EngineStats()  # counters of the replicas that died
         self._death: EngineDeadError | None = None
@@ -452,6 +454,7 @@ class ReplicatedCore:
         self._has_step = True
         self._num_scheduled_tokens += step.outputs.stats.num_scheduled_tokens
         index, outputs = step.replica.index, step.outputs.outputs
+        self._steps += [msgspec.structs.replace(each, replica=index) for each in step.outputs.steps]
         self._kv_feed.take(index, step.outputs.kv_events)
         current = self._router.apply(index, step.incarnation, outputs)
         for output in current:
@@ -459,7 +462,7 @@ class ReplicatedCore:
                 del self._open[output.request_id]
             elif output.token_ids or output.prompt_logprobs:
                 self._open[output.request_id].has_output = True
-        self._outbox += current
+        self._outbox += [_of_replica(output, index) for output in current]
 
     def _lose(self, request_id: str, name: str, error: BaseException) -> bool:
         """Queue a request of a dead replica again, or fail it; return whether it failed."""
@@ -481,9 +484,10 @@ class ReplicatedCore:
         """Return the outputs that have arrived since the last call."""
         outputs, self._outbox = self._outbox, []
         num_tokens, self._num_scheduled_tokens = self._num_scheduled_tokens, 0
+        steps, self._steps = self._steps, []
         self._has_step = False
         stats = msgspec.structs.replace(self._sum(), num_scheduled_tokens=num_tokens)
-        return EngineOutputs(outputs, stats, self._kv_feed.pop())
+        return EngineOutputs(outputs, stats, self._kv_feed.pop(), steps)
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -568,3 +572,10 @@ class ReplicatedCore:
         current = [None if replica.core is None else replica.stats for replica in replicas]
         silent = {replica.index for replica in replicas if replica.is_silent(now_s)}
         return sum_stats(self._past, current, silent)
+
+
+def _of_replica(output: EngineOutput, index: int) -> EngineOutput:
+    """Name the replica of a request in its first output, which says when it started."""
+    if not (index and output.started_s):
+        return output
+    return msgspec.structs.replace(output, replica=index)

@@ -17,7 +17,13 @@ from starlette.types import Message, Receive, Scope, Send
 from quire.server.http.disconnect import exchange_of, run_while_connected
 from quire.server.http.exchange import Exchange
 from quire.server.http.json_response import READ_TIMEOUT_S
-from quire.server.wire.http_errors import error_json, error_response, log_failure
+from quire.server.wire.http_errors import (
+    ERROR_CODE,
+    detail_of,
+    error_json,
+    error_response,
+    log_failure,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +91,7 @@ class EventStream(Response):
             if await self._sent_error_response(error, scope, receive, send):
                 return
             log_failure(error, self._request_id)
+            scope[ERROR_CODE] = detail_of(error).code
             event = error_json(error, self._request_id)
             await self._write(send, b"data: %b\n\n" % event)
         await self._write(send, _DONE, is_last=True)

@@ -5,7 +5,6 @@ It denies by default: it runs before routing, so new routes and unknown paths ar
 """
 
 import logging
-import secrets
 import time
 from contextlib import nullcontext
 
@@ -17,12 +16,15 @@ from quire.server.http.lifecycle import Lifecycle
 from quire.server.http.origins import check_host, check_origin, header_values, is_loopback
 from quire.server.keys.account import account_of
 from quire.server.keys.accounts import Accounts
+from quire.server.observe.exchange import STATUS
+from quire.server.observe.request_id import request_id_of
 from quire.server.wire.http_errors import error_response, unavailable
 from quire.server.wire.retry_after import with_measured_wait
 
 logger = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/livez", "/readyz"})
+METRICS_PATH = "/metrics"  # needs the key unless `open_metrics`; served also while draining
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # the limits of keys do not count them
 
 
@@ -52,6 +54,8 @@ class Guard:
         self._checks_host = is_loopback(settings.host)
         self._bodies = BodyBudget(settings.max_body_bytes, settings.max_received_bytes)
         self._lifecycle = lifecycle
+        self._open_paths = OPEN_PATHS | ({METRICS_PATH} if settings.open_metrics else set())
+        lifecycle.num_received_bytes = lambda: self._bodies.num_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request to the application, or refuse it."""
@@ -63,9 +67,9 @@ class Guard:
             await self._guard(scope, receive, send)
 
     async def _guard(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = f"req-{secrets.token_hex(12)}"
+        request_id = request_id_of(scope)
         scope.setdefault("quire_arrival_s", time.monotonic())
-        scope["quire_request_id"] = request_id  # made here; ids from clients are not used
+        scope["quire_request_id"] = request_id
         self._accounts.open(scope)
         guarded_send = _GuardedSend(send, scope, self._lifecycle)
         body = self._bodies.receive(receive)
@@ -86,11 +90,13 @@ class Guard:
     def _check(self, scope: Scope) -> None:
         if self._checks_host:
             check_host(scope)
-        if scope["path"] in OPEN_PATHS:
+        if scope["path"] in self._open_paths:
             return
         self._accounts.identify(scope)
         if scope["method"] not in SAFE_METHODS:
             check_origin(scope)
+        if scope["path"] == METRICS_PATH:
+            return
         if self._lifecycle.is_draining:
             raise unavailable(
                 "the server is shutting down and takes no new requests", "shutting_down"
@@ -106,7 +112,7 @@ class Guard:
 
 
 class _GuardedSend:
-    """A `send` that adds the guard's headers and records whether a response has started.
+    """A `send` that adds the guard's headers, and records whether and how a response started.
 
     It also tells a client that shall try again when that makes sense, as far as it is known.
     """
@@ -120,6 +126,7 @@ class _GuardedSend:
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.has_started = True
+            self._scope[STATUS] = message["status"]
             own = [(b"x-request-id", self._scope["quire_request_id"].encode())]
             own += account_of(self._scope).headers()
             headers = list(message.get("headers", ()))

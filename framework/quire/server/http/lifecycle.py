@@ -17,11 +17,13 @@ class Lifecycle:
         connections: Open connections, if a server of ours accepts them.
         wait_s: Function that returns the seconds a new request would wait in the queue, for
             `Retry-After`.
+        num_received_bytes: Function that returns the bytes of bodies that are being received.
     """
 
     def __init__(self) -> None:
         self.connections: Collection[object] = ()
         self.wait_s: Callable[[], float] = lambda: 0.0
+        self.num_received_bytes: Callable[[], int] = int
         self.is_draining = False
         self.num_in_flight = 0
         self._idle = asyncio.Event()

@@ -17,7 +17,7 @@ from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.completions.delta_stream import DeltaStream
 from quire.frontend.intake.prompt import EncodedPrompt
 from quire.frontend.unknown_fields import UnknownFields
-from quire.messages import AdapterRef
+from quire.messages import AdapterRef, CompletedRequest
 from quire.outputs import CompletionOutput, Delta, PromptLogprobs
 from quire.sampling_params import BeamSearchParams, SamplingParams
 from quire.server.http.event_stream import EventStream
@@ -26,6 +26,7 @@ from quire.server.http.logprob_budget import MAX_UNCOUNTED, LogprobBudget, Logpr
 from quire.server.http.merged_streams import merged
 from quire.server.keys.account import TokenReservation
 from quire.server.keys.cache_salts import combined_salt
+from quire.server.observe.exchange import GENERATION
 from quire.server.wire.bodies import Body, read_body
 from quire.server.wire.fields import sampler_values
 from quire.server.wire.finish_reason import finish_reason_of
@@ -82,6 +83,7 @@ async def respond(
     values = sampler_values(body, intake.extra_fields, intake.offered_fields, unknown)
     async with limit.hold():
         run = await prepare(body, values)
+    request.scope[GENERATION] = run.generation
     release = run.generation.release
     if body.typed.stream:
         request_id = request.scope["quire_request_id"]
@@ -159,8 +161,23 @@ class Generation:
         return {
             "id": response_id(prefix, self._body.request_id),
             "created": int(time.time()),
-            "model": self.frontend.model_name if self._adapter is None else self._adapter.name,
+            "model": self.model,
         }
+
+    @property
+    def model(self) -> str:
+        """Name of the model or the adapter."""
+        return self.frontend.model_name if self._adapter is None else self._adapter.name
+
+    @property
+    def params(self) -> SamplingParams:
+        """Sampling parameters."""
+        return self._params
+
+    @property
+    def records(self) -> list[CompletedRequest]:
+        """Records of the requests to the engine that have ended."""
+        return [record for stream in self._streams for record in stream.completions.records]
 
     async def deltas(self) -> AsyncGenerator[tuple[int, Delta]]:
         """Generate; yield (choice index, delta). Closing the generator aborts what still runs.
@@ -217,6 +234,7 @@ class Generation:
                 timeout_s=self._body.timeout_s,
                 arrival_s=self._sender.arrival_s,
                 client=self._sender.client,
+                http_request_id=self._sender.request_id,
             )
         except GrammarError as error:
             if error.param == "structured_outputs" and self._body.response_format is not None:

@@ -12,6 +12,7 @@ from starlette.types import Scope
 from quire.server.http.guard import SAFE_METHODS
 from quire.server.keys.account import account_of
 from quire.server.keys.accounts import missing_key
+from quire.server.observe.exchange import ROUTE
 from quire.server.wire.http_errors import HTTPError
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -52,6 +53,7 @@ class Operation:
 
     async def _checked(self, request: Request) -> Response:
         """Call the endpoint for a request with the right kind of key."""
+        request.scope[ROUTE] = self.path
         if self.is_admin:
             _check_admin(request.scope)
         elif self.method not in SAFE_METHODS and request.scope["quire_is_admin"]:

@@ -11,6 +11,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from quire.errors import (
     EngineDeadError,
@@ -26,6 +27,7 @@ from quire.server.wire.retry_after import RETRY_AFTER_S, retry_headers
 
 logger = logging.getLogger(__name__)
 
+ERROR_CODE = "quire_error_code"  # of the scope, for metrics and logs
 NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients would retry by themselves
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{4,}")
 _PATH = re.compile(r"(?<![\w:/])(?:[A-Za-z]:\\|/)[^\s'\",;:()]*[/\\][^\s'\",;:()]*")
@@ -135,12 +137,26 @@ def headers_of(error: Exception) -> dict[str, str]:
 def error_response(error: Exception, request_id: str = "") -> Response:
     """Return the response to a request that failed; failures of the server are also logged."""
     log_failure(error, request_id)
-    return Response(
-        error_json(error, request_id),
-        status_of(error),
-        headers_of(error),
-        media_type="application/json",
-    )
+    return ErrorResponse(error, request_id)
+
+
+class ErrorResponse(Response):
+    """The response to a request that failed; it leaves the code of the error in the scope."""
+
+    def __init__(self, error: Exception, request_id: str) -> None:
+        detail = detail_of(error, request_id)
+        self._code = detail.code
+        super().__init__(
+            msgspec.json.encode(ErrorBody(detail)),
+            status_of(error),
+            headers_of(error),
+            media_type="application/json",
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+        scope[ERROR_CODE] = self._code
+        await super().__call__(scope, receive, send)
 
 
 def error_json(error: Exception, request_id: str = "") -> bytes:

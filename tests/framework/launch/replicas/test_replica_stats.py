@@ -11,6 +11,8 @@ FIRST = EngineStats(
     num_prefix_hits=10, prefix_hit_rate=0.5, num_store_hits=11,
 )  # fmt: skip
 SECOND = EngineStats(num_running=4, num_prefix_queries=100, prefix_hit_rate=0.1, num_blocks=50)
+FIRST_REPLICA = ReplicaStats(True, 1, 2, False, 100, 5, 7, 300, 10)
+SECOND_REPLICA = ReplicaStats(True, 4, 0, False, 50, 0, 0, 100, 0)
 
 
 def test_every_number_is_a_sum_and_the_rate_is_a_mean():
@@ -20,7 +22,9 @@ def test_every_number_is_a_sum_and_the_rate_is_a_mean():
     assert (total.num_preemptions, total.num_evictions, total.num_store_hits) == (7, 8, 11)
     assert (total.num_prefix_queries, total.num_prefix_hits) == (400, 10)
     assert total.prefix_hit_rate == pytest.approx((0.5 * 300 + 0.1 * 100) / 400)
-    assert total.replicas == [ReplicaStats(True, 1, 2), ReplicaStats(True, 4, 0)]
+    assert (total.num_grammars_waiting, total.num_grammars_compiled) == (12, 13)
+    assert total.grammar_wait_s == 1.5
+    assert total.replicas == [FIRST_REPLICA, SECOND_REPLICA]
 
 
 def test_of_a_dead_replica_the_counters_remain():
@@ -29,7 +33,8 @@ def test_of_a_dead_replica_the_counters_remain():
     assert (total.num_running, total.num_blocks) == (4, 50)
     assert (total.num_preemptions, total.num_evictions, total.num_prefix_hits) == (7, 8, 10)
     assert (total.num_prefix_queries, total.num_store_hits) == (400, 11)
-    assert total.replicas == [ReplicaStats(False), ReplicaStats(True, 4, 0)]
+    assert (total.num_grammars_waiting, total.num_grammars_compiled) == (0, 13)
+    assert total.replicas == [ReplicaStats(False), SECOND_REPLICA]
 
 
 def test_a_replica_that_may_hang_is_marked_and_counts_with_its_last_statistics():

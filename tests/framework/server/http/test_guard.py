@@ -221,18 +221,38 @@ def test_a_failure_in_the_middle_breaks_the_response_off():
     assert not wire.is_complete
 
 
-def test_every_response_has_an_id_of_its_own_that_the_application_sees():
+def test_the_application_sees_the_id_and_the_status_of_the_response():
     seen = []
 
     async def note(scope, receive, send):
-        seen.append(scope["quire_request_id"])
-        await Response()(scope, receive, send)
+        await Response(status_code=201)(scope, receive, send)
+        seen.append((scope["quire_request_id"], scope["quire_status"]))
 
-    ids = [ask(guard(note), headers={"x-request-id": "mine"}).headers["x-request-id"] for _ in "ab"]
-    assert ids == seen
+    ids = [ask(guard(note)).headers["x-request-id"] for _ in "ab"]
+    assert [(found, 201) for found in ids] == seen
     assert ids[0] != ids[1]
     assert ids[0].startswith("req-")
     assert ask(guard(note, api_key=(KEY,))).headers["x-request-id"].startswith("req-")
+
+
+def test_the_id_of_a_client_is_taken_and_returned_also_with_a_refusal():
+    mine = {"x-request-id": "mine"}
+    assert ask(guard(), headers=mine).headers["x-request-id"] == "mine"
+    refused = ask(guard(api_key=(KEY,)), headers=mine)
+    assert (refused.status, refused.headers["x-request-id"]) == (401, "mine")
+
+
+def test_metrics_need_the_key_unless_they_are_open():
+    assert ask(guard(api_key=(KEY,)), path="/metrics").status == 401
+    assert ask(guard(api_key=(KEY,), open_metrics=True), path="/metrics").status == 200
+    assert ask(guard(api_key=(KEY,), open_metrics=True), path="/metricsx").status == 401
+
+
+def test_metrics_are_served_while_the_server_drains():
+    lifecycle = Lifecycle()
+    lifecycle.drain()
+    assert ask(guard(lifecycle=lifecycle), path="/metrics").status == 200
+    assert ask(guard(lifecycle=lifecycle), path="/v1/models").status == 503
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Measurements of requests and steps, accumulated at the frontend, independent of any exporter."""

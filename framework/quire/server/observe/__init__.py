@@ -1,0 +1,1 @@
+"""What operators see of the server: metrics, traces, and the access log."""

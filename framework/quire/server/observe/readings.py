@@ -1,0 +1,98 @@
+"""All that metrics are read from, at the moment of a scrape."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from quire.frontend.async_frontend import AsyncFrontend
+from quire.frontend.metrics.engine_metrics import ReplicaMetrics
+from quire.frontend.metrics.histogram import SHORT_TIMES_S, Histogram
+from quire.messages import EngineStats, ReplicaStats
+from quire.server.http.lifecycle import Lifecycle
+from quire.server.observe.http_metrics import HTTPMetrics
+
+ENGINE_STATES = ("ready", "stalled", "draining", "dead")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReading:
+    """An engine, or one of several replicas.
+
+    Attributes:
+        label: Its index, as a label.
+        gauges: Its load.
+        metrics: What it did.
+    """
+
+    label: str
+    gauges: ReplicaStats
+    metrics: ReplicaMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """The sources of the metrics of one server.
+
+    Attributes:
+        frontend: Frontend, which has the metrics of requests and steps.
+        lifecycle: Lifecycle, which has the requests and connections.
+        http: Metrics of HTTP requests.
+        loop_lag_s: Delay of the event loop.
+        num_lines_dropped: Function that returns the number of lines that the access log has lost.
+    """
+
+    frontend: AsyncFrontend
+    lifecycle: Lifecycle
+    http: HTTPMetrics = field(default_factory=HTTPMetrics)
+    loop_lag_s: Histogram = field(default_factory=lambda: Histogram(SHORT_TIMES_S))
+    num_lines_dropped: Callable[[], int] = int
+
+    @property
+    def model(self) -> str:
+        """Name of the model that clients use."""
+        return self.frontend.model_name
+
+    @property
+    def stats(self) -> EngineStats:
+        """Statistics of the engine after its last step, or of all replicas together."""
+        return self.frontend.dispatch.stats
+
+    @property
+    def connections(self) -> Collection[object]:
+        """The open connections."""
+        return self.lifecycle.connections
+
+    @property
+    def engine_state(self) -> str:
+        """The state of the engine, one of `ENGINE_STATES`."""
+        if self.frontend.thread.death is not None:
+            return "dead"
+        if self.lifecycle.is_draining:
+            return "draining"
+        return "stalled" if self.frontend.is_stalled else "ready"
+
+    def engines(self) -> list[EngineReading]:
+        """Return the engine, or each replica."""
+        stats, metrics = self.stats, self.frontend.observer.metrics
+        gauges = stats.replicas or [self._single(stats)]
+        return [
+            EngineReading(str(index), each, metrics.of(index)) for index, each in enumerate(gauges)
+        ]
+
+    def _single(self, stats: EngineStats) -> ReplicaStats:
+        """Return the load of an engine without replicas.
+
+        An abort between two steps is in no statistics until the next step; without open requests
+        there is no load.
+        """
+        is_idle = not self.frontend.dispatch.streams()
+        return ReplicaStats(
+            is_up=self.frontend.thread.death is None,
+            num_running=0 if is_idle else stats.num_running,
+            num_waiting=0 if is_idle else stats.num_waiting,
+            is_silent=self.frontend.is_stalled,
+            num_blocks=stats.num_blocks,
+            num_used_blocks=0 if is_idle else stats.num_used_blocks,
+            num_preemptions=stats.num_preemptions,
+            num_prefix_queries=stats.num_prefix_queries,
+            num_prefix_hits=stats.num_prefix_hits,
+        )

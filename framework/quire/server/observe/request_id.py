@@ -1,0 +1,21 @@
+"""The id of an HTTP request: the client's, if it is plain, else a new one.
+
+It is for logs, traces and the header of the response. Nothing is looked up by it: the engine's ids
+are made by the server, so any number of requests may have the same one.
+"""
+
+import re
+import secrets
+
+from starlette.types import Scope
+
+MAX_LENGTH = 128
+_PLAIN = re.compile(rb"[!-~]{1,%d}" % MAX_LENGTH)  # printable ASCII, no blank
+
+
+def request_id_of(scope: Scope) -> str:
+    """Return the `X-Request-Id` that a client sent once and plainly, else a new id."""
+    given = [value for name, value in scope["headers"] if name.lower() == b"x-request-id"]
+    if len(given) == 1 and _PLAIN.fullmatch(given[0]):
+        return str(given[0], "ascii")
+    return f"req-{secrets.token_hex(12)}"

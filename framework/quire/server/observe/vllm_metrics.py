@@ -1,0 +1,167 @@
+"""The core metrics of vLLM under its names, for dashboards and autoscalers that know them.
+
+The bounds of the histograms are quire's own.
+"""
+
+from collections.abc import Callable, Iterable
+
+from quire.frontend.metrics.histogram import Histogram
+from quire.server.observe.metric import Buckets, Counter, Gauge, Labels, Metric, Rows
+from quire.server.observe.quire_metrics import FINISH_REASONS, kv_usage
+from quire.server.observe.readings import EngineReading, Readings
+
+LABELS = ("model_name", "engine")
+
+
+def _values(read: Callable[[EngineReading], float]) -> Callable[[Readings], Rows]:
+    return lambda r: [((r.model, each.label), read(each)) for each in r.engines()]
+
+
+def _histograms(
+    read: Callable[[EngineReading], Histogram],
+) -> Callable[[Readings], Iterable[tuple[Labels, Histogram]]]:
+    return lambda r: [((r.model, each.label), read(each)) for each in r.engines()]
+
+
+def _finished(readings: Readings) -> Rows:
+    return [
+        ((readings.model, each.label, reason), each.metrics.finish_reasons[reason])
+        for each in readings.engines()
+        for reason in FINISH_REASONS
+    ]
+
+
+VLLM_METRICS: tuple[Metric, ...] = (
+    Gauge(
+        "vllm:num_requests_running",
+        "Number of requests that are being computed.",
+        LABELS,
+        _values(lambda e: e.gauges.num_running),
+    ),
+    Gauge(
+        "vllm:num_requests_waiting",
+        "Number of requests that wait in the engine.",
+        LABELS,
+        _values(lambda e: e.gauges.num_waiting),
+    ),
+    Gauge(
+        "vllm:kv_cache_usage_perc",
+        "Fraction of the KV blocks that requests use, from 0 to 1.",
+        LABELS,
+        _values(lambda e: kv_usage(e.gauges)),
+    ),
+    Counter(
+        "vllm:prefix_cache_queries_total",
+        "Number of tokens that were looked up in the prefix cache.",
+        LABELS,
+        _values(lambda e: e.gauges.num_prefix_queries),
+    ),
+    Counter(
+        "vllm:prefix_cache_hits_total",
+        "Number of tokens that were found in the prefix cache.",
+        LABELS,
+        _values(lambda e: e.gauges.num_prefix_hits),
+    ),
+    Counter(
+        "vllm:num_preemptions_total",
+        "Number of times that a running request had to give up its KV blocks.",
+        LABELS,
+        _values(lambda e: e.gauges.num_preemptions),
+    ),
+    Counter(
+        "vllm:prompt_tokens_total",
+        "Number of tokens of prompts that were computed or found in the prefix cache.",
+        LABELS,
+        _values(lambda e: e.metrics.num_prompt_tokens),
+    ),
+    Counter(
+        "vllm:prompt_tokens_cached_total",
+        "Number of tokens of those prompts that were found in the prefix cache.",
+        LABELS,
+        _values(lambda e: e.metrics.num_cached_tokens),
+    ),
+    Counter(
+        "vllm:generation_tokens_total",
+        "Number of generated tokens.",
+        LABELS,
+        _values(lambda e: e.metrics.num_generated_tokens),
+    ),
+    Counter(
+        "vllm:request_success_total",
+        "Number of requests that have ended, by finish reason.",
+        (*LABELS, "finished_reason"),
+        _finished,
+    ),
+    Buckets(
+        "vllm:time_to_first_token_seconds",
+        "Seconds from the arrival of a request to its first token.",
+        LABELS,
+        _histograms(lambda e: e.metrics.time_to_first_token_s),
+    ),
+    Buckets(
+        "vllm:inter_token_latency_seconds",
+        "Seconds between two outputs of a request.",
+        LABELS,
+        _histograms(lambda e: e.metrics.inter_token_s),
+    ),
+    Buckets(
+        "vllm:request_time_per_output_token_seconds",
+        "Mean seconds per token of a request, after its first.",
+        LABELS,
+        _histograms(lambda e: e.metrics.time_per_output_token_s),
+    ),
+    Buckets(
+        "vllm:e2e_request_latency_seconds",
+        "Seconds from the arrival of a request to its end.",
+        LABELS,
+        _histograms(lambda e: e.metrics.total_s),
+    ),
+    Buckets(
+        "vllm:request_queue_time_seconds",
+        "Seconds from the arrival of a request until the engine began to compute it.",
+        LABELS,
+        _histograms(lambda e: e.metrics.queue_s),
+    ),
+    Buckets(
+        "vllm:request_prefill_time_seconds",
+        "Seconds from then to its first token.",
+        LABELS,
+        _histograms(lambda e: e.metrics.prefill_s),
+    ),
+    Buckets(
+        "vllm:request_decode_time_seconds",
+        "Seconds from its first token to its last.",
+        LABELS,
+        _histograms(lambda e: e.metrics.decode_s),
+    ),
+    Buckets(
+        "vllm:request_prompt_tokens",
+        "Number of tokens of the prompt of a request.",
+        LABELS,
+        _histograms(lambda e: e.metrics.prompt_tokens),
+    ),
+    Buckets(
+        "vllm:request_generation_tokens",
+        "Number of tokens of the completion of a request.",
+        LABELS,
+        _histograms(lambda e: e.metrics.completion_tokens),
+    ),
+    Buckets(
+        "vllm:iteration_tokens_total",
+        "Number of tokens that a step computed.",
+        LABELS,
+        _histograms(lambda e: e.metrics.step_tokens),
+    ),
+    Buckets(
+        "vllm:request_params_max_tokens",
+        "Number of tokens that the completion of a request might have.",
+        LABELS,
+        _histograms(lambda e: e.metrics.max_tokens),
+    ),
+    Buckets(
+        "vllm:request_params_n",
+        "Number of completions of the prompt of a request.",
+        LABELS,
+        _histograms(lambda e: e.metrics.n),
+    ),
+)
