@@ -390,11 +390,18 @@ class ParallelSettings:
     step_timeout_s: float = option(
         300.0, "Time for one step of the workers, in seconds; a hanging worker ends the engine."
     )
+    stall_limit_s: float | None = option(
+        None,
+        "Time for one step, in seconds, after which a server is not ready (`stalled`) until the "
+        "step ends; None: 60, or step_timeout_s if that is set longer.",
+    )
 
     def __post_init__(self) -> None:
         _check_at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
         check_timeout("worker_start_timeout_s", self.worker_start_timeout_s, 1)
         check_timeout("step_timeout_s", self.step_timeout_s, 1)
+        if self.stall_limit_s is not None:
+            check_timeout("stall_limit_s", self.stall_limit_s, 1)
         _check_at_least("pipeline_parallel_size", self.pipeline_parallel_size, 1)
         for num_layers in self.pipeline_layers:
             _check_at_least("each number of pipeline_layers", num_layers, 1)

@@ -106,9 +106,11 @@ def queue_limits(settings: Settings) -> QueueLimits:
 def stall_limit(parallel: ParallelSettings) -> float:
     """Return the seconds of a step after which the engine counts as stalled.
 
-    An operator who sets a longer `step_timeout_s` expects longer steps. By default they may take
-    300 s before anything is ended, and requests are kept away long before.
+    By default they are 60. An operator who sets a longer `step_timeout_s` expects longer steps. By
+    default steps may take 300 s before anything is ended, and requests are kept away long before.
     """
+    if parallel.stall_limit_s is not None:
+        return parallel.stall_limit_s
     if parallel.step_timeout_s == ParallelSettings().step_timeout_s:
         return STALL_LIMIT_S
     return max(STALL_LIMIT_S, parallel.step_timeout_s)

@@ -47,6 +47,7 @@ def test_by_default_only_a_server_on_a_gpu_has_its_engine_elsewhere(
 def test_an_engine_is_not_stalled_before_a_longer_timeout_that_was_set(given, expected):
     options = {} if given is None else {"step_timeout_s": given}
     assert stall_limit(ParallelSettings(**options)) == expected
+    assert stall_limit(ParallelSettings(stall_limit_s=8, **options)) == 8
 
 
 def test_a_start_that_fails_after_the_core_has_begun_ends_the_core(folder, monkeypatch):

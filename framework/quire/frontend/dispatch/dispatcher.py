@@ -70,7 +70,7 @@ class Dispatch:
         done: Work of the engine; replaced as a whole, so that no reader sees a partial update.
         thread: Thread that owns the core.
         controls: Control commands that wait for their turn in the thread.
-        backlog: Requests that wait.
+        backlog: Open requests, and an estimate of how long a new one would wait.
         kv_events: Changes of the prefix cache.
         watched_steps: Failures of the engine's steps in a row.
     """

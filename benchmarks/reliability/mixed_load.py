@@ -1,0 +1,247 @@
+"""R1, R14 and R15: random bodies, overload, and a soak under mixed load."""
+
+import json
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from process_tree import memory_bytes, num_descriptors, num_threads
+from row import Limits, Measured
+from served import Server, serve
+
+OVERLOAD = Path(__file__).parents[1] / "overload.py"
+ROUTES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
+    "/v1/completions": {"prompt": "Hi", "max_tokens": 2},
+    "/tokenize": {"prompt": "Hi"},
+    "/detokenize": {"tokens": [300]},
+}
+FIELDS = (
+    "prompt", "messages", "tools", "tool_choice", "n", "best_of", "temperature", "top_p", "seed",
+    "stop", "stop_regex", "logprobs", "top_logprobs", "logit_bias", "response_format",
+    "structured_outputs", "stream_options", "max_completion_tokens", "min_tokens", "priority",
+    "cache_salt", "timeout_s", "model", "tokens", "echo", "user", "metadata", "temprature",
+)  # fmt: skip
+SCALARS = (
+    None, True, 0, -1, 1.5, 1e308, 2**63, -(2**63), "", "a", "\x00", "\u202e", "(a+)+b", [], {},
+    [[]], {"type": "json_object"}, {"role": "user", "content": "x"}, "é" * 50, 300, "auto",
+)  # fmt: skip
+NUM_CLIENTS = 8
+PROMPTS = ("What is quire?", "Once upon a time", "The capital of France", "List three colours:")
+WARM_UP_PART = 0.4  # of the soak, which its slope leaves out
+SAMPLE_S = 0.5
+MIB, HOUR_S = 2**20, 3600.0
+SLOW_READ_S = 0.02
+
+
+def fuzz(limits: Limits) -> Measured:
+    """Send random bodies to every route that takes one, and count what is not answered well."""
+    rng = random.Random(18)
+    statuses: list[int] = []
+    num_misshapen = 0
+    with serve() as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        for path, base in ROUTES.items():
+            for _ in range(limits.num_fuzzed):
+                content = _body(rng, base)
+                response = client.post(
+                    path, content=content, headers={"content-type": "application/json"}
+                )
+                statuses.append(response.status_code)
+                num_misshapen += response.status_code >= 400 and not _is_error(response)
+        is_ready = server.readiness()[0] == 200
+    num_failed = sum(status >= 500 for status in statuses)
+    num_fine = sum(status == 200 for status in statuses)
+    text = (
+        f"{num_failed} of {len(statuses):,} ({num_fine:,} were valid); {num_misshapen} errors of "
+        f"another shape than OpenAI's; {'ready' if is_ready else 'not ready'} after it"
+    )
+    return Measured(text, num_failed == 0 and num_misshapen == 0 and is_ready)
+
+
+def _body(rng: random.Random, base: dict[str, Any]) -> bytes:
+    """Return a body with a few random fields; one in ten is no JSON."""
+    body = dict(base)
+    for name in rng.sample(FIELDS, rng.randint(0, 3)):
+        body[name] = _value(rng, 2)
+    content = json.dumps(body).encode()
+    if rng.random() < 0.1:
+        cut = rng.randrange(len(content))
+        return content[:cut] + bytes([rng.randrange(256)]) + content[cut + 1 :]
+    return content
+
+
+def _value(rng: random.Random, depth: int) -> Any:
+    if depth and rng.random() < 0.3:
+        keys = rng.sample(("type", "json", "regex", "choice", "schema", "name", "function"), 2)
+        return {key: _value(rng, depth - 1) for key in keys}
+    if depth and rng.random() < 0.2:
+        return [_value(rng, depth - 1) for _ in range(rng.randint(0, 3))]
+    return rng.choice(SCALARS)
+
+
+def _is_error(response: httpx.Response) -> bool:
+    try:
+        return set(response.json()["error"]) >= {"message", "type", "param", "code"}
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def overload(limits: Limits) -> Measured:
+    """Run the benchmark of overload, if it is there, and return its last line."""
+    del limits
+    if not OVERLOAD.is_file():
+        raise FileNotFoundError("benchmarks/overload.py")
+    command = [sys.executable, str(OVERLOAD), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-500:])
+    found = json.loads(done.stdout)
+    return Measured(str(found["summary"]), bool(found["is_met"]))
+
+
+@dataclass
+class Samples:
+    """Resources of a server's processes over time."""
+
+    times_s: list[float] = field(default_factory=list)
+    memory: list[int] = field(default_factory=list)
+    descriptors: list[int] = field(default_factory=list)
+    threads: list[int] = field(default_factory=list)
+
+    def take(self, server: Server, now_s: float) -> None:
+        """Add a sample."""
+        pids = server.pids
+        self.times_s.append(now_s)
+        self.memory.append(memory_bytes(pids))
+        self.descriptors.append(num_descriptors(pids))
+        self.threads.append(num_threads(pids))
+
+    def slope(self, values: list[int]) -> float:
+        """Return the least-squares slope per second, the warm-up left out."""
+        first = int(len(values) * WARM_UP_PART)
+        times, rest = self.times_s[first:], values[first:]
+        mean_time, mean = sum(times) / len(times), sum(rest) / len(rest)
+        spread = sum((time_s - mean_time) ** 2 for time_s in times)
+        pairs = zip(times, rest, strict=True)
+        return sum((time_s - mean_time) * (value - mean) for time_s, value in pairs) / spread
+
+
+def soak(limits: Limits) -> Measured:
+    """Run mixed load; compare resources while idle before and after, and greedy completions."""
+    samples, wrong, counts = Samples(), [0], [0]
+    is_done = threading.Event()
+    with serve() as server:
+        alone = {prompt: _text(server, prompt) for prompt in PROMPTS}
+        kinds = (_whole, _abort, _read_slowly, _invalid, _constrained)
+        loads = [
+            threading.Thread(
+                target=_keep_loading, args=(server, number, kinds, alone, wrong, counts, is_done)
+            )
+            for number in range(NUM_CLIENTS)
+        ]
+        idle_before: list[int] = []
+        for load in loads:
+            load.start()
+        started = time.monotonic()
+        while (now_s := time.monotonic() - started) < limits.soak_s:
+            samples.take(server, now_s)
+            if not idle_before and now_s > limits.soak_s * WARM_UP_PART:
+                idle_before = [samples.descriptors[-1], samples.threads[-1]]
+            time.sleep(SAMPLE_S)
+        is_done.set()
+        for load in loads:
+            load.join(120)
+        time.sleep(6)  # idle connections are closed after 5 s
+        pids = server.pids
+        idle = num_descriptors(pids), num_threads(pids)
+        is_right = all(_text(server, prompt) == alone[prompt] for prompt in PROMPTS)
+    slope = samples.slope(samples.memory) * HOUR_S / MIB
+    peak = max(samples.memory) / MIB
+    text = (
+        f"{limits.soak_s:.0f} s, {counts[0]:,} requests: RSS slope {slope:+.1f} MiB/h (peak "
+        f"{peak:.0f} MiB); descriptors {max(samples.descriptors)} at most, {idle[0]} when idle "
+        f"again; threads {max(samples.threads)} at most, {idle[1]} when idle again; {wrong[0]} "
+        "greedy completions differed from those given alone"
+    )
+    is_flat = slope < 1 and idle[0] <= samples.descriptors[0] and idle[1] <= max(samples.threads)
+    return Measured(text, is_flat and wrong[0] == 0 and is_right)
+
+
+def _text(server: Server, prompt: str) -> str:
+    response = server.complete(prompt, max_tokens=32)
+    response.raise_for_status()
+    return str(response.json()["choices"][0]["text"])
+
+
+Kind = Callable[[Server, random.Random, dict[str, str]], bool]
+
+
+def _keep_loading(
+    server: Server,
+    number: int,
+    kinds: tuple[Kind, ...],
+    alone: dict[str, str],
+    wrong: list[int],
+    counts: list[int],
+    is_done: threading.Event,
+) -> None:
+    """Send requests of random kinds until the soak is over, and count wrong completions."""
+    rng = random.Random(number)
+    while not is_done.is_set():
+        kind = rng.choices(kinds, (6, 3, 1, 2, 1))[0]
+        wrong[0] += not kind(server, rng, alone)
+        counts[0] += 1
+
+
+def _whole(server: Server, rng: random.Random, alone: dict[str, str]) -> bool:
+    prompt = rng.choice(PROMPTS)
+    return _text(server, prompt) == alone[prompt]
+
+
+def _abort(server: Server, rng: random.Random, alone: dict[str, str]) -> bool:
+    prompt = rng.choice(PROMPTS)
+    pieces = list(_pieces(server, prompt, 300, rng.randint(0, 20), 0.0))
+    return (
+        "".join(pieces)[:40]
+        == (alone[prompt] + "".join(pieces)[len(alone[prompt]) :])[: min(40, len("".join(pieces)))]
+    )
+
+
+def _read_slowly(server: Server, rng: random.Random, alone: dict[str, str]) -> bool:
+    prompt = rng.choice(PROMPTS)
+    return "".join(_pieces(server, prompt, 32, 10**6, SLOW_READ_S)) == alone[prompt]
+
+
+def _invalid(server: Server, rng: random.Random, alone: dict[str, str]) -> bool:
+    del alone
+    fields = rng.choice(({"n": 0}, {"temperature": "hot"}, {"stop": [""] * 99}, {"prompt": []}))
+    return server.post("/v1/completions", {"prompt": "x", **fields}).status_code == 400
+
+
+def _constrained(server: Server, rng: random.Random, alone: dict[str, str]) -> bool:
+    del alone
+    regex = f"[a-z]{{{rng.randint(1, 9)}}}"
+    response = server.complete("x", max_tokens=32, structured_outputs={"regex": regex})
+    return response.status_code == 200
+
+
+def _pieces(
+    server: Server, prompt: str, max_tokens: int, num_events: int, pause_s: float
+) -> Iterator[str]:
+    """Yield pieces of a stream, and leave after some events."""
+    body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {") and num_events > 0:
+                num_events -= 1
+                time.sleep(pause_s)
+                yield from (choice["text"] for choice in json.loads(line[6:])["choices"])
+            elif num_events <= 0:
+                return

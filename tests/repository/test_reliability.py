@@ -1,0 +1,75 @@
+"""The scorecard of reliability: its table is on the page, and its measures find what they seek."""
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "benchmarks" / "reliability"
+PAGE = ROOT / "docs" / "reliability.md"
+
+
+def test_the_page_has_the_table_of_the_results(benchmark):
+    scorecard, rows = benchmark("scorecard"), benchmark("rows")
+    results = json.loads(scorecard.RESULTS.read_text(encoding="utf-8"))
+    assert scorecard.table(rows.ROWS, results) in PAGE.read_text(encoding="utf-8")
+    assert set(results) <= {row.id for row in rows.ROWS}
+
+
+def test_the_table_says_what_was_not_measured_and_what_is_not_met(benchmark, monkeypatch, tmp_path):
+    scorecard, row = benchmark("scorecard"), benchmark("row")
+    rows = [row.Row(name, "a measure", "an aim") for name in ("R1", "R2", "R3")]
+    results = {
+        "R1": scorecard.entry(row.Measured("good", True), "do it"),
+        "R2": scorecard.entry(row.Measured("bad", False), "do it"),
+    }
+    page = tmp_path / "page.md"
+    page.write_text(f"before {scorecard.START}\nold\n{scorecard.END} after")
+    monkeypatch.setattr(scorecard, "PAGE", page)
+    scorecard.fill(rows, results)
+    lines = page.read_text().splitlines()
+    assert lines[0].startswith("before")
+    assert "| R1 | a measure | an aim | good | yes |" in lines[3]
+    assert "| R2 | a measure | an aim | bad | **no** |" in lines[4]
+    assert "`do it`" in lines[4]
+    assert lines[5] == "| R3 | a measure | an aim | not measured yet | | |"
+    assert lines[6].endswith("after")
+    assert "old" not in page.read_text()
+
+
+def test_a_slope_leaves_the_warm_up_out(benchmark):
+    samples = benchmark("mixed_load").Samples(times_s=[float(i) for i in range(20)])
+    memory = [1000 * i for i in range(8)] + [8000 + 3 * i for i in range(12)]
+    assert samples.slope(memory) == pytest.approx(3)
+
+
+def test_code_that_must_not_be_there_is_found(benchmark, tmp_path):
+    source = tmp_path / "source.py"
+    source.write_text("import pickle\nfrom dill import x\nre.compile('x')\neval('1')\n")
+    assert list(benchmark("surface")._offences(source)) == [1, 2, 4]
+
+
+def test_listeners_of_a_process_are_found(benchmark):
+    tree = benchmark("process_tree")
+    before = tree.listening_addresses([os.getpid()])
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        (found,) = set(tree.listening_addresses([os.getpid()])) - set(before)
+    assert found == f"0100007F:{port:04X}"
+
+
+def test_a_stream_says_what_a_client_got(benchmark):
+    stream = benchmark("served").Stream("http://127.0.0.1:1")
+    stream.start()
+    stream.join(20)
+    assert stream.got.reset == "ConnectError"
+    assert not stream.got.is_complete
+    assert not stream.got.has_typed_error
+    for line in ('data: {"choices": [{"text": "a"}]}', "", ": comment", "data: [DONE]"):
+        stream._take(line)
+    assert (stream.got.texts, stream.got.is_done) == (["a"], True)
+    stream._take('data: {"error": {"code": "engine_dead"}}')
+    assert stream.got.error == "engine_dead"
