@@ -5,6 +5,7 @@ import mmap
 import socket
 import time
 from collections.abc import Mapping
+from typing import Final
 
 from quire.engine.grammar.grammar_wire import (
     RUNNING,
@@ -27,7 +28,7 @@ from quire.process.traceback_text import sendable, traceback_text
 
 SLOW_S = 0.02  # CPU time of a token or mask beyond which it is slow; usual is 0.0001
 MAX_EXCESS_S = 0.5  # that the matchers of a grammar may take beyond it: whole steps wait for them
-WORD = "i"  # int32, as a view of a mask
+WORD: Final = "i"  # int32, as a view of a mask
 EXCESS_HALF_LIFE_S = 10.0  # time in which half of that is forgotten
 
 

@@ -1,5 +1,6 @@
 """Texts of conversations cannot use special tokens: whatever a template does with them."""
 
+import itertools
 import json
 
 import jinja2
@@ -27,7 +28,7 @@ def genuine(rendered):
     bounds = [0, *rendered.breaks, len(rendered.text)]
     return [
         at + start
-        for start, end in zip(bounds, bounds[1:], strict=False)
+        for start, end in itertools.pairwise(bounds)
         for at in range(end - start)
         for token in TOKENS
         if rendered.text[start:end].startswith(token, at)

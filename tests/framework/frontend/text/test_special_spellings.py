@@ -1,5 +1,7 @@
 """Spellings of special tokens: where breaks keep a text from being read as one."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,7 +59,7 @@ def test_breaks_cut_the_text_where_the_pieces_end(pieces):
     text = "".join(pieces)
     bounds = [0, *breaks, len(text)]
     if breaks:
-        assert [text[i:j] for i, j in zip(bounds, bounds[1:], strict=False)] == pieces
+        assert [text[i:j] for i, j in itertools.pairwise(bounds)] == pieces
     else:
         kept = sum(_num_spellings(piece) for piece in pieces)
         assert _num_spellings(text) == kept
