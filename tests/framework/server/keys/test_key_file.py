@@ -1,5 +1,8 @@
 """Files of keys in both formats, and errors that show no line of them."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from quire.errors import SettingsError
@@ -49,6 +52,15 @@ def test_a_file_in_yaml_has_names_and_limits(file):
     )
     assert (other.key, other.name, other.limits) == ("sk-2", None, KeyLimits())
     assert "sk-" not in repr([acme, other])
+
+
+def test_the_example_of_the_docs_is_a_file(file):
+    page = (Path(__file__).parents[4] / "docs" / "security.md").read_text()
+    (example,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    acme, batch = read_key_file(file(example))
+    assert (acme.name, batch.name) == ("acme", "batch")
+    assert None not in (acme.limits.requests_per_minute, acme.limits.models, acme.limits.priority)
+    assert batch.limits == KeyLimits()
 
 
 @pytest.mark.parametrize(
