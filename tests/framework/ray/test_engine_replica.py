@@ -21,10 +21,12 @@ from quire.ray.serve_routing import ReplicaFacts, ReplicaLoad
 
 BODY = {"model": "demo", "prompt": "The fox " * 40, "max_tokens": 4, "temperature": 0}
 
+ADMIN = ("/reset_prefix_cache",)
+
 def call(path, body):
     headers = [(b"content-type", b"application/json")]
     return msgspec.msgpack.encode(
-        HTTPCall("POST", path, b"", headers, json.dumps(body).encode(), "r1", "a", 0.0, None, True))
+        HTTPCall("POST", path, b"", headers, json.dumps(body).encode(), "r1", "a", 0.0, None, path in ADMIN))
 
 async def status_of(items):
     found = [item async for item in items]
