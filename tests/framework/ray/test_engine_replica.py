@@ -25,8 +25,9 @@ ADMIN = ("/reset_prefix_cache",)
 
 def call(path, body):
     headers = [(b"content-type", b"application/json")]
+    data, is_admin = json.dumps(body).encode(), path in ADMIN
     return msgspec.msgpack.encode(
-        HTTPCall("POST", path, b"", headers, json.dumps(body).encode(), "r1", "a", 0.0, None, path in ADMIN))
+        HTTPCall("POST", path, b"", headers, data, "req-1", "acme", 0.0, None, is_admin))
 
 async def status_of(items):
     found = [item async for item in items]

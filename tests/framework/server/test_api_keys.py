@@ -29,7 +29,8 @@ def locked(serve, tmp_path):
 
 def ask(served, key, path="/v1/completions", method="POST", **body):
     headers = {"authorization": f"Bearer {key}"}
-    sent = {"json": BODY | body} if method == "POST" else {}
+    base = BODY if path.endswith("completions") else {"prompt": "The fox"}
+    sent = {"json": base | body} if method == "POST" else {}
     return httpx.request(method, served.url + path, headers=headers, timeout=20, **sent)
 
 
