@@ -10,8 +10,14 @@ from quire.server.wire.sender import Sender
 
 def test_a_sender_is_what_the_guard_found_out():
     account = Account("acme")
-    scope = scope_of("/", quire_arrival_s=12.5, quire_client="acme", quire_account=account)
-    assert Sender.of(scope) == Sender(12.5, "acme")
+    scope = scope_of(
+        "/",
+        quire_arrival_s=12.5,
+        quire_client="acme",
+        quire_account=account,
+        quire_request_id="r-1",
+    )
+    assert Sender.of(scope) == Sender(12.5, "acme", account, "r-1")
     assert Sender.of(scope).account is account
 
 
