@@ -67,15 +67,19 @@ class CallShape(msgspec.Struct, frozen=True):
 
 
 class CallGrammar(msgspec.Struct, frozen=True):
-    """A grammar for completions that consist of tool calls, for a structured-output backend.
+    """A grammar for completions with tool calls, for a structured-output backend.
 
     Attributes:
         shapes: Formats of which each call follows one.
-        separator: Text between two calls; None if the completion is exactly one call.
+        separator: Text between two calls; None if the completion has no second one.
+        triggers: Texts that begin a call in otherwise free text, of which each shape begins with
+            one; then any text may be before and, unless `separator` is None, after a call, in place
+            of the separator. Empty: the completion consists of calls, one at least.
     """
 
     shapes: tuple[CallShape, ...]
     separator: str | None = None
+    triggers: tuple[str, ...] = ()
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -91,7 +95,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
         grammar: Context-free grammar, for backends that support them; or a CFG of outlines.
         structural_tag: Structural tag, for backends that support them: JSON between tags in
             otherwise free text.
-        calls: Grammar of tool calls and nothing else, as a tool parser's `call_grammar` returns it.
+        calls: Grammar of tool calls, as a tool parser's `call_grammar` returns it.
         backend: Name of the structured-output backend for this request; None or "auto": the first
             of the engine's that honours the constraint.
     """
@@ -112,8 +116,9 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
 
     @property
     def constraint(self) -> str:
-        """The name of the constraint that is set."""
-        return self._given()[0]
+        """The name of the constraint that is set, as a backend's capabilities have it."""
+        in_text = self.calls is not None and bool(self.calls.triggers)
+        return "calls_in_text" if in_text else self._given()[0]
 
     def _given(self) -> list[str]:
         names = (*_PLAIN, "calls")

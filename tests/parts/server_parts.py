@@ -123,10 +123,10 @@ class BracketParser(ToolParser):
         cls, tools: Sequence[dict[str, Any]], *, at_least_one: bool
     ) -> CallGrammar | None:
         shapes = tuple(
-            CallShape(tool["name"], (f"[[{tool['name']} ", SchemaPiece({"type": "object"}), "]]"))
+            CallShape(tool["name"], (f"[[{tool['name']} ", SchemaPiece(tool["parameters"]), "]]"))
             for tool in tools
         )
-        return CallGrammar(shapes, separator="") if at_least_one else None
+        return CallGrammar(shapes, separator="", triggers=() if at_least_one else ("[[",))
 
 
 class ThinkParser(ReasoningParser):

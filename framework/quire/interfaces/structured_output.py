@@ -25,7 +25,7 @@ class GrammarCapabilities:
 
     Attributes:
         constraints: Supported constraints, any of json, json_object, regex, choice, grammar,
-            structural_tag, calls.
+            structural_tag, calls, and calls_in_text: calls with `triggers`.
         priority: Place in `auto`, the highest first: the first backend whose `check` accepts a
             constraint compiles it. None: the backend is used only where it is named.
     """

@@ -81,15 +81,16 @@ class ToolParser(ABC):
     def call_grammar(
         cls, tools: Sequence[dict[str, Any]], *, at_least_one: bool
     ) -> CallGrammar | None:
-        """Return a grammar for completions that are only calls of `tools`; None if unsupported.
+        """Return a grammar for completions with calls of `tools`; None if unsupported.
 
         Schemas are passed on unchanged: the structured-output backend refuses what it does not
         support.
 
         Args:
             tools: OpenAI tool definitions, the `function` objects.
-            at_least_one: True if the completion must have a call, for `tool_choice` required or
-                named.
+            at_least_one: True if the completion consists of calls, for `tool_choice` required or
+                named. False if calls are optional, in otherwise free text: then the grammar has
+                `triggers`.
         """
         del tools, at_least_one
         return None

@@ -19,6 +19,10 @@ from quire.plugins.loading import Plugins
 from quire.plugins.registry import Entry
 from quire.sampling_params import StructuredOutputsParams
 
+WAYS_OUT = {
+    "calls_in_text": "; leave out strict of the tools, or force a call by tool_choice required",
+}
+
 
 def make_grammars(composed: Composed) -> GrammarHost | NoGrammars:
     """Create the grammar host; its process starts with the first request that needs it."""
@@ -87,7 +91,7 @@ def _check_constraint(constraint: str, backend: Entry) -> None:
     if constraint not in constraints:
         raise GrammarError(
             f"the {backend.name} backend does not support the constraint {constraint!r}, only "
-            f"{', '.join(sorted(constraints))}"
+            f"{', '.join(sorted(constraints))}{WAYS_OUT.get(constraint, '')}"
         )
 
 

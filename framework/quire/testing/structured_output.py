@@ -96,6 +96,8 @@ CALLS = CallGrammar(
     separator=", ",
 )
 ONE_CALL = r'add\((?:0|-?[1-9]\d*)\)|say\.it\("(?:yes|no)"\)\[0\]'
+TRIGGERS = ("add(", "say.it(")
+UNTRIGGERED = r"(?:(?!add\(|say\.it\()[\s\S])*"  # text without calls
 GRAMMARS = (  # one in GBNF and one in Lark, of the same texts
     'root ::= "(" root ")" | word ("," word)*\nword ::= "a" [a-z] | "ab" "c"\n',
     'start: "(" start ")" | WORD ("," WORD)*\nWORD: /a(?:[a-z]|bc)/\n',
@@ -209,6 +211,18 @@ def examples(constraints: frozenset[str]) -> Iterator[Example]:
     if "calls" in constraints:
         yield Example(StructuredOutputsParams(calls=CALLS), _are_calls)
         yield Example(StructuredOutputsParams(calls=CallGrammar(CALLS.shapes)), matches(ONE_CALL))
+    if "calls_in_text" in constraints:
+        several = CallGrammar(CALLS.shapes, "", TRIGGERS)
+        yield Example(
+            StructuredOutputsParams(calls=several),
+            matches(f"{UNTRIGGERED}(?:(?:{ONE_CALL}){UNTRIGGERED})*"),
+            ("", "é ad", "add(12)", 'ab add(1)say.it("yes")[0] d(', 'say.it("no")[0]'),
+        )
+        yield Example(
+            StructuredOutputsParams(calls=CallGrammar(CALLS.shapes, None, TRIGGERS)),
+            matches(f"{UNTRIGGERED}(?:{ONE_CALL})?"),
+            ("", "é ad", 'ab say.it("yes")[0]'),
+        )
 
 
 def _are_calls(text: str) -> bool:

@@ -20,6 +20,7 @@ def register_structured_output(registry: Registrar[type[StructuredOutputBackend]
         capabilities=GrammarCapabilities(
             frozenset(
                 {"json", "json_object", "regex", "choice", "grammar", "structural_tag", "calls"}
+                | {"calls_in_text"}
             ),
             priority=20,
         ),

@@ -62,17 +62,15 @@ class HermesToolParser(ToolParser):
     def call_grammar(
         cls, tools: Sequence[dict[str, Any]], *, at_least_one: bool
     ) -> CallGrammar | None:
-        """Return a grammar of one or more calls of `tools` and nothing else.
-
-        Without `at_least_one` return None: the parser separates free text from calls, without a
-        grammar.
+        """Return a grammar of calls of `tools`: nothing else, or in otherwise free text.
 
         Raises:
             GrammarError: The parameters of a tool are not an object.
         """
-        if not tools or not at_least_one:
+        if not tools:
             return None
-        return CallGrammar(tuple(_call_shape(tool) for tool in tools), separator="\n")
+        shapes = tuple(_call_shape(tool) for tool in tools)
+        return CallGrammar(shapes, separator="\n", triggers=() if at_least_one else (OPEN,))
 
     def _read(self, text: str) -> Iterator[ToolEvent]:
         while text:

@@ -4,9 +4,11 @@ import json
 
 import httpx
 import pytest
-from server_parts import start_server, stop_servers
+from openai import OpenAI
+from server_parts import SOURCE, BracketParser, start_server, stop_servers
 
 from quire import AsyncEngine
+from quire.frontend.chat.completion_parser import CompletionParsers, ParserChoice
 from quire.testing.checkpoints import write_checkpoint
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -77,6 +79,119 @@ def test_a_tool_that_cannot_be_forced_is_refused_by_name(url):
     assert error["param"] == "tools"
     assert "tool 'bad'" in error["message"]
     assert "'divisibleBy' at /properties/age" in error["message"]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "b"}}])
+def strict(name, parameters):
+    found = tool(name, parameters)
+    found["function"]["strict"] = True
+    return found
+
+
+def test_a_strict_tool_whose_schema_cannot_be_followed_is_refused_by_name(url):
+    error = refused(url, tools=[tool("good", ODD), strict("bad", ODD)])
+    assert error["param"] == "tools"
+    assert "tool 'bad'" in error["message"]
+    assert "'divisibleBy' at /properties/age" in error["message"]
+
+
+def test_strict_calls_and_another_constraint_are_that_constraint(url):
+    body = {
+        "messages": MESSAGES,
+        "tools": [strict("a", SMALL)],
+        "structured_outputs": {"choice": ["yes", "no"]},
+    }
+    response = httpx.post(f"{url}/chat/completions", json=body, timeout=20).json()
+    assert response["choices"][0]["message"]["content"] in ("yes", "no")
+
+
+@pytest.fixture(scope="module")
+def bracket_url(tmp_path_factory):
+    """A server whose model calls by `[[name {...}]]`, which one token begins."""
+    folder = write_checkpoint(tmp_path_factory.mktemp("model"), "Qwen3ForCausalLM").folder
+    engine = AsyncEngine(str(folder), max_model_len=256)
+    engine.frontend.completion_parsers = CompletionParsers(
+        tools=ParserChoice(BracketParser, SOURCE)
+    )
+    served = start_server(None, engine.frontend)
+    yield f"{served.url}/v1"
+    stop_servers([served])
+
+
+def asked_calls(url, make, **fields):
+    """Return the calls of a model that writes nothing but brackets where it may."""
+    body = {"prompt": "[", "add_special_tokens": False}
+    (bracket,) = httpx.post(f"{url.removesuffix('/v1')}/tokenize", json=body).json()["tokens"]
+    with OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
+        completion = client.chat.completions.create(
+            model=client.models.list().data[0].id,
+            messages=MESSAGES,
+            tools=[make("a", SMALL)],
+            max_tokens=60,
+            extra_body={"allowed_token_ids": [bracket]},
+            **fields,
+        )
+    return completion.choices[0]
+
+
+def test_optional_calls_of_a_strict_tool_follow_its_schema(bracket_url):
+    loose = asked_calls(bracket_url, tool)
+    assert set(loose.message.content) == {"["}
+    assert loose.message.tool_calls is None
+    choice = asked_calls(bracket_url, strict)
+    assert len(choice.message.tool_calls) > 1
+    for call in choice.message.tool_calls:
+        assert call.function.name == "a"
+        assert json.loads(call.function.arguments)["a"] in (1, 2)
+
+
+def test_a_completion_ends_with_the_only_call_that_it_may_have(bracket_url):
+    choice = asked_calls(bracket_url, strict, parallel_tool_calls=False)
+    assert choice.finish_reason == "tool_calls"
+    (call,) = choice.message.tool_calls
+    assert json.loads(call.function.arguments)["a"] in (1, 2)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "b"}}])
+def strict(name, parameters):
+    found = tool(name, parameters)
+    found["function"]["strict"] = True
+    return found
+
+
+def test_a_strict_tool_whose_schema_cannot_be_followed_is_refused_by_name(url):
+    error = refused(url, tools=[tool("good", ODD), strict("bad", ODD)])
+    assert error["param"] == "tools"
+    assert "tool 'bad'" in error["message"]
+    assert "'divisibleBy' at /properties/age" in error["message"]
+
+
+def test_strict_calls_and_another_constraint_are_that_constraint(url):
+    body = {
+        "messages": MESSAGES,
+        "tools": [strict("a", SMALL)],
+        "structured_outputs": {"choice": ["yes", "no"]},
+    }
+    response = httpx.post(f"{url}/chat/completions", json=body, timeout=20).json()
+    assert response["choices"][0]["message"]["content"] in ("yes", "no")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_of_a_strict_tool_follow_its_schema_and_text_is_free(url, stream):
+    """A bias that makes the model write the tag again and again shows the grammar behind it."""
+    from openai import OpenAI
+
+    with OpenAI(base_url=url, api_key="none", max_retries=0, _strict_response_validation=True) as c:
+        parsed = c.chat.completions.create(
+            model=c.models.list().data[0].id,
+            messages=MESSAGES,
+            tools=[strict("a", SMALL), tool("b", SMALL)],
+            max_tokens=40,
+            seed=1,
+        )
+    assert parsed.choices[0].finish_reason in ("stop", "length", "tool_calls")
+    for call in parsed.choices[0].message.tool_calls or []:
+        assert call.function.name in ("a", "b")
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "b"}}])

@@ -350,11 +350,12 @@ def test_each_test_of_the_kit_has_a_backend_that_fails_it():
     assert tests == {f"test_{test}" for test in proven}
 
 
-@pytest.mark.parametrize("constraint", [*sorted(ALL), "calls"])
+@pytest.mark.parametrize("constraint", [*sorted(ALL), "calls", "calls_in_text"])
 def test_a_supported_constraint_is_tried(constraint):
     tried = list(examples(frozenset({constraint})))
     assert tried
-    assert all(getattr(example.params, constraint) for example in tried)
+    assert {example.params.constraint for example in tried} == {constraint}
+    assert all(example.is_valid(text) for example in tried for text in example.completions)
 
 
 def test_the_validators_reject_wrong_completions():
@@ -372,6 +373,10 @@ def test_the_validators_reject_wrong_completions():
     assert calls.is_valid('add(1), say.it("yes")[0]')
     assert not calls.is_valid("add(1), add(x)")
     assert not one.is_valid("add(1), add(2)")
+    (several, at_most_one) = examples(frozenset({"calls_in_text"}))
+    assert several.is_valid("a add(1) b add(2)")
+    assert not several.is_valid("a add(x) b")
+    assert not at_most_one.is_valid("add(1) b")
 
 
 def test_the_vocabulary_has_the_difficult_cases():

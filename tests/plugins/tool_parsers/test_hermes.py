@@ -333,6 +333,14 @@ class TestCallGrammar:
         assert self.matches(f"{one}\n{one}", self.bare)
         assert not self.matches(f"{one}{one}", self.bare)
 
-    def test_free_completions_have_no_grammar(self):
-        assert HermesToolParser.call_grammar([self.bare], at_least_one=False) is None
-        assert HermesToolParser.call_grammar([], at_least_one=True) is None
+    def test_calls_in_free_text_begin_with_the_tag(self):
+        tools = [self.weather, self.bare]
+        forced = HermesToolParser.call_grammar(tools, at_least_one=True)
+        free = HermesToolParser.call_grammar(tools, at_least_one=False)
+        assert (forced.triggers, free.triggers) == ((), ("<tool_call>",))
+        assert free.shapes == forced.shapes
+        assert all(shape.pieces[0].startswith("<tool_call>") for shape in free.shapes)
+
+    def test_without_tools_there_is_no_grammar(self):
+        for at_least_one in (False, True):
+            assert HermesToolParser.call_grammar([], at_least_one=at_least_one) is None

@@ -165,14 +165,18 @@ class CompletionParsers:
         self.reads_reasoning = reasoning is not None
         self.reads_calls = tools is not None
 
-    def call_grammar(self, functions: Sequence[dict[str, Any]]) -> CallGrammar | None:
-        """Return the grammar of completions that consist of calls of `functions`.
+    def call_grammar(
+        self, functions: Sequence[dict[str, Any]], *, at_least_one: bool
+    ) -> CallGrammar | None:
+        """Return the grammar of completions with calls of `functions`.
 
         Args:
             functions: `function` objects of OpenAI's tool definitions.
+            at_least_one: True if a completion consists of calls; False if it is free text in which
+                calls may be.
 
         Returns:
-            None if there is no tool parser, or if it cannot force a call.
+            None if there is no tool parser, or if it has no such grammar.
 
         Raises:
             RequestError: The parser refuses the functions.
@@ -181,7 +185,7 @@ class CompletionParsers:
         if (tools := self.tools) is None:
             return None
         return _guard(
-            lambda: tools.parser.call_grammar(functions, at_least_one=True),
+            lambda: tools.parser.call_grammar(functions, at_least_one=at_least_one),
             tools.source,
             "building the grammar of tool calls",
         )

@@ -25,7 +25,7 @@ def check_values(params: StructuredOutputsParams) -> None:
         GrammarError: A value is not JSON, or it is too large, too deep or not valid Unicode.
     """
     name = params.constraint
-    if name == "calls":
+    if params.calls is not None:
         return  # from a body, whose size and depth are limited
     num_characters = num_values = 0
     waiting: list[tuple[Any, int, _Path]] = [(getattr(params, name), 0, None)]

@@ -69,6 +69,7 @@ class ChatRoute:
             extra_args=extra_args,
             unknown=self._unknown,
             forced_call=tools.constraint,
+            strict_calls=tools.strict_calls,
         )
         render = partial(self._render, typed, tools.tools)
         rendered = await self._frontend.lanes.run(body.num_bytes // RENDERED, render)

@@ -1,4 +1,9 @@
-"""Tools of a chat request, and the constraint that forces a tool call."""
+"""Tools of a chat request, and the constraints that force a call or its arguments.
+
+With `tool_choice` required or a named function the completion consists of calls. With auto it is
+free text, in which calls may be; if a function has `strict: true`, the arguments of its calls
+follow its schema all the same.
+"""
 
 import re
 from collections.abc import Sequence
@@ -10,7 +15,7 @@ import msgspec
 from quire.errors import InvalidRequestError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.unknown_fields import UnknownFields
-from quire.sampling_params import StructuredOutputsParams
+from quire.sampling_params import CallGrammar, StructuredOutputsParams
 from quire.server.wire.bodies import convert
 from quire.server.wire.protocol import ChatBody, Function, Tool
 
@@ -27,11 +32,13 @@ class ToolUse:
         tools: Tools that the template shows the model; empty if it must not call any.
         constraint: Structured-output constraint that forces a call, if one is forced.
         allows_parallel: Whether a completion may have more than one call.
+        strict_calls: Constraint of the calls in free text, if a tool is strict.
     """
 
     tools: list[dict[str, Any]]
     constraint: StructuredOutputsParams | None = None
     allows_parallel: bool = True
+    strict_calls: StructuredOutputsParams | None = None
 
 
 NO_TOOLS = ToolUse([])
@@ -55,7 +62,7 @@ def tool_use(body: ChatBody, frontend: AsyncFrontend, unknown: UnknownFields) ->
     if choice == "none" or (choice == "auto" and not tools):
         return NO_TOOLS
     if choice == "auto":
-        return ToolUse(tools, None, allows_parallel)
+        return ToolUse(tools, None, allows_parallel, _strict(tools, frontend, allows_parallel))
     if not tools:
         raise InvalidRequestError(
             "tool_choice asks for a call, but there are no tools", param="tools"
@@ -117,12 +124,42 @@ def _named(choice: str | dict[str, Any], unknown: UnknownFields) -> str:
 def _forced(
     tools: list[dict[str, Any]], frontend: AsyncFrontend, allows_parallel: bool
 ) -> StructuredOutputsParams:
-    calls = frontend.completion_parsers.call_grammar([tool["function"] for tool in tools])
+    parsers = frontend.completion_parsers
+    calls = parsers.call_grammar([tool["function"] for tool in tools], at_least_one=True)
     if calls is None:
         raise InvalidRequestError(
             "the tool-call parser of this model cannot force a call; send tool_choice auto",
             param="tool_choice",
         )
+    return _constraint(calls, allows_parallel)
+
+
+def _strict(
+    tools: list[dict[str, Any]], frontend: AsyncFrontend, allows_parallel: bool
+) -> StructuredOutputsParams | None:
+    """Return the constraint of calls in free text; None if no function is strict."""
+    functions = [tool["function"] for tool in tools]
+    first = next((i for i, function in enumerate(functions) if function.get("strict")), None)
+    if first is None or not frontend.completion_parsers.reads_calls:
+        return None
+    shown = [function if function.get("strict") else _lax(function) for function in functions]
+    calls = frontend.completion_parsers.call_grammar(shown, at_least_one=False)
+    if calls is None:
+        where = f"tools[{first}].function.strict"
+        raise InvalidRequestError(
+            f"{where} needs a tool-call parser that constrains calls in free text, and this "
+            "model's does not; leave strict out, or send tool_choice required",
+            param=where,
+        )
+    return _constraint(calls, allows_parallel)
+
+
+def _lax(function: dict[str, Any]) -> dict[str, Any]:
+    """Return a function whose arguments may be any object."""
+    return {"name": function["name"], "parameters": {"type": "object"}}
+
+
+def _constraint(calls: CallGrammar, allows_parallel: bool) -> StructuredOutputsParams:
     if not allows_parallel:
         calls = msgspec.structs.replace(calls, separator=None)
     return StructuredOutputsParams(calls=calls)

@@ -33,6 +33,7 @@ def sampling_params(
     extra_args: dict[str, Any],
     unknown: UnknownFields,
     forced_call: StructuredOutputsParams | None = None,
+    strict_calls: StructuredOutputsParams | None = None,
 ) -> SamplingParams | BeamSearchParams:
     """Return the parameters of a request: of sampling, or of a beam search.
 
@@ -44,6 +45,7 @@ def sampling_params(
         extra_args: Fields that sampler plugins declare.
         unknown: What happens to fields that do not exist.
         forced_call: Constraint that forces a tool call.
+        strict_calls: Constraint of calls in free text; any other constraint allows no calls.
 
     Raises:
         InvalidRequestError: A value is out of range, or there are several constraints.
@@ -60,7 +62,7 @@ def sampling_params(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         flat_logprobs=True,  # converted once, to JSON
-        structured_outputs=constraint,
+        structured_outputs=strict_calls if constraint is None else constraint,
         extra_args=extra_args,
     )
     return _beam_search_params(params, body) if body.use_beam_search else _sampled(params, body)

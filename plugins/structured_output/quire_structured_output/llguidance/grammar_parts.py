@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from quire.errors import GrammarError
 from quire_structured_output.llguidance.lark_writing import literal
 
-MAX_BEGINNING = 64  # characters of a beginning that are compared
+MAX_BEGINNING = 128  # characters of a beginning that are compared
 ANY_TEXT = "/(?s:.)*/"
 SOME_TEXT = "/(?s:.)+/"
 ANYTHING = ("",)  # beginnings of a part about which nothing is known

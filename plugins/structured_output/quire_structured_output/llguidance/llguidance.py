@@ -21,13 +21,13 @@ from quire.interfaces.structured_output import (
     StructuredOutputBackend,
     Vocabulary,
 )
-from quire.interfaces.tool_parsing import CallGrammar, SchemaPiece
 from quire.sampling_params import StructuredOutputsParams
 from quire_structured_output.choices import check_choice
 from quire_structured_output.gbnf.gbnf_lark import lark_of_gbnf
 from quire_structured_output.llguidance.lark_syntax import check_length, checked_lark, is_gbnf
 from quire_structured_output.llguidance.lark_writing import in_slashes, json_part, literal
 from quire_structured_output.llguidance.structural_tag import lark_of_tag
+from quire_structured_output.llguidance.tool_calls import lark_of_calls
 from quire_structured_output.regex_syntax import check_regex, check_text, without_anchors
 from quire_structured_output.schemas.listed_arrays import with_listed_arrays
 from quire_structured_output.schemas.schema_normal_form import normal_form
@@ -35,10 +35,6 @@ from quire_structured_output.unique.unique_items import OctetTokenizer, UniqueGr
 from quire_structured_output.unique.unique_places import UniqueSchema
 from quire_structured_output.unique.unique_tokens import UniqueTokens
 
-OPENING = frozenset(  # keywords by which an object may have other names
-    {"additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"}
-    | {"allOf", "anyOf", "oneOf", "if", "$ref", "$dynamicRef", "dependentSchemas", "dependencies"}
-)
 PARSER_LIMITS = LLParserLimits(
     max_items_in_row=2_000,
     initial_lexer_fuel=1_000_000,
@@ -279,7 +275,7 @@ def _other_grammar(params: StructuredOutputsParams) -> str:
         check_choice(params.choice)
         return _lark(f"start: {' | '.join(map(literal, params.choice))}")
     if params.calls is not None:
-        return _lark(_calls(params.calls))
+        return _lark(lark_of_calls(params.calls, _form_beside_text(Counter())))
     if params.structural_tag is not None:
         return _lark(lark_of_tag(params.structural_tag, _form_beside_text(Counter())))
     return _lark(_context_free(params.grammar or ""))
@@ -299,32 +295,6 @@ def _context_free(text: str) -> str:
     return checked_lark(text, _form_beside_text(Counter()))
 
 
-def _calls(calls: CallGrammar) -> str:
-    """Return the grammar of one or more tool calls.
-
-    Raises:
-        GrammarError: A tool's schema is not supported; the message names the tool and the keyword.
-    """
-    if not calls.shapes:
-        raise GrammarError("the request has no tool that could be called")
-    rules, normal = [], _form_beside_text(Counter())
-    for index, shape in enumerate(calls.shapes):
-        try:
-            pieces = " ".join(_piece(piece, normal) for piece in shape.pieces)
-        except GrammarError as error:
-            raise GrammarError(f"the parameters of the tool {shape.tool!r:.80}: {error}") from error
-        rules.append(f"call{index}: {pieces}")
-    names = " | ".join(f"call{index}" for index in range(len(rules)))
-    start = "call" if calls.separator is None else f"call ({literal(calls.separator)} call)*"
-    return "\n".join([f"start: {start}", f"call: {names}", *rules])
-
-
-def _piece(piece: str | SchemaPiece, normal: Callable[[Any], dict[str, Any]]) -> str:
-    if isinstance(piece, str):
-        return literal(piece)
-    return json_part(normal(_closed(piece.schema)))
-
-
 def _form_beside_text(spent: Counter[str]) -> Callable[[Any], dict[str, Any]]:
     """Return a function for the normal forms of the schemas of one constraint with other text."""
 
@@ -338,13 +308,6 @@ def _form_beside_text(spent: Counter[str]) -> Callable[[Any], dict[str, Any]]:
         return found
 
     return normal
-
-
-def _closed(schema: dict[str, Any] | bool) -> dict[str, Any] | bool:
-    """Return the schema of a tool's arguments without names that the tool does not declare."""
-    if isinstance(schema, bool) or "properties" not in schema or OPENING & schema.keys():
-        return schema
-    return {**schema, "additionalProperties": False}
 
 
 def _set_bit(octets: memoryview, token_id: int, is_set: bool) -> None:

@@ -61,13 +61,25 @@ def lark_of_tag(tag: Format | str, normal_form: Callable[[Any], dict[str, Any]])
     check_fields(given, "structural_tag", ("type", "format", "structures", "triggers"))
     if ("format" in given) == ("structures" in given):
         raise GrammarError("structural_tag has either 'format', or 'structures' and 'triggers'")
-    writer = _Writer(normal_form)
     if "format" in given:
         check_fields(given, "structural_tag", ("type", "format"))
-        part = writer.part(given["format"], "structural_tag/format", 0)
-    else:
-        part = writer.part(_newer(given), "structural_tag", 0)
-    return writer.grammar(part)
+        return lark_of_format(given["format"], "structural_tag/format", normal_form)
+    return lark_of_format(_newer(given), "structural_tag", normal_form)
+
+
+def lark_of_format(given: Any, where: str, normal_form: Callable[[Any], dict[str, Any]]) -> str:
+    """Return the grammar of one format of a structural tag.
+
+    Args:
+        given: The format.
+        where: Path of the format, for errors.
+        normal_form: Function that returns the normal form of a JSON schema in it.
+
+    Raises:
+        GrammarError: It is no format, or cannot be followed exactly; the message names the part.
+    """
+    writer = _Writer(normal_form)
+    return writer.grammar(writer.part(given, where, 0))
 
 
 def _newer(given: Format) -> Format:

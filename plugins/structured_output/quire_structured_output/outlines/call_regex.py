@@ -18,6 +18,8 @@ def calls_regex(calls: CallGrammar) -> SchemaRegex:
     """
     if not calls.shapes:
         raise GrammarError("the request has no tool that could be called")
+    if calls.triggers:
+        raise GrammarError("a regular expression cannot tell calls from the text around them")
     budget = Budget()
     shapes = [_shape_regex(shape, budget) for shape in calls.shapes]
     call = json_regex.one_of([shape.expression for shape in shapes])

@@ -121,7 +121,9 @@ def test_a_call_grammar_comes_from_the_tool_parser(caplog):
     class Forcing(UpperCalls):
         @classmethod
         def call_grammar(cls, tools, *, at_least_one):
-            return CallGrammar((CallShape(tools[0]["name"], ("A{}",)),)) if at_least_one else None
+            return CallGrammar(
+                (CallShape(tools[0]["name"], ("A{}",)),), "," if at_least_one else None
+            )
 
     class Broken(UpperCalls):
         @classmethod
@@ -130,11 +132,15 @@ def test_a_call_grammar_comes_from_the_tool_parser(caplog):
 
     make = CompletionParsers(tools=ParserChoice(Forcing, ACME))
     assert make.reads_calls
-    assert make.call_grammar([{"name": "A"}]).shapes[0].tool == "A"
+    for at_least_one, separator in ((True, ","), (False, None)):
+        grammar = make.call_grammar([{"name": "A"}], at_least_one=at_least_one)
+        assert (grammar.shapes[0].tool, grammar.separator) == ("A", separator)
     assert not CompletionParsers().reads_calls
-    assert CompletionParsers().call_grammar([{"name": "A"}]) is None
+    assert CompletionParsers().call_grammar([{"name": "A"}], at_least_one=True) is None
     with pytest.raises(RequestFailedError, match=r"acme.*grammar of tool calls") as caught:
-        CompletionParsers(tools=ParserChoice(Broken, ACME)).call_grammar([{"name": "A"}])
+        CompletionParsers(tools=ParserChoice(Broken, ACME)).call_grammar(
+            [{"name": "A"}], at_least_one=True
+        )
     assert "a bug" not in str(caught.value)
     assert "a bug" in caplog.text
 
@@ -228,7 +234,9 @@ def test_what_a_parser_refuses_on_purpose_is_its_own_error():
             raise InvalidRequestError("tool 'x' cannot be forced", param="tools")
 
     with pytest.raises(InvalidRequestError, match="cannot be forced") as caught:
-        CompletionParsers(tools=ParserChoice(Refusing, ACME)).call_grammar([{"name": "x"}])
+        CompletionParsers(tools=ParserChoice(Refusing, ACME)).call_grammar(
+            [{"name": "x"}], at_least_one=True
+        )
     assert caught.value.param == "tools"
 
 

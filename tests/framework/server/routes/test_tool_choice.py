@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 from scripted_core import ScriptedCore
-from server_parts import Texts, make_frontend
+from server_parts import SOURCE, BracketParser, Texts, make_frontend
 
 from quire.errors import InvalidRequestError, UnknownFieldError
-from quire.frontend.chat.completion_parser import CompletionParsers
+from quire.frontend.chat.completion_parser import CompletionParsers, ParserChoice
 from quire.frontend.unknown_fields import UnknownFields
 from quire.server.routes.tool_choice import MAX_TOOLS, ToolUse, tool_use
 from quire.server.wire.protocol import ChatBody
@@ -146,6 +146,55 @@ def test_so_many_tools_are_taken_and_no_more(use):
     with pytest.raises(InvalidRequestError, match="at most 128") as caught:
         use(tools)
     assert caught.value.param == "tools"
+
+
+def strict(name, **parameters):
+    function = {"name": name, "strict": True, "parameters": {"type": "object"} | parameters}
+    return {"type": "function", "function": function}
+
+
+@pytest.mark.parametrize(("parallel", "separator"), [(True, ""), (None, ""), (False, None)])
+def test_calls_of_a_strict_tool_are_constrained_where_calls_are_optional(use, parallel, separator):
+    found = use([A, strict("s", required=["x"])], parallel_tool_calls=parallel)
+    assert found.constraint is None
+    calls = found.strict_calls.calls
+    assert (calls.triggers, calls.separator) == (("[[",), separator)
+    assert [shape.tool for shape in calls.shapes] == ["a", "s"]
+    assert found.tools[1]["function"]["parameters"]["required"] == ["x"]
+
+
+def test_only_strict_tools_follow_their_schemas(use):
+    loose = {"name": "l", "strict": False, "parameters": {"type": "object", "required": ["y"]}}
+    tools = [{"type": "function", "function": loose}, strict("s", required=["x"])]
+    pieces = [shape.pieces[1].schema for shape in use(tools).strict_calls.calls.shapes]
+    assert pieces == [{"type": "object"}, {"type": "object", "required": ["x"]}]
+
+
+@pytest.mark.parametrize("value", [None, False])
+def test_a_tool_that_is_not_strict_is_not_constrained(use, value):
+    lax = strict("s")
+    lax["function"]["strict"] = value
+    assert use([A, lax]).strict_calls is None
+    assert use([strict("s")], tool_choice="none") == ToolUse([])
+
+
+def test_a_forced_call_follows_its_schema_strict_or_not(use):
+    assert use([strict("s")], tool_choice="required").strict_calls is None
+
+
+def test_a_parser_that_cannot_constrain_optional_calls_says_so(tokenizer):
+    class Forcing(BracketParser):
+        @classmethod
+        def call_grammar(cls, tools, *, at_least_one):
+            return super().call_grammar(tools, at_least_one=True) if at_least_one else None
+
+    parsers = CompletionParsers(tools=ParserChoice(Forcing, SOURCE))
+    frontend = make_frontend(tokenizer, ScriptedCore(Texts(tokenizer)), parsers)
+    body = ChatBody(messages=[], tools=[A, strict("s")])
+    with pytest.raises(InvalidRequestError, match="leave strict out") as caught:
+        tool_use(body, frontend, STRICT)
+    assert caught.value.param == "tools[1].function.strict"
+    asyncio.run(frontend.shutdown())
 
 
 def test_a_parser_that_cannot_force_a_call_says_so(tokenizer):

@@ -35,6 +35,7 @@ class TestLLGuidance(StructuredOutputContract):
     backend = LLGuidanceBackend
     constraints = frozenset(
         {"json", "json_object", "regex", "choice", "grammar", "structural_tag", "calls"}
+        | {"calls_in_text"}
     )
 
 
