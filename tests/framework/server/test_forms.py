@@ -81,7 +81,6 @@ def test_a_tool_that_cannot_be_forced_is_refused_by_name(url):
     assert "'divisibleBy' at /properties/age" in error["message"]
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "b"}}])
 def strict(name, parameters):
     found = tool(name, parameters)
     found["function"]["strict"] = True
@@ -150,48 +149,6 @@ def test_a_completion_ends_with_the_only_call_that_it_may_have(bracket_url):
     assert choice.finish_reason == "tool_calls"
     (call,) = choice.message.tool_calls
     assert json.loads(call.function.arguments)["a"] in (1, 2)
-
-
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "b"}}])
-def strict(name, parameters):
-    found = tool(name, parameters)
-    found["function"]["strict"] = True
-    return found
-
-
-def test_a_strict_tool_whose_schema_cannot_be_followed_is_refused_by_name(url):
-    error = refused(url, tools=[tool("good", ODD), strict("bad", ODD)])
-    assert error["param"] == "tools"
-    assert "tool 'bad'" in error["message"]
-    assert "'divisibleBy' at /properties/age" in error["message"]
-
-
-def test_strict_calls_and_another_constraint_are_that_constraint(url):
-    body = {
-        "messages": MESSAGES,
-        "tools": [strict("a", SMALL)],
-        "structured_outputs": {"choice": ["yes", "no"]},
-    }
-    response = httpx.post(f"{url}/chat/completions", json=body, timeout=20).json()
-    assert response["choices"][0]["message"]["content"] in ("yes", "no")
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_calls_of_a_strict_tool_follow_its_schema_and_text_is_free(url, stream):
-    """A bias that makes the model write the tag again and again shows the grammar behind it."""
-    from openai import OpenAI
-
-    with OpenAI(base_url=url, api_key="none", max_retries=0, _strict_response_validation=True) as c:
-        parsed = c.chat.completions.create(
-            model=c.models.list().data[0].id,
-            messages=MESSAGES,
-            tools=[strict("a", SMALL), tool("b", SMALL)],
-            max_tokens=40,
-            seed=1,
-        )
-    assert parsed.choices[0].finish_reason in ("stop", "length", "tool_calls")
-    for call in parsed.choices[0].message.tool_calls or []:
-        assert call.function.name in ("a", "b")
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "b"}}])

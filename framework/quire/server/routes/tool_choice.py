@@ -144,7 +144,7 @@ def _strict(
         return None
     shown = [function if function.get("strict") else _lax(function) for function in functions]
     calls = frontend.completion_parsers.call_grammar(shown, at_least_one=False)
-    if calls is None:
+    if calls is None or not calls.triggers:
         where = f"tools[{first}].function.strict"
         raise InvalidRequestError(
             f"{where} needs a tool-call parser that constrains calls in free text, and this "

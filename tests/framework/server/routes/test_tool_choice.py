@@ -182,11 +182,13 @@ def test_a_forced_call_follows_its_schema_strict_or_not(use):
     assert use([strict("s")], tool_choice="required").strict_calls is None
 
 
-def test_a_parser_that_cannot_constrain_optional_calls_says_so(tokenizer):
+@pytest.mark.parametrize("forces_always", [False, True])
+def test_a_parser_that_cannot_constrain_optional_calls_says_so(tokenizer, forces_always):
     class Forcing(BracketParser):
         @classmethod
         def call_grammar(cls, tools, *, at_least_one):
-            return super().call_grammar(tools, at_least_one=True) if at_least_one else None
+            is_forced = at_least_one or forces_always
+            return super().call_grammar(tools, at_least_one=True) if is_forced else None
 
     parsers = CompletionParsers(tools=ParserChoice(Forcing, SOURCE))
     frontend = make_frontend(tokenizer, ScriptedCore(Texts(tokenizer)), parsers)
