@@ -39,7 +39,8 @@ def _run(argv: Sequence[str]) -> int:
         print(f"quire: {error}\n{error.hint}", file=sys.stderr)
         return WRONG_USAGE
     except QuireError as error:
-        message = with_cause(error) if isinstance(error, AdapterError) else error
-        print(f"quire: {message} [{error.code}]", file=sys.stderr)
+        message = with_cause(error) if isinstance(error, AdapterError) else str(error)
+        headline, *details = message.splitlines() or [""]
+        print(f"quire: {headline} [{error.code}]", *details, sep="\n", file=sys.stderr)
         return FAILED
     return status

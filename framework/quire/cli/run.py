@@ -4,26 +4,17 @@ On a terminal the completion is printed while it is generated.
 """
 
 import argparse
-import asyncio
 import os
 import stat
 import sys
-import time
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
-from quire.async_engine import AsyncEngine
 from quire.cli.command_parser import CommandParser
-from quire.cli.completion_printer import CompletionPrinter, print_json, print_output
 from quire.cli.options import add_model_options
-from quire.cli.progress_line import ProgressLine
 from quire.cli.sampling_flags import add_generation_flags, read_json_file, read_sampling_params
 from quire.cli.setting_values import read_settings
 from quire.errors import UsageError
-from quire.frontend.chat.completion_parser import CompletionParser
-from quire.outputs import Delta, Prompt
-from quire.sampling_params import SamplingParams
 
 DEFAULT_MAX_TOKENS = 256
 
@@ -47,14 +38,9 @@ def run(arguments: argparse.Namespace) -> int:
     settings = read_settings(arguments, enable_lora=enable_lora)
     tools = read_json_file(Path(arguments.tools)) if arguments.tools else None
     prompt = read_prompt(arguments.prompt, sys.stdin, is_raw=arguments.raw)
-    with ProgressLine(f"loading {settings.model.model}"):
-        engine = AsyncEngine.from_settings(settings)
-    with asyncio.Runner() as runner:
-        try:
-            request = _Request(engine, arguments, prompt, params, tools)
-            runner.run(request.complete())
-        finally:
-            runner.run(engine.shutdown())
+    from quire.cli.one_prompt import complete_prompt  # loads the engine
+
+    complete_prompt(settings, arguments, prompt, params, tools)
     return 0
 
 
@@ -97,78 +83,3 @@ def _is_read(stdin: TextIO, argument: str | None) -> bool:
     except OSError:  # it is an object of Python
         return False
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
-
-
-class _Request:
-    """One prompt with its parameters, and what is printed for it."""
-
-    def __init__(
-        self,
-        engine: AsyncEngine,
-        arguments: argparse.Namespace,
-        prompt: str,
-        params: SamplingParams,
-        tools: list[dict[str, Any]] | None,
-    ) -> None:
-        self._engine = engine
-        self._arguments = arguments
-        self._params = params
-        self._tools = tools
-        frontend = engine.frontend
-        self._is_chat = not arguments.raw and frontend.chat_template.exists
-        self._prompt: Prompt = prompt
-        if self._is_chat:
-            system = arguments.system
-            messages = [{"role": "system", "content": system}] if system else []
-            messages.append({"role": "user", "content": prompt})
-            rendered = frontend.chat_template.render(messages, tools)
-            self._prompt, prompt = rendered.as_prompt(), rendered.text
-        self._text = prompt
-
-    async def complete(self) -> None:
-        """Generate, and print the completions and the statistics."""
-        started = time.perf_counter()
-        is_streamed = self._params.n == 1 and not self._arguments.json and sys.stdout.isatty()
-        num_tokens = await (self._stream() if is_streamed else self._print_whole())
-        if self._arguments.stats:
-            _print_stats(self._engine, num_tokens, time.perf_counter() - started)
-
-    async def _stream(self) -> int:
-        """Print the completion while it is generated; return its number of tokens."""
-        parsers = self._engine.frontend.completion_parsers
-        parser = (
-            parsers(self._text, with_tools=bool(self._tools))
-            if self._is_chat
-            else CompletionParser()
-        )
-        printer, num_tokens = CompletionPrinter(), 0
-        try:
-            async for delta in self._deltas():
-                num_tokens += len(delta.token_ids)
-                printer.show(parser.feed(delta.text))
-            printer.show(parser.close())
-        finally:
-            printer.close()
-        return num_tokens
-
-    def _deltas(self) -> AsyncIterator[Delta]:
-        return self._engine.generate(
-            self._prompt, self._params, lora_request=self._arguments.adapter
-        )
-
-    async def _print_whole(self) -> int:
-        output = await self._engine.generate_whole(
-            self._prompt, self._params, lora_request=self._arguments.adapter
-        )
-        if self._is_chat:
-            parsers = self._engine.frontend.completion_parsers
-            parsers.split(output.outputs, self._text, self._tools)
-        (print_json if self._arguments.json else print_output)(output)
-        return sum(len(completion.token_ids) for completion in output.outputs)
-
-
-def _print_stats(engine: AsyncEngine, num_tokens: int, seconds: float) -> None:
-    rate = num_tokens / seconds
-    print(f"\n{num_tokens} tokens in {seconds:.2f} s, {rate:.1f} tokens/s", file=sys.stderr)
-    for choice in engine.composition.choices:
-        print(f"{choice.role:<26} {choice.name:<20} {choice.entry.source}", file=sys.stderr)

@@ -2,12 +2,13 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from quire.compose.hubs.hub_download import download
+from quire.compose.missing_model import missing_folder, missing_model
 from quire.compose.mistral_params import PARAMS, config_from_params
 from quire.config import ModelSettings
 from quire.errors import CheckpointCorruptError, CheckpointNotFoundError
@@ -79,10 +80,9 @@ def find_checkpoint(
     elif os.path.isfile(folder):
         raise CheckpointNotFoundError(f"{name} is a file; give the folder that contains it")
     elif _looks_like_path(name):
-        raise CheckpointNotFoundError(f"no such model folder: {name}")
+        raise missing_folder(name)
     else:
-        known = ", ".join(shipped) or "none"
-        found = ShippedCheckpoint(_from_hub(settings, with_weights, known))
+        found = ShippedCheckpoint(_from_hub(settings, with_weights, shipped))
     return Checkpoint(name, found.folder, read_config(found.folder), found.adapters, entry)
 
 
@@ -126,7 +126,7 @@ def _looks_like_path(name: str) -> bool:
     return name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
 
 
-def _from_hub(settings: ModelSettings, with_weights: bool, known: str) -> Path:
+def _from_hub(settings: ModelSettings, with_weights: bool, shipped: Iterable[str]) -> Path:
     try:
         return download(
             settings.model,
@@ -136,7 +136,4 @@ def _from_hub(settings: ModelSettings, with_weights: bool, known: str) -> Path:
             from_modelscope=settings.use_modelscope,
         )
     except CheckpointNotFoundError as error:
-        raise CheckpointNotFoundError(
-            f"{settings.model!r} is neither a folder nor a shipped checkpoint (known: {known}), "
-            f"and {error}"
-        ) from error
+        raise missing_model(settings.model, shipped, error) from error

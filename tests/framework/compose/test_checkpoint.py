@@ -121,7 +121,8 @@ def test_a_hub_id_offline_is_a_typed_error_soon():
         text=True,
         check=True,
     )
-    assert "'acme/none' is neither a folder nor a shipped checkpoint (known: demo)" in done.stdout
+    assert "there is no model 'acme/none'\n" in done.stdout
+    assert "It is no checkpoint that a plugin ships: there is demo.\n" in done.stdout
     assert time.monotonic() - started < 20
 
 

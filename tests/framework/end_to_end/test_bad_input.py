@@ -57,7 +57,7 @@ def test_a_missing_folder_is_named():
 
 
 def test_an_unknown_name_lists_what_there_is():
-    with pytest.raises(CheckpointNotFoundError, match=r"'demoo' is neither a folder .*known: demo"):
+    with pytest.raises(CheckpointNotFoundError, match=r"'demoo'; did you mean 'demo'\?"):
         LLM("demoo")
 
 

@@ -129,11 +129,14 @@ class HuggingFaceModel:
         except RevisionNotFoundError as error:
             raise CheckpointNotFoundError(f"it has no revision {self._revision!r}") from error
         except LocalEntryNotFoundError as error:
+            cache = constants.HF_HUB_CACHE
             if not constants.HF_HUB_OFFLINE:
-                raise  # the connection failed
+                raise CheckpointNotFoundError(
+                    f"asking {constants.ENDPOINT} failed{_root_cause(error)}, and the cache "
+                    f"{cache} does not have it"
+                ) from error
             raise CheckpointNotFoundError(
-                f"the cache {constants.HF_HUB_CACHE} does not have it; start once without "
-                "HF_HUB_OFFLINE"
+                f"the cache {cache} does not have it; start once without HF_HUB_OFFLINE"
             ) from error
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -167,6 +170,15 @@ class HuggingFaceModel:
             download_file(metadata.location, blob, metadata.size, headers, meter)
         # Links the snapshot to it, or downloads what the hub does not serve by HTTP.
         hf_hub_download(self._name, name, revision=self._commit)
+
+
+def _root_cause(error: BaseException) -> str:
+    """Return the message of the error that began a chain, in brackets; "" if it has none."""
+    first = error
+    while (earlier := first.__cause__ or first.__context__) is not None:
+        first = earlier
+    message = " ".join(str(first).split())
+    return f" ({type(first).__name__}: {message})" if first is not error else ""
 
 
 def _is_by_http(size: int) -> bool:
