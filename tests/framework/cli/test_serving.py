@@ -1,11 +1,11 @@
-"""`quire serve`: arguments of the engine and the server."""
+"""`quire serve`: from the settings to a server."""
 
 import socket
 from types import SimpleNamespace
 
 from terminal import Terminal
 
-from quire.cli import serve as command
+from quire.cli import serving as command
 from quire.cli.main import main
 from quire.plugins.loading import load_plugins
 

@@ -1,0 +1,27 @@
+"""A server from its settings: it listens, loads the model, and serves until a signal."""
+
+from quire.config import Settings
+from quire.launch import start_engine
+from quire.plugins.report import plugins_report
+from quire.server.http_server import bound_socket, serve
+from quire.server.keys.accounts import Accounts
+
+
+def run_server(settings: Settings) -> None:
+    """Serve until a signal stops the server.
+
+    Raises:
+        QuireError: The address cannot be bound, the model cannot be served, or the engine died.
+    """
+    accounts = Accounts.load(settings.server)
+    with bound_socket(settings.server) as bound:
+        engine = start_engine(settings, is_serving=True)
+        serve(
+            engine.async_frontend(),
+            settings.server,
+            lambda: plugins_report(engine.plugins),
+            on_ready=lambda url: print(f"{engine.model_name} is served at {url}", flush=True),
+            bound=bound,
+            accounts=accounts,
+            stats_hooks=engine.plugins.hooks("stats_logged"),
+        )
