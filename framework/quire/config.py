@@ -74,6 +74,9 @@ def option(
     is_bytes: bool = False,
     is_pairs: bool = False,
     is_secret: bool = False,
+    is_path: bool = False,
+    choices: Iterable[str] = (),
+    kind: str = "",
 ) -> T:
     """Declare a field together with its help text.
 
@@ -85,6 +88,9 @@ def option(
         is_bytes: True for a number of bytes, which may be written with a unit.
         is_pairs: True for a list of KEY=VALUE, which may be written as a mapping.
         is_secret: True for a value that stands in no representation, message or listing.
+        is_path: True for the path of a file or folder.
+        choices: Values that a shell offers to complete.
+        kind: Kind of parts whose registered names are values as well.
     """
     metadata = {
         "help": help_text,
@@ -93,6 +99,9 @@ def option(
         "is_bytes": is_bytes,
         "is_pairs": is_pairs,
         "is_secret": is_secret,
+        "is_path": is_path,
+        "choices": tuple(choices),
+        "kind": kind,
     }
     return field(default=default, metadata=metadata, repr=not is_secret)
 
@@ -102,31 +111,45 @@ class ModelSettings:
     """The model and how it is loaded."""
 
     model: str = option(
-        DEFAULT_MODEL, "Folder, hub id, or name of a checkpoint that a plugin ships.", flag="m"
+        DEFAULT_MODEL,
+        "Folder, hub id, or name of a checkpoint that a plugin ships.",
+        flag="m",
+        kind="checkpoints",
+        is_path=True,
     )
     tokenizer: str | None = option(
-        None, "Folder or hub id of the tokenizer, if it is not in the model's folder."
+        None,
+        "Folder or hub id of the tokenizer, if it is not in the model's folder.",
+        is_path=True,
     )
     served_model_name: str | None = option(None, "Name of the model in the API.")
     revision: str | None = option(None, "Branch, tag or commit on the hub.")
     use_modelscope: bool = option(
         False, "Download models from ModelScope instead of the Hugging Face hub."
     )
-    dtype: str = option("auto", "Compute dtype: auto, float32, bfloat16 or float16.")
+    dtype: str = option(
+        "auto", "Compute dtype: auto, float32, bfloat16 or float16.", choices=DTYPES
+    )
     load_format: str = option(
-        "auto", "Format of the weights: auto, safetensors, or dummy (random weights)."
+        "auto",
+        "Format of the weights: auto, safetensors, or dummy (random weights).",
+        choices=LOAD_FORMATS,
     )
     max_model_len: int | None = option(
         None, "Maximum number of tokens of a prompt and its completion together."
     )
-    chat_template: str | None = option(None, "Jinja file to use instead of the model's template.")
+    chat_template: str | None = option(
+        None, "Jinja file to use instead of the model's template.", is_path=True
+    )
     special_tokens_in_messages: bool = option(
         False,
         "Read special tokens that the texts of messages and tools spell, such as <|im_end|>, as "
         "special tokens. By default they are plain text, so that no text can forge a turn.",
     )
     dummy_seed: int = option(0, "Seed of the random weights of load_format dummy.")
-    device: str = option("auto", "Device to compute on: auto, cpu or cuda.")
+    device: str = option(
+        "auto", "Device to compute on: auto, cpu or cuda.", choices=("auto", "cpu", "cuda")
+    )
     threads: int | None = option(
         None,
         "Number of CPU threads that compute; None: one per physical core, limited by the "
@@ -140,17 +163,21 @@ class ModelSettings:
         "auto",
         "Kernels of layers and sampling: torch, triton, or native (C++ for a CPU); auto: the "
         "fastest that can run.",
+        choices=KERNELS,
     )
     quantization: str = option(
         "auto",
         "Quantization method of linear layers, or none (weights in the compute dtype); auto: the "
         "checkpoint's method, else one that is lossless for its weights.",
+        kind="quantizations",
+        choices=("auto", "none"),
     )
     model_impl: str = option(
         "auto",
         "Implementation of the model: quire (that of the plugin which registers its architecture), "
         "transformers, or another fallback of a plugin; auto: quire's, else a fallback that can "
         "run it.",
+        choices=("auto", "quire", "transformers"),
     )
     trust_remote_code: bool = option(
         False,
@@ -183,7 +210,9 @@ class CacheSettings:
         None, "Number of tokens per KV block; None: the attention backend's default."
     )
     kv_cache_dtype: str = option(
-        "auto", "Dtype of the KV cache: auto (the compute dtype), a compute dtype, fp8 or int8."
+        "auto",
+        "Dtype of the KV cache: auto (the compute dtype), a compute dtype, fp8 or int8.",
+        choices=KV_CACHE_DTYPES,
     )
     gpu_memory_utilization: float = option(
         0.9,
@@ -209,7 +238,10 @@ class CacheSettings:
         "AsyncEngine.kv_events returns, and that quire.ray routes by.",
     )
     kv_store: str = option(
-        "none", "Name of an external KV store, which keeps KV blocks outside the pool."
+        "none",
+        "Name of an external KV store, which keeps KV blocks outside the pool.",
+        kind="kv_stores",
+        choices=("none",),
     )
     kv_store_options: tuple[str, ...] = option(
         (), "Option of the KV store as KEY=VALUE; repeatable.", is_repeated=True, is_pairs=True
@@ -296,6 +328,7 @@ class SchedulerSettings:
     scheduling_policy: str = option(
         DEFAULT_SCHEDULING_POLICY,
         "Order in which requests are scheduled: fcfs, priority, or a plugin's policy.",
+        kind="scheduling_policies",
     )
     async_scheduling: bool | None = option(
         None,
@@ -365,6 +398,8 @@ class ParallelSettings:
         "auto",
         "Executor that places the workers; auto: one worker runs in the engine's process, and each "
         "of several has a process.",
+        kind="executors",
+        choices=("auto",),
     )
     engine_process: bool | None = option(
         None, "Run the engine in a separate process; None: when serving on a GPU."
@@ -378,6 +413,7 @@ class ParallelSettings:
         "",
         "File of the secret with which workers on other machines join; if it does not exist, it "
         "is written for this start, and removed once all have joined.",
+        is_path=True,
     )
     symmetric_memory: bool = option(
         True,
@@ -429,7 +465,9 @@ class LoRASettings:
     max_loras: int = option(8, "Maximum number of adapters in one batch, and loaded in the worker.")
     max_lora_rank: int = option(64, "Maximum rank of an adapter.")
     lora_source: str = option(
-        DEFAULT_LORA_SOURCE, "Name of the source that finds and reads adapters."
+        DEFAULT_LORA_SOURCE,
+        "Name of the source that finds and reads adapters.",
+        kind="lora_sources",
     )
     lora_source_options: tuple[str, ...] = option(
         (), "Option of the LoRA source as KEY=VALUE; repeatable.", is_repeated=True, is_pairs=True
@@ -459,20 +497,34 @@ class PartSettings:
     """Parts of the engine, by the names under which plugins offer them."""
 
     attention_backend: str = option(
-        "auto", "Attention backend; auto: the best one that supports the model and the device."
+        "auto",
+        "Attention backend; auto: the best one that supports the model and the device.",
+        kind="attention_backends",
+        choices=("auto",),
     )
     samplers: tuple[str, ...] = option(
-        ("default",), "Sampler steps, in any order; `default` stands for the built-in ones."
+        ("default",),
+        "Sampler steps, in any order; `default` stands for the built-in ones.",
+        kind="samplers",
+        choices=("default",),
     )
     structured_output: str = option(
         DEFAULT_STRUCTURED_OUTPUT,
         "Structured-output backend; auto: for each request the first that honours its constraint.",
+        kind="structured_output",
+        choices=("auto",),
     )
     tool_call_parser: str = option(
-        "auto", "Tool-call parser; auto: detected from the chat template."
+        "auto",
+        "Tool-call parser; auto: detected from the chat template.",
+        kind="tool_parsers",
+        choices=("auto",),
     )
     reasoning_parser: str = option(
-        "auto", "Reasoning parser; auto: detected from the chat template."
+        "auto",
+        "Reasoning parser; auto: detected from the chat template.",
+        kind="reasoning_parsers",
+        choices=("auto",),
     )
     grammar_timeout_s: float = option(
         10.0, "Seconds of CPU time that a grammar may take to compile."
@@ -498,6 +550,7 @@ class SamplingSettings:
         "raw_logprobs",
         "Values that `logprobs` reports: raw_logprobs (the model's own), processed_logprobs (after "
         "masks and every sampler step), raw_logits or processed_logits.",
+        choices=LOGPROBS_MODES,
     )
 
     def __post_init__(self) -> None:
@@ -549,7 +602,9 @@ class ServerSettings:
         30.0, "Seconds that running requests have to finish at shutdown."
     )
     api_key_file: str | None = option(
-        None, "File of API keys, read again when it changes: one per line, or YAML with limits."
+        None,
+        "File of API keys, read again when it changes: one per line, or YAML with limits.",
+        is_path=True,
     )
     admin_key: tuple[str, ...] = option(
         (),
@@ -559,7 +614,9 @@ class ServerSettings:
         is_secret=True,
     )
     admin_key_file: str | None = option(
-        None, "File of keys of the control routes, in the format of api_key_file."
+        None,
+        "File of keys of the control routes, in the format of api_key_file.",
+        is_path=True,
     )
     share_prefix_cache: bool = option(
         False, "Share the prefix cache among API keys; by default each key has its own."

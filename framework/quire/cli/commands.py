@@ -50,6 +50,14 @@ COMMANDS = {
         },
         log_level=logging.WARNING,
     ),
+    "config": Command(
+        "show the settings in force",
+        {"show": "every option with its value, as YAML; with --origin where each was set"},
+        log_level=logging.WARNING,
+    ),
+    "completion": Command(
+        "print a script that completes commands and options in a shell", log_level=logging.WARNING
+    ),
     "worker": Command("run ranks of an engine that is started on another machine"),
     "bench": Command(
         "measure a server, throughput, start-up, the scheduler, the prefix cache and grammars",

@@ -24,7 +24,7 @@ ENGINE_GROUPS = tuple(group for group in GROUPS if group != "server")
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option, with what its flag, key and environment variable need."""
+    """One option, with what its flag, key and environment variable need; see `config.option`."""
 
     name: str
     group: str
@@ -36,6 +36,9 @@ class Option:
     is_repeated: bool
     is_bytes: bool
     is_pairs: bool
+    is_path: bool
+    choices: tuple[str, ...]
+    kind: str
     is_secret: bool
 
     @property
@@ -130,6 +133,9 @@ def _describe(group: str, field: Field[Any], hint: Any) -> Option:
         is_repeated=field.metadata["is_repeated"],
         is_bytes=field.metadata["is_bytes"],
         is_pairs=field.metadata["is_pairs"],
+        is_path=field.metadata["is_path"],
+        choices=field.metadata["choices"],
+        kind=field.metadata["kind"],
         is_secret=field.metadata["is_secret"],
     )
 

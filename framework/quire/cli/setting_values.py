@@ -19,6 +19,8 @@ from quire.machine import instruction_sets
 from quire.native import compiled_cache, compiler
 from quire.plugins.registry import did_you_mean
 
+DEFAULT_ORIGIN = "default"
+HIDDEN = "***"  # shown in place of a secret
 MAX_CONFIG_BYTES = 2**20
 FAULTS_VARIABLE = f"{ENVIRONMENT_PREFIX}FAULTS"  # read by the plugin quire_faults
 OTHER_VARIABLES = frozenset(  # variables of quire that are not options
@@ -57,6 +59,26 @@ def read_settings(arguments: argparse.Namespace, **given: Any) -> Settings:
     Raises:
         UsageError: A value cannot be read or is invalid.
     """
+    return _read_all(arguments, given)[0]
+
+
+def all_values(arguments: argparse.Namespace) -> Iterator[SettingValue]:
+    """Yield the value of every option, in the order of `config.py`, with its origin.
+
+    Raises:
+        UsageError: A value cannot be read or is invalid.
+    """
+    settings, values = _read_all(arguments, {})
+    for option in all_options():
+        value = getattr(getattr(settings, option.group), option.name)
+        origin = values[option.name].origin if option.name in values else DEFAULT_ORIGIN
+        yield SettingValue(option.name, value, origin)
+
+
+def _read_all(
+    arguments: argparse.Namespace, given: Mapping[str, Any]
+) -> tuple[Settings, dict[str, SettingValue]]:
+    """Return the settings, and the values that are set."""
     path = vars(arguments).get("path", ("serve",))
     hint = f"see `quire {' '.join(path)} --help`"
     values: dict[str, SettingValue] = {}
@@ -64,7 +86,7 @@ def read_settings(arguments: argparse.Namespace, **given: Any) -> Settings:
         values = {value.name: value for value in read_values(arguments)}
         options = {name: value.value for name, value in values.items()}
         options |= {name: value for name, value in given.items() if value is not None}
-        return Settings.from_options(options)
+        return Settings.from_options(options), values
     except SettingsError as error:
         raise UsageError(str(error), hint=_origins(str(error), values) + hint) from None
 
@@ -148,4 +170,20 @@ def _read_file(path: Path, options: Mapping[str, Option]) -> Iterator[SettingVal
         if name not in options:
             hint = did_you_mean(name, options)
             raise SettingsError(f"{path}: there is no option {key!r}{hint}")
-        yield SettingValue(name, options[name].parse(value, str(path)), f"{path}: {key}")
+        yield SettingValue(name, _file_value(options[name], value, path), f"{path}: {key}")
+
+
+def _file_value(option: Option, value: Any, path: Path) -> Any:
+    """Return the value of a key; an empty one is the default of an option that has none.
+
+    Raises:
+        SettingsError: It is of another type, or a secret that `quire config show` has hidden.
+    """
+    if value is None and option.default is None:
+        return None
+    if option.is_secret and value == HIDDEN:
+        raise SettingsError(
+            f"{path}: {option.name} is not {HIDDEN}, which `quire config show` prints in place of "
+            f"secrets; set {option.variable}"
+        )
+    return option.parse(value, str(path))
