@@ -634,6 +634,7 @@ class ServerSettings:
         None,
         "File to which a JSON line is appended for each HTTP request; -: the standard output; "
         "None: no access log.",
+        is_path=True,
     )
 
     @property

@@ -80,8 +80,8 @@ def _values(table: Sequence[KnownCommand]) -> Iterator[str]:
     for command in table:
         for flag in command.flags:
             if flag.values is not None:
-                names = (f'"{" ".join(command.path)}:{name}"' for name in flag.names)
-                cases.setdefault(flag.values, []).extend(names)
+                path = " ".join(command.path)
+                cases.setdefault(flag.values, []).extend(f'"{path}:{n}"' for n in flag.names)
     for values, names in cases.items():
         yield f"        {'|'.join(names)}) {_call(values)} ;;"
 

@@ -68,7 +68,8 @@ def command_table() -> list[KnownCommand]:
     for name, command in COMMANDS.items():
         if command.actions:
             table.append(KnownCommand((name,), command.summary, command.actions))
-        for path in [(name, action) for action in command.actions] or [(name,)]:
+        paths: list[tuple[str, ...]] = [(name, action) for action in command.actions]
+        for path in paths or [(name,)]:
             table.append(_known_command(parser_of(path), options, registries))
     return table
 
