@@ -120,11 +120,15 @@ class Backlog:
             return 0.0
         return max(0.0, num_waiting / num_unserved * self._unserved_tokens / rate)
 
-    def check_room(self, left_s: float, *, is_urgent: bool = False) -> None:
-        """Refuse a request that cannot be queued, or would wait too long.
+    def check_room(
+        self, left_s: float, max_tokens: int | None = None, *, is_urgent: bool = False
+    ) -> None:
+        """Refuse a request that cannot be queued, would wait too long, or would not end in time.
 
         Args:
             left_s: Seconds that the request has; may be infinite.
+            max_tokens: Maximum number of tokens of its completion; None: unknown yet, so that only
+                its wait is estimated.
             is_urgent: Whether it may go before others, so that the estimate does not apply.
 
         Raises:
@@ -137,10 +141,12 @@ class Backlog:
                 "(max_num_queued); try again later"
             )
         wait_s = 0.0 if is_urgent else self.wait_s
-        if wait_s > left_s:
+        run_s = self._run_s(max_tokens) if wait_s and max_tokens is not None else 0.0
+        if wait_s + run_s > left_s:
             raise OverloadedError(
-                f"the queue is about {wait_s:.2g} s long, and this request has {left_s:.2g} s "
-                "left; try again later, or give it a longer timeout_s"
+                f"the queue is about {wait_s:.2g} s long, a completion takes about {run_s:.2g} s, "
+                f"and this request has {left_s:.2g} s left; try again later, or give it a longer "
+                "timeout_s"
             )
         if limits.max_wait_s is not None and wait_s > limits.max_wait_s:
             raise OverloadedError(
@@ -154,6 +160,12 @@ class Backlog:
         if self._num_ended == 0:
             return UNKNOWN_COMPLETION
         return self._num_generated / self._num_ended
+
+    def _run_s(self, max_tokens: int) -> float:
+        """Return the seconds that a completion takes once it is begun beside the running ones."""
+        rate = self._rate.per_second(self._clock())
+        num_tokens = min(max_tokens, self._completion_tokens)
+        return 0.0 if rate is None else self._stats.num_running * num_tokens / rate
 
     def _serve(self, request_id: str, work: _Work) -> None:
         """Count no more work of a request as waiting."""

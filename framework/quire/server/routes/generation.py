@@ -77,7 +77,8 @@ async def respond(
         body = replace(await read_body(request, kind), sender=sender)
     limit = frontend.time_limit(sender.arrival_s, body.typed.timeout_s)
     limit.check()
-    frontend.check_room(limit, priority=body.typed.priority or 0)
+    max_tokens = body.typed.max_tokens or frontend.max_model_len
+    frontend.check_room(limit, max_tokens, priority=body.typed.priority or 0)
     sender.account.check_model(body.typed.model or frontend.model_name)
     intake = frontend.intake
     values = sampler_values(body, intake.extra_fields, intake.offered_fields, unknown)

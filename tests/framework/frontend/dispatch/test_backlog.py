@@ -137,12 +137,28 @@ def test_a_request_that_would_wait_too_long_is_refused():
     engine.step(40)  # about 36 s wait
     engine.backlog.check_room(math.inf)
     engine.backlog.check_room(50.0)
-    with pytest.raises(OverloadedError, match=r"about 3\d s long, and this request has 10 s left"):
+    with pytest.raises(OverloadedError, match=r"about 3\d s long, .* this request has 10 s left"):
         engine.backlog.check_room(10.0)
     engine.backlog.check_room(10.0, is_urgent=True)
     engine.add(100)
     with pytest.raises(OverloadedError, match=r"may wait for 60 s \(max_queue_wait_s\)"):
         engine.backlog.check_room(math.inf)
+
+
+def test_a_request_that_would_not_end_in_time_is_refused_only_if_it_must_wait():
+    engine = Engine(max_running=10)
+    engine.add(10, num_tokens=50, max_tokens=50)
+    engine.step(49)
+    engine.backlog.check_room(1.0, max_tokens=50)  # it can start at once: that is its own affair
+    engine.step(10)
+    engine.add(60, num_tokens=50, max_tokens=50)
+    engine.step(52)  # 50 of them wait for a completion each; one takes 5 s
+    wait_s = engine.backlog.wait_s
+    engine.backlog.check_room(wait_s + 1.0)
+    engine.backlog.check_room(wait_s + 1.0, max_tokens=5)
+    engine.backlog.check_room(wait_s + 9.0, max_tokens=50)
+    with pytest.raises(OverloadedError, match=r"a completion takes about [34]\.?\d* s"):
+        engine.backlog.check_room(wait_s + 1.0, max_tokens=50)
 
 
 ACTIONS = st.lists(
