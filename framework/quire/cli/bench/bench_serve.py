@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from quire.cli.bench.serving.load_client import LoadClient, Target
+from quire.cli.bench.serving.load_client import LoadClient, LoadTarget
 from quire.cli.bench.serving.load_figures import parse_goals
 from quire.cli.bench.serving.load_report import chart, report_lines
-from quire.cli.bench.serving.load_run import Load, LoadResult, run_load
+from quire.cli.bench.serving.load_run import LoadPlan, LoadResult, run_load
 from quire.cli.bench.serving.prompts import FilePrompts, RandomPrompts, length_of, read_prompts
 from quire.cli.bench.tables import machine_info
 from quire.cli.command_parser import CommandParser, number
@@ -149,7 +149,7 @@ def lines(figures: Mapping[str, Any]) -> list[str]:
 
 async def _run_loads(
     arguments: argparse.Namespace,
-    target: Target,
+    target: LoadTarget,
     prompts: RandomPrompts | FilePrompts,
     goals: Mapping[str, float],
 ) -> tuple[str, list[LoadResult]]:
@@ -181,21 +181,21 @@ async def _warm_up(
     if not arguments.warmup:
         return
     rng = random.Random(f"{arguments.seed} warm-up")
-    result = await run_load(client, prompts.requests(arguments.warmup, rng), Load(), {}, rng)
+    result = await run_load(client, prompts.requests(arguments.warmup, rng), LoadPlan(), {}, rng)
     if not result.figures["completed"]:
         first = result.outcomes[0]
         raise BenchmarkError(f"the server refuses the requests: {first.error} {first.detail}")
 
 
-def _loads(arguments: argparse.Namespace) -> Sequence[Load]:
+def _loads(arguments: argparse.Namespace) -> Sequence[LoadPlan]:
     return [
-        Load(rate, arguments.burstiness, limit)
+        LoadPlan(rate, arguments.burstiness, limit)
         for rate in arguments.request_rate
         for limit in arguments.max_concurrency
     ]
 
 
-def _target(arguments: argparse.Namespace) -> Target:
+def _target(arguments: argparse.Namespace) -> LoadTarget:
     try:
         extra = json.loads(arguments.extra_body)
     except ValueError as error:
@@ -205,7 +205,7 @@ def _target(arguments: argparse.Namespace) -> Target:
     fields = {"temperature": arguments.temperature} | extra
     if arguments.ignore_eos:
         fields["ignore_eos"] = True
-    return Target(
+    return LoadTarget(
         arguments.url or DEFAULT_URL,
         arguments.endpoint,
         arguments.model or "",
@@ -224,7 +224,7 @@ def _api_key(path: str | None) -> str | None:
         raise SettingsError(f"--api-key-file: {error}") from None
 
 
-def _prompts(arguments: argparse.Namespace, target: Target) -> RandomPrompts | FilePrompts:
+def _prompts(arguments: argparse.Namespace, target: LoadTarget) -> RandomPrompts | FilePrompts:
     if arguments.prompts:
         return read_prompts(Path(arguments.prompts), arguments.output_len, is_chat=target.is_chat)
     lengths = (arguments.input_len or DEFAULT_INPUT_LEN, arguments.output_len or DEFAULT_OUTPUT_LEN)
@@ -246,7 +246,7 @@ def _check_positive(flag: str, numbers: Sequence[float]) -> None:
         raise UsageError(f"{flag} must be more than 0", hint="see `quire bench serve --help`")
 
 
-def _log(load: Load, result: LoadResult) -> None:
+def _log(load: LoadPlan, result: LoadResult) -> None:
     if sys.stderr.isatty():
         done = f"{result.figures['completed']} done, {result.figures['failed']} failed"
         seconds = result.figures["duration_s"]

@@ -21,7 +21,7 @@ class BodyReader(Protocol):
         """Read bytes that arrived at a time."""
 
 
-class Reply:
+class HTTPReply:
     """A reply that is being received.
 
     Args:
@@ -51,11 +51,11 @@ class HTTPConnection(asyncio.Protocol):
         self._clock = clock
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
-        self._reply: Reply | None = None
+        self._reply: HTTPReply | None = None
         self._now_s = 0.0
         self.is_open = False
 
-    async def exchange(self, request: bytes, reply: Reply) -> None:
+    async def exchange(self, request: bytes, reply: HTTPReply) -> None:
         """Send a request, and wait for the end of its reply.
 
         Raises:

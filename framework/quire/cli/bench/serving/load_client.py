@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from quire.cli.bench.serving.http_connection import BodyReader, HTTPConnection, Reply
+from quire.cli.bench.serving.http_connection import BodyReader, HTTPConnection, HTTPReply
 from quire.cli.bench.serving.outcome import Outcome
 from quire.cli.bench.serving.prompts import LoadRequest
 from quire.cli.bench.serving.sse_reader import SSEReader
@@ -21,7 +21,7 @@ DETAIL_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LoadTarget:
     """Where the requests of a load go, and what all of them have.
 
     Attributes:
@@ -68,7 +68,7 @@ class LoadClient:
         target: Where they go.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: LoadTarget) -> None:
         self._target = target
         parts = urlsplit(target.url)
         self._host, self._port = str(parts.hostname), parts.port or PORTS[parts.scheme]
@@ -131,21 +131,23 @@ class LoadClient:
             lines += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         return lines.encode() + b"\r\n" + body
 
-    async def _exchange(self, message: bytes, reader: BodyReader | None) -> Reply:
+    async def _exchange(self, message: bytes, reader: BodyReader | None) -> HTTPReply:
         """Send a message; again over a new connection if the server had closed an idle one."""
         while self._idle:
             connection = self._idle.pop()
             if not connection.is_open:
                 continue
-            reply = Reply(reader)
+            reply = HTTPReply(reader)
             try:
                 return await self._over(connection, message, reply)
             except ConnectionError:
                 if reply.status:
                     raise
-        return await self._over(await self._connect(), message, Reply(reader))
+        return await self._over(await self._connect(), message, HTTPReply(reader))
 
-    async def _over(self, connection: HTTPConnection, message: bytes, reply: Reply) -> Reply:
+    async def _over(
+        self, connection: HTTPConnection, message: bytes, reply: HTTPReply
+    ) -> HTTPReply:
         try:
             await connection.exchange(message, reply)
         except BaseException:
@@ -163,7 +165,7 @@ class LoadClient:
         return connection
 
 
-def _judge(reply: Reply, reader: SSEReader, outcome: Outcome) -> None:
+def _judge(reply: HTTPReply, reader: SSEReader, outcome: Outcome) -> None:
     """Write what is wrong with a complete reply to the outcome."""
     if reply.status != 200:
         outcome.error, outcome.detail = str(reply.status), _text(reply.body)

@@ -17,7 +17,7 @@ from quire.cli.bench.serving.prompts import LoadRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadPlan:
     """When the requests of a load are sent.
 
     Attributes:
@@ -42,7 +42,7 @@ class LoadResult:
 async def run_load(
     client: LoadClient,
     requests: Sequence[LoadRequest],
-    load: Load,
+    load: LoadPlan,
     goals_ms: Mapping[str, float],
     rng: random.Random,
 ) -> LoadResult:

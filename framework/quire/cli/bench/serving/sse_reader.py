@@ -9,7 +9,7 @@ from quire.cli.bench.serving.outcome import Outcome
 DONE = b"[DONE]"
 
 
-class ChunkDelta(msgspec.Struct):
+class ReceivedDelta(msgspec.Struct):
     """New part of a chat completion."""
 
     content: str | None = None
@@ -23,11 +23,11 @@ class ChunkDelta(msgspec.Struct):
         return bool(self.content or self.reasoning_content or self.reasoning or self.tool_calls)
 
 
-class ChunkChoice(msgspec.Struct):
+class ReceivedChoice(msgspec.Struct):
     """New part of one completion, from either route."""
 
     text: str = ""
-    delta: ChunkDelta | None = None
+    delta: ReceivedDelta | None = None
 
     @property
     def has_text(self) -> bool:
@@ -35,22 +35,22 @@ class ChunkChoice(msgspec.Struct):
         return bool(self.text) or (self.delta is not None and self.delta.has_text)
 
 
-class ChunkUsage(msgspec.Struct):
+class ReceivedUsage(msgspec.Struct):
     """Tokens as the server counts them."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
 
-class StreamChunk(msgspec.Struct):
+class ReceivedEvent(msgspec.Struct):
     """One event of a stream."""
 
-    choices: list[ChunkChoice] = []
-    usage: ChunkUsage | None = None
+    choices: list[ReceivedChoice] = []
+    usage: ReceivedUsage | None = None
     error: Any = None
 
 
-_decoder = msgspec.json.Decoder(StreamChunk)
+_decoder = msgspec.json.Decoder(ReceivedEvent)
 
 
 class SSEReader:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from scripted_server import scripted_server, streamed, text_events, whole
 
-from quire.cli.bench.serving.load_client import LoadClient, Target
+from quire.cli.bench.serving.load_client import LoadClient, LoadTarget
 from quire.cli.bench.serving.outcome import Outcome
 from quire.cli.bench.serving.prompts import LoadRequest
 from quire.errors import BenchmarkError, UsageError
@@ -24,7 +24,9 @@ def completed(*replies, request=REQUEST, delay_s=0.0, **target):
 
     async def run():
         async with scripted_server(answers(*replies), delay_s) as server:
-            client = LoadClient(Target(**{"url": server.url, "endpoint": "completions"} | target))
+            client = LoadClient(
+                LoadTarget(**{"url": server.url, "endpoint": "completions"} | target)
+            )
             outcomes = [Outcome() for _ in replies]
             for outcome in outcomes:
                 await client.complete(request, outcome)
@@ -73,7 +75,7 @@ def test_more_fields_and_the_key_are_sent():
 
 
 def test_the_key_is_not_shown():
-    assert "secret" not in repr(Target("http://h", "chat", api_key="secret"))
+    assert "secret" not in repr(LoadTarget("http://h", "chat", api_key="secret"))
 
 
 def test_a_connection_is_used_again():
@@ -134,7 +136,7 @@ def test_a_request_may_take_its_time_and_no_longer():
 def first_model(reply, url=None):
     async def run():
         async with scripted_server(answers(reply)) as server:
-            client = LoadClient(Target(url or server.url + "/v1", "chat"))
+            client = LoadClient(LoadTarget(url or server.url + "/v1", "chat"))
             try:
                 return await client.first_model(), server.requests
             finally:
@@ -162,4 +164,4 @@ def test_no_server_is_named_by_its_address():
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://h", "http://"])
 def test_what_is_no_address_is_wrong_usage(url):
     with pytest.raises(UsageError, match="is no address of a server"):
-        Target(url, "chat")
+        LoadTarget(url, "chat")
