@@ -637,6 +637,12 @@ class ServerSettings:
         is_path=True,
     )
 
+    health_port: int = option(
+        0,
+        "Further port for /livez, /readyz and /health, which need no key there and are answered by "
+        "a thread of its own, however busy the server is; 0: none.",
+    )
+
     @property
     def requires_key(self) -> bool:
         """Whether requests need an API key."""
@@ -650,6 +656,10 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise SettingsError(f"port must be from 0 to 65535, got {self.port}")
+        if not 0 <= self.health_port <= 65535:
+            raise SettingsError(f"health_port must be from 0 to 65535, got {self.health_port}")
+        if self.health_port and self.health_port == self.port:
+            raise SettingsError(f"port and health_port are both {self.port}; they must differ")
         _check_at_least("max_body_bytes", self.max_body_bytes, 1)
         if self.max_received_bytes < self.max_body_bytes:
             raise SettingsError(

@@ -3,7 +3,7 @@
 from quire.config import Settings
 from quire.launch import start_engine
 from quire.plugins.report import plugins_report
-from quire.server.http_server import bound_socket, serve
+from quire.server.http_server import bound_health_socket, bound_socket, serve
 from quire.server.keys.accounts import Accounts
 
 
@@ -14,7 +14,7 @@ def run_server(settings: Settings) -> None:
         QuireError: The address cannot be bound, the model cannot be served, or the engine died.
     """
     accounts = Accounts.load(settings.server)
-    with bound_socket(settings.server) as bound:
+    with bound_socket(settings.server) as bound, bound_health_socket(settings.server) as health:
         engine = start_engine(settings, is_serving=True)
         serve(
             engine.async_frontend(),
@@ -22,6 +22,7 @@ def run_server(settings: Settings) -> None:
             lambda: plugins_report(engine.plugins),
             on_ready=lambda url: print(f"{engine.model_name} is served at {url}", flush=True),
             bound=bound,
+            bound_health=health,
             accounts=accounts,
             stats_hooks=engine.plugins.hooks("stats_logged"),
         )

@@ -6,10 +6,11 @@ If the engine dies, the server exits with an error, so that its supervisor can s
 """
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from quire.config import ServerSettings
@@ -17,6 +18,7 @@ from quire.errors import EngineDeadError, SettingsError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.intake.request_hooks import RequestHook
 from quire.server.app import create_app
+from quire.server.health_server import HealthServer
 from quire.server.http.acceptor import Acceptor
 from quire.server.http.connection_limit import connection_limits
 from quire.server.http.connections import Connections
@@ -25,6 +27,7 @@ from quire.server.http.origins import is_loopback
 from quire.server.http.refusals import Refusals
 from quire.server.keys.accounts import Accounts
 from quire.server.observe.monitor import Monitor
+from quire.server.routes.health import HealthRoutes
 from quire.server.stats_log import log_stats
 from quire.server.stop_signals import signals_handled
 
@@ -69,6 +72,7 @@ class HTTPServer:
             frontend, settings, plugins_report, self._lifecycle, self._accounts, self._monitor
         )
         self._frontend = frontend
+        self._plugins_report = plugins_report
         self._settings = settings
         self._on_ready = on_ready
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -79,9 +83,25 @@ class HTTPServer:
         self._abort = asyncio.Event()
         self._end = asyncio.Event()
 
-    def run(self, listeners: Sequence[socket.socket]) -> None:
-        """Serve on bound sockets, in an event loop of its own, until the server is stopped."""
-        asyncio.run(self.serve(listeners))
+    def run(
+        self, listeners: Sequence[socket.socket], health_listener: socket.socket | None = None
+    ) -> None:
+        """Serve on bound sockets, in an event loop of its own, until the server is stopped.
+
+        Args:
+            listeners: Bound sockets.
+            health_listener: Bound socket of the port that has only health checks.
+        """
+        health = None
+        if health_listener is not None:
+            routes = HealthRoutes(self._frontend, self._lifecycle, self._plugins_report)
+            health = HealthServer(routes, health_listener)
+            health.start()
+        try:
+            asyncio.run(self.serve(listeners))
+        finally:
+            if health is not None:
+                health.stop()
 
     async def serve(self, listeners: Sequence[socket.socket]) -> None:
         """Serve on bound sockets until the server is stopped."""
@@ -94,6 +114,7 @@ class HTTPServer:
             asyncio.create_task(log_stats(self._frontend, hooks=self._stats_hooks)),
             asyncio.create_task(self._monitor.measure()),
             asyncio.create_task(self._end_with_engine()),
+            asyncio.create_task(self._lifecycle.beat()),
             asyncio.create_task(self._accounts.follow_files()),
         ]
         with signals_handled(self._on_signal):
@@ -156,6 +177,7 @@ def serve(
     plugins_report: Callable[[], list[dict[str, Any]]],
     on_ready: Callable[[str], None] | None = None,
     bound: socket.socket | None = None,
+    bound_health: socket.socket | None = None,
     accounts: Accounts | None = None,
     stats_hooks: Sequence[RequestHook] = (),
 ) -> None:
@@ -167,6 +189,7 @@ def serve(
         plugins_report: Function that returns a dict per plugin, for /v1/plugins.
         on_ready: Function called with the server's URL once it listens; `port` 0 takes a free port.
         bound: Result of `bound_socket`, if the address was bound before the frontend was made.
+        bound_health: Result of `bound_health_socket`, as for `bound`.
         accounts: Accounts of the keys, if they were loaded before, so that errors are known early.
         stats_hooks: The plugins' `stats_logged`.
 
@@ -175,7 +198,12 @@ def serve(
         EngineDeadError: The engine died, so the server exited.
     """
     server = HTTPServer(frontend, settings, plugins_report, on_ready, accounts, stats_hooks)
-    server.run([bound or bound_socket(settings)])
+    listener = bound or bound_socket(settings)
+    if bound_health is not None or not settings.health_port:
+        server.run([listener], bound_health)
+    else:
+        with bound_health_socket(settings) as health:
+            server.run([listener], health)
     if server.engine_death is not None:
         raise EngineDeadError(server.engine_death.headline)
 
@@ -190,22 +218,7 @@ def bound_socket(settings: ServerSettings) -> socket.socket:
     Raises:
         SettingsError: The address cannot be bound.
     """
-    try:
-        found = socket.getaddrinfo(
-            settings.host,
-            settings.port,
-            type=socket.SOCK_STREAM,
-            proto=socket.IPPROTO_TCP,  # asyncio disables Nagle's algorithm only if it sees this
-            flags=socket.AI_PASSIVE,
-        )
-        found.sort(key=lambda entry: entry[0] != socket.AF_INET)  # "localhost": 127.0.0.1 first
-        family, kind, protocol, _, address = found[0]
-        bound = _bound(socket.socket(family, kind, protocol), address)
-    except OSError as error:
-        raise SettingsError(
-            f"cannot listen on {settings.host} port {settings.port}: {error}; choose another "
-            "address with --host and --port (port 0 takes a free one)"
-        ) from error
+    bound = _bound_to(settings.host, settings.port, "--port (port 0 takes a free one)")
     if not settings.requires_key and not is_loopback(settings.host):
         logger.warning(
             "%s can be reached by other machines, and no key is asked for: set QUIRE_API_KEY, or "
@@ -213,6 +226,39 @@ def bound_socket(settings: ServerSettings) -> socket.socket:
             settings.host,
         )
     return bound
+
+
+@contextlib.contextmanager
+def bound_health_socket(settings: ServerSettings) -> Iterator[socket.socket | None]:
+    """Yield a socket bound to `health_port`, closed at the end; None if there is none.
+
+    Raises:
+        SettingsError: The address cannot be bound.
+    """
+    if not settings.health_port:
+        yield None
+        return
+    with _bound_to(settings.host, settings.health_port, "--health-port") as listener:
+        yield listener
+
+
+def _bound_to(host: str, port: int, flag: str) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(
+            host,
+            port,
+            type=socket.SOCK_STREAM,
+            proto=socket.IPPROTO_TCP,  # asyncio disables Nagle's algorithm only if it sees this
+            flags=socket.AI_PASSIVE,
+        )
+        found.sort(key=lambda entry: entry[0] != socket.AF_INET)  # "localhost": 127.0.0.1 first
+        family, kind, protocol, _, address = found[0]
+        return _bound(socket.socket(family, kind, protocol), address)
+    except OSError as error:
+        raise SettingsError(
+            f"cannot listen on {host} port {port}: {error}; choose another address with --host and "
+            f"{flag}"
+        ) from error
 
 
 def _bound(listener: socket.socket, address: Any) -> socket.socket:

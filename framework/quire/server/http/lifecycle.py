@@ -5,9 +5,13 @@ While the server drains it still listens: running requests finish, and new ones 
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Collection
 
 from quire.server.http.connection_limit import connection_limits
+
+BEAT_S = 0.5
+SILENCE_LIMIT_S = 10.0  # an event loop that does not run for so long counts as blocked
 
 
 class Lifecycle:
@@ -26,6 +30,7 @@ class Lifecycle:
         self.num_received_bytes: Callable[[], int] = int
         self.is_draining = False
         self.num_in_flight = 0
+        self._beat_s: float | None = None
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -44,6 +49,18 @@ class Lifecycle:
     def is_crowded(self) -> bool:
         """Whether there are more connections than are served with more than health checks."""
         return bool(self.connections) and len(self.connections) > connection_limits().served
+
+    async def beat(self) -> None:
+        """Show at intervals that the event loop runs, until cancelled."""
+        while True:
+            self._beat_s = time.monotonic()
+            await asyncio.sleep(BEAT_S)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the event loop is blocked; may be read from any thread."""
+        beat_s = self._beat_s
+        return beat_s is not None and time.monotonic() - beat_s > SILENCE_LIMIT_S
 
     def drain(self) -> None:
         """Refuse new requests from now on."""

@@ -13,7 +13,7 @@ from quire.server.http.lifecycle import Lifecycle
 
 
 class HealthRoutes:
-    """Routes for monitoring the server.
+    """Routes for monitoring the server; the health checks may be called from any thread.
 
     Args:
         frontend: Frontend, which has the state of the engine.
@@ -41,6 +41,8 @@ class HealthRoutes:
         del request
         if self._lifecycle.is_draining:
             return json_response({"status": "draining"}, 503)
+        if self._lifecycle.is_silent:
+            return json_response({"status": "blocked"}, 503)
         if self._frontend.is_stalled:
             return json_response({"status": "stalled"}, 503)
         if not self._frontend.is_ready():

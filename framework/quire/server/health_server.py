@@ -1,0 +1,77 @@
+"""Health checks on a port of their own, in a thread of its own.
+
+The main event loop may be busy: with a flood of requests, or with a part that blocks it. A
+supervisor that gets no answer in time would kill a server with all that it computes. The thread
+here waits for the interpreter at most, and it also sees what the main loop cannot report: that the
+loop itself has stopped.
+"""
+
+import asyncio
+import logging
+import socket
+import threading
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+from quire.errors import QuireError
+from quire.server.http.acceptor import Acceptor
+from quire.server.http.connections import Connections
+from quire.server.http.refusals import Refusals
+from quire.server.routes.health import HealthRoutes
+from quire.server.wire.http_errors import handle_error
+
+logger = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 1.0
+
+
+class HealthServer:
+    """Serves `/livez`, `/readyz` and `/health` from a thread; none of them needs a key.
+
+    Args:
+        routes: Health checks; they only read, so they may be called from any thread.
+        listener: Bound socket; closed by `stop`.
+    """
+
+    def __init__(self, routes: HealthRoutes, listener: socket.socket) -> None:
+        self._listener = listener
+        paths = {"/livez": routes.livez, "/readyz": routes.readyz, "/health": routes.health}
+        self._app = Starlette(
+            routes=[Route(path, endpoint) for path, endpoint in paths.items()],
+            exception_handlers={HTTPException: handle_error, QuireError: handle_error},
+        )
+        self._app.router.redirect_slashes = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._end = asyncio.Event()
+        self._is_started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="quire-health", daemon=True)
+
+    def start(self) -> None:
+        """Serve from now on."""
+        self._thread.start()
+        self._is_started.wait(STOP_TIMEOUT_S)
+
+    def stop(self) -> None:
+        """End the thread, and close its connections."""
+        if self._loop is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._end.set)
+        self._thread.join(STOP_TIMEOUT_S)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except Exception:  # the edge of the thread: the server goes on without it
+            logger.exception("the health checks on their own port ended")
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        refusals = Refusals()
+        connections = Connections(self._app, refusals)
+        acceptor = Acceptor(self._listener, connections.make, refusals)
+        acceptor.start()
+        self._is_started.set()
+        await self._end.wait()
+        acceptor.stop()
+        await connections.close(0.1)
