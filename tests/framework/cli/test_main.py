@@ -39,6 +39,26 @@ def test_light_commands_do_not_load_torch(argv):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    "argv", [["serve", "nosuchmodel", "--port", "0"], ["run", "-m", "nosuchmodel", "hi"]]
+)
+def test_a_model_that_is_nowhere_is_reported_before_torch_is_loaded(argv):
+    code = (
+        "import sys; from quire.cli.main import main\n"
+        "status = main(sys.argv[1:])\n"
+        "sys.exit(f'status {status}, torch: {\"torch\" in sys.modules}')"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True)
+    lines = [line for line in done.stderr.splitlines() if " INFO " not in line]
+    assert lines[0] == "quire: there is no model 'nosuchmodel' [checkpoint_not_found]"
+    assert [line.split(":")[0].strip() for line in lines[1:4]] == [
+        "It is no checkpoint that a plugin ships",
+        "It is no folder",
+        "As the id of a model on a hub",
+    ]
+    assert lines[4:] == ["status 1, torch: False"]
+
+
 def test_the_reader_of_a_pipe_may_stop_early():
     code = (
         "import sys; from quire.cli.main import main; sys.exit(main(['plugins', 'list', '--json']))"

@@ -3,9 +3,12 @@
 import asyncio
 import json
 import threading
+import time
 
 import pytest
 from scripted_server import scripted_server, streamed, text_events, whole
+from served_process import served_process
+from terminal import Terminal
 
 from quire.cli.main import main
 
@@ -121,3 +124,30 @@ def test_a_server_that_refuses_the_warm_up_is_quoted(server, capsys, monkeypatch
     monkeypatch.setattr(server, "_answer", lambda *_: refusal)
     assert main(["bench", "serve", server.url, "--model", "mine"]) == 1
     assert "the server refuses the requests: 400" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+def test_quires_own_server_is_measured(endpoint, tmp_path):
+    figures_file = tmp_path / "figures.json"
+    argv = ["--endpoint", endpoint, "--num-prompts", "4", "--input-len", "8", "--output-len", "5"]
+    argv += ["--ignore-eos", "--json", str(figures_file)]
+    with served_process(tmp_path / "log") as served:
+        assert main(["bench", "serve", str(served.client.base_url), *argv]) == 0
+    figures = json.loads(figures_file.read_text())
+    (load,) = figures["loads"]
+    assert figures["model"] == "demo"
+    assert (load["completed"], load["errors"], load["tokens_are_counted"]) == (4, {}, True)
+    assert load["output_tokens"] == 20
+    assert load["input_tokens"] >= 32
+    assert 0 < load["ttft_ms"]["p50"] <= load["e2el_ms"]["p50"]
+
+
+def test_ctrl_c_ends_a_load_without_a_traceback(server):
+    terminal = Terminal("bench", "serve", server.url, "--request-rate", "0.1", "--warmup", "1")
+    deadline = time.monotonic() + 60
+    while not completions(server):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    terminal.type("\x03")
+    assert terminal.status() == 130
+    assert "Traceback" not in terminal.shown
