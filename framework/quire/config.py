@@ -636,6 +636,11 @@ class ServerSettings:
         "None: no access log.",
         is_path=True,
     )
+    otlp_traces_endpoint: str | None = option(
+        None,
+        "URL of an OpenTelemetry collector, to which traces of requests are sent by OTLP over HTTP, "
+        "such as http://localhost:4318/v1/traces; needs quire[otel]; None: no traces.",
+    )
 
     health_port: int = option(
         0,

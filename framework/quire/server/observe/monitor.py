@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.config import ServerSettings
+from quire.errors import SettingsError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.server.http.lifecycle import Lifecycle
 from quire.server.observe.access_log import AccessLog
@@ -14,20 +16,23 @@ from quire.server.observe.exposition import Exposition
 from quire.server.observe.loop_lag import measure_loop_lag
 from quire.server.observe.readings import Readings
 
+if TYPE_CHECKING:
+    from quire.server.observe.tracing import Tracing
+
 
 class Monitor:
     """Metrics, traces and access log of a server.
 
     Args:
         frontend: Frontend, which has the metrics of requests and steps.
-        settings: Names of metrics, and where to log to.
+        settings: Names of metrics, and where to log and to send traces to.
         lifecycle: Lifecycle, which has the requests and connections.
 
     Attributes:
         exposition: Metrics of the server.
 
     Raises:
-        SettingsError: The access log cannot be written.
+        SettingsError: The access log cannot be written, or traces cannot be sent.
     """
 
     def __init__(
@@ -42,8 +47,14 @@ class Monitor:
         self._loop_lag_s = readings.loop_lag_s
         self.exposition = Exposition(readings, settings.metrics_names)
         self._sinks: list[Callable[[Exchange], None]] = [readings.http.add]
+        self._closers: list[Callable[[], None]] = []
         if self._log is not None:
             self._sinks.append(self._log.add)
+            self._closers.append(self._log.close)
+        if settings.otlp_traces_endpoint is not None:
+            tracing = _tracing_to(settings.otlp_traces_endpoint)
+            self._sinks.append(tracing.add)
+            self._closers.append(tracing.close)
 
     async def measure(self) -> None:
         """Measure what needs a clock, until cancelled."""
@@ -55,9 +66,37 @@ class Monitor:
             sink(exchange)
 
     def close(self) -> None:
-        """Write what is held back."""
-        if self._log is not None:
-            self._log.close()
+        """Write and send what is held back."""
+        for close in self._closers:
+            close()
+
+
+def check_outputs(settings: ServerSettings) -> None:
+    """Return if the access log can be written and traces can be sent, before a model is loaded.
+
+    Raises:
+        SettingsError: One of them cannot.
+    """
+    if settings.access_log:
+        AccessLog.open(settings.access_log).close()
+    if settings.otlp_traces_endpoint is not None:
+        _tracing_to(settings.otlp_traces_endpoint).close()
+
+
+def _tracing_to(endpoint: str) -> "Tracing":
+    """Return the tracing to a collector.
+
+    Raises:
+        SettingsError: OpenTelemetry is not installed, or the endpoint is not an HTTP URL.
+    """
+    try:
+        from quire.server.observe import tracing  # its imports are an extra, and take long
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            f"otlp_traces_endpoint needs OpenTelemetry, and there is no module {error.name!r}: "
+            "install it with `pip install 'quire[otel]'`"
+        ) from None
+    return tracing.Tracing.to(endpoint)
 
 
 class ObservedApp:
