@@ -638,8 +638,8 @@ class ServerSettings:
     )
     otlp_traces_endpoint: str | None = option(
         None,
-        "URL of an OpenTelemetry collector, to which traces of requests are sent by OTLP over HTTP, "
-        "such as http://localhost:4318/v1/traces; needs quire[otel]; None: no traces.",
+        "URL of an OpenTelemetry collector, to which traces of requests are sent by OTLP over "
+        "HTTP, such as http://localhost:4318/v1/traces; needs quire[otel]; None: no traces.",
     )
 
     health_port: int = option(

@@ -11,6 +11,7 @@ from importlib import import_module
 from importlib.metadata import version
 
 from quire.cli.command_parser import CommandParser
+from quire.cli.log_flags import LogFlags, add_log_flags
 from quire.errors import UsageError
 from quire.plugins.registry import did_you_mean
 
@@ -148,6 +149,7 @@ def parser_of(path: Sequence[str]) -> CommandParser:
     summary = command.actions[path[1]] if len(path) > 1 else command.summary
     parser = CommandParser(path, summary)
     import_module(f"quire.cli.{path[0]}").add_arguments(parser)
+    add_log_flags(parser)
     return parser
 
 
@@ -166,11 +168,14 @@ def help_text(path: Sequence[str]) -> str:
 
 def _run(path: Sequence[str], command: Command, arguments: argparse.Namespace) -> int:
     from quire.cli.terminal_log import log_to_stderr
+    from quire.process.call_trace import trace_calls_if_asked
     from quire.process.children.stack_dump import enable_stack_dumps
 
     enable_stack_dumps()
     arguments.path = tuple(path)
-    with log_to_stderr(command.log_level):
+    flags = LogFlags.of(arguments, command.log_level)
+    trace_calls_if_asked()
+    with log_to_stderr(flags.level):
         return int(import_module(f"quire.cli.{path[0]}").run(arguments))
 
 

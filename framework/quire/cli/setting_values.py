@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quire.cli.log_flags import LEVEL_VARIABLE
 from quire.cli.options import Option, all_options
 from quire.config import ENVIRONMENT_PREFIX, Settings
 from quire.errors import SettingsError, UsageError
 from quire.machine import instruction_sets
 from quire.native import compiled_cache, compiler
 from quire.plugins.registry import did_you_mean
+from quire.process import call_trace, log_lines
 
 DEFAULT_ORIGIN = "default"
 HIDDEN = "***"  # shown in place of a secret
@@ -29,6 +31,9 @@ OTHER_VARIABLES = frozenset(  # variables of quire that are not options
         instruction_sets.VARIABLE,
         compiler.FLAGS_VARIABLE,
         FAULTS_VARIABLE,
+        LEVEL_VARIABLE,
+        log_lines.VARIABLE,
+        call_trace.VARIABLE,
     }
 )
 

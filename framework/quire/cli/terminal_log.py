@@ -6,13 +6,11 @@ from contextlib import contextmanager
 
 from quire.process.log_lines import log_handler
 
-FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-
 
 @contextmanager
 def log_to_stderr(level: int) -> Iterator[None]:
     """Print log messages from a level on while the context is open."""
-    printer = log_handler(FORMAT)
+    printer = log_handler()
     printer.setLevel(level)
     root = logging.getLogger()
     before = root.level

@@ -1,11 +1,21 @@
 """Lines of a log in which no text of a client begins a line, or reaches a terminal as a command.
 
 A message may quote a model name, an exception or a plugin's text. Control characters and marks of
-the writing direction are escaped, and all lines of a record but its first are indented.
+the writing direction are escaped, and all lines of a record but its first are indented. As JSON, a
+record is one line of printable ASCII.
 """
 
+import json
 import logging
+import os
 import sys
+from datetime import UTC, datetime
+
+from quire.config import ENVIRONMENT_PREFIX
+
+VARIABLE = f"{ENVIRONMENT_PREFIX}LOG_FORMAT"  # also read by child processes
+FORMATS = ("text", "json")
+TEXT_FORMAT = "%(asctime)s %(levelname)s {process}%(name)s: %(message)s"
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 _MARKS = (0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A), 0xFEFF)
@@ -26,12 +36,44 @@ def one_record(text: str) -> str:
     return text if text.isprintable() else text.translate(_ESCAPES).replace("\n", _INDENT)
 
 
-def log_handler(line_format: str) -> logging.Handler:
-    """Return a handler that writes records to standard error.
+class JSONFormatter(logging.Formatter):
+    """A formatter of records as JSON objects.
 
     Args:
-        line_format: Format of a line, as for `logging.Formatter`.
+        process: Name of the process; empty for the one that the user started.
+    """
+
+    def __init__(self, process: str = "") -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record as one line."""
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        fields: dict[str, object] = {
+            "time": time.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            "pid": record.process,
+        }
+        if self._process:
+            fields["process"] = self._process
+        if record.exc_info:
+            fields["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(fields, ensure_ascii=True)
+
+
+def log_handler(process: str = "") -> logging.Handler:
+    """Return a handler that writes records to standard error, in the format of the environment.
+
+    Args:
+        process: Name of a child process, for its lines.
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LineFormatter(line_format))
+    if os.environ.get(VARIABLE) == "json":
+        handler.setFormatter(JSONFormatter(process))
+    else:
+        shown = process.replace("%", "%%") + " " if process else ""
+        handler.setFormatter(LineFormatter(TEXT_FORMAT.format(process=shown)))
     return handler

@@ -1,13 +1,16 @@
 """No text in a record begins a line of the log, or commands a terminal."""
 
 import io
+import json
 import logging
+import os
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.process.log_lines import LineFormatter, log_handler, one_record
+from quire.process.log_lines import VARIABLE, LineFormatter, log_handler, one_record
 
 ESC = "\x1b"
 HOSTILE = ["\r", ESC + "[2J", "\x00", "\x7f", "\x85", "\x9b31m", "\u2028", "\u202e", "\u2066", "\b"]
@@ -31,7 +34,7 @@ def test_what_is_seen_stays_as_it_is(text):
 @pytest.mark.parametrize("mark", HOSTILE)
 def test_a_mark_is_escaped_in_a_message_and_in_a_traceback(mark):
     written = io.StringIO()
-    handler = log_handler("%(levelname)s %(message)s")
+    handler = log_handler()
     assert isinstance(handler, logging.StreamHandler)
     assert isinstance(handler.formatter, LineFormatter)
     handler.setStream(written)
@@ -43,7 +46,37 @@ def test_a_mark_is_escaped_in_a_message_and_in_a_traceback(mark):
         record.exc_info = (ValueError, error, error.__traceback__)
     handler.handle(record)
     first, *rest = written.getvalue().removesuffix("\n").split("\n")
-    assert first.startswith("ERROR model x\\")
+    assert " ERROR None: model x\\" in first
     assert all(line.startswith("    ") for line in rest)
     assert mark not in written.getvalue()
     assert "\n    2026-01-01 INFO quire: forged" in written.getvalue()
+
+
+@pytest.mark.parametrize("mark", HOSTILE)
+def test_as_json_a_record_is_one_line_of_ascii(mark, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "json")
+    written = io.StringIO()
+    handler = log_handler("worker 1")
+    handler.setStream(written)
+    try:
+        raise ValueError(f"a{mark}b")
+    except ValueError:
+        record = logging.LogRecord(
+            "quire.x", logging.ERROR, "x.py", 1, "model %s", (f"x{mark}\ny",), sys.exc_info()
+        )
+    handler.handle(record)
+    line = written.getvalue()
+    assert line.endswith("}\n")
+    assert all(" " <= character <= "~" for character in line[:-1])
+    found = json.loads(line)
+    assert (found["level"], found["logger"]) == ("error", "quire.x")
+    assert found["message"] == f"model x{mark}\ny"
+    assert (found["process"], found["pid"]) == ("worker 1", os.getpid())
+    assert f"ValueError: a{mark}b" in found["traceback"]
+
+
+def test_as_text_a_child_process_has_its_name_in_the_line(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    handler = log_handler("engine 100%")
+    record = logging.LogRecord("quire.x", logging.INFO, "x.py", 1, "hello", (), None)
+    assert handler.format(record).endswith("INFO engine 100% quire.x: hello")

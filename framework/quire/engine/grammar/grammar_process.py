@@ -50,6 +50,7 @@ from quire.interfaces.structured_output import (
     Vocabulary,
 )
 from quire.plugins.loading import Registries, load_plugins
+from quire.process.call_trace import trace_calls_if_asked
 from quire.process.children.stack_dump import enable_stack_dumps
 from quire.process.children.watchdog import Watchdog, die_with, leave_to_parent
 
@@ -274,6 +275,7 @@ def main(arguments: list[str]) -> None:
     """
     leave_to_parent(signal.SIGINT)  # Ctrl-C is handled by the engine, which disconnects
     engine_pid, control_fd, setup_fd, masks_fd = (int(argument) for argument in arguments)
+    trace_calls_if_asked()
     enable_stack_dumps(keep_stderr=True)  # of the forked processes, which redirect theirs
     watchdog = die_with(engine_pid) if sys.platform == "linux" else None
     with socket.socket(fileno=control_fd) as control:

@@ -38,8 +38,7 @@ logger = logging.getLogger(__name__)
 
 def run(config: EngineConfig) -> int:
     """Connect, start the engine, and serve it until the parent stops it; return the exit status."""
-    line_format = f"%(asctime)s %(levelname)s {config.name} %(name)s: %(message)s"
-    logging.basicConfig(level=config.log_level, handlers=[log_handler(line_format)])
+    logging.basicConfig(level=config.log_level, handlers=[log_handler(config.name)])
     channel = Channel(ToEngine, config.address, is_listening=False)
     channel.send(Connected())
     try:

@@ -7,6 +7,7 @@ watchdog runs, so the death of the engine is always noticed at once.
 import signal
 import sys
 
+from quire.process.call_trace import trace_calls_if_asked
 from quire.process.children.stack_dump import enable_stack_dumps, offer_stack
 from quire.process.children.watchdog import die_with, leave_to_parent
 
@@ -22,6 +23,7 @@ def main(arguments: list[str]) -> int:
     # The engine handles these signals and stops its workers; the watchdog sees its death.
     leave_to_parent(signal.SIGINT, signal.SIGTERM)
     enable_stack_dumps()
+    trace_calls_if_asked()
     stack_fd = offer_stack()
     die_with(int(arguments[0]), *arguments[1:]).guard()
 

@@ -62,8 +62,7 @@ logger = logging.getLogger(__name__)
 
 def run(config: WorkerConfig, stack_fd: int) -> int:
     """Join the engine, and serve it until it stops this process; return the exit status."""
-    line_format = f"%(asctime)s %(levelname)s worker {config.rank} %(name)s: %(message)s"
-    logging.basicConfig(level=config.log_level, handlers=[log_handler(line_format)])
+    logging.basicConfig(level=config.log_level, handlers=[log_handler(f"worker {config.rank}")])
     try:
         channel = _connected(config)
     except QuireError as error:

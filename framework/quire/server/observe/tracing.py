@@ -1,9 +1,9 @@
 """Traces for OpenTelemetry: the spans of an HTTP request, made once it is over.
 
-A span for the HTTP request, with that of its caller as its parent if it sent a `traceparent`;
-within it one for the completions, with the attributes of the GenAI conventions; and within that, for
-each completion, the time in the queue, the prefill and the decode. Nothing is done while tokens are
-generated.
+The first is for the HTTP request; its parent is the span in its `traceparent`, if it has one.
+Within it is one for the completions, with the attributes of the GenAI conventions, and within that
+are, for each completion, the time in the queue, the prefill and the decode. Nothing is done while
+tokens are generated.
 
 Conventions: https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/
 """

@@ -18,7 +18,7 @@ from quire.errors import SettingsError
 from quire.messages import ErrorReport
 from quire.server.app import create_app
 from quire.server.http.lifecycle import Lifecycle
-from quire.server.observe.monitor import Monitor
+from quire.server.observe.monitor import Monitor, check_outputs
 from quire.server.observe.tracing import Tracing, traces_url
 
 CHAT = "/v1/chat/completions"
@@ -168,6 +168,8 @@ def test_without_the_extra_the_server_does_not_start(frontend, monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     settings = ServerSettings(otlp_traces_endpoint="http://127.0.0.1:4318")
     with pytest.raises(SettingsError, match=r"pip install 'quire\[otel\]'"):
+        check_outputs(settings)
+    with pytest.raises(SettingsError, match="no module 'opentelemetry"):
         Monitor(frontend, settings, Lifecycle())
 
 
