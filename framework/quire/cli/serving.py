@@ -5,6 +5,7 @@ from quire.launch import start_engine
 from quire.plugins.report import plugins_report
 from quire.server.http_server import bound_health_socket, bound_socket, serve
 from quire.server.keys.accounts import Accounts
+from quire.server.observe.monitor import check_outputs
 
 
 def run_server(settings: Settings) -> None:
@@ -15,6 +16,7 @@ def run_server(settings: Settings) -> None:
     """
     accounts = Accounts.load(settings.server)
     with bound_socket(settings.server) as bound, bound_health_socket(settings.server) as health:
+        check_outputs(settings.server)
         engine = start_engine(settings, is_serving=True)
         serve(
             engine.async_frontend(),

@@ -22,10 +22,10 @@ _EVENTS = {"call": "->", "return": "<-", "c_call": "=>"}
 def trace_calls_if_asked() -> None:
     """Start a trace if the environment names a file for it."""
     if target := os.environ.get(VARIABLE):
-        CallTrace(target).start()
+        TracedCalls(target).start()
 
 
-class CallTrace:
+class TracedCalls:
     """Writes the calls of this process, and of its forks, to files with their process ids.
 
     Args:

@@ -6,7 +6,7 @@ import sys
 
 from processes import eventually
 
-from quire.process.call_trace import CallTrace
+from quire.process.call_trace import TracedCalls
 
 HANGS = """
 import threading
@@ -66,7 +66,7 @@ def test_a_fork_writes_a_file_of_its_own(tmp_path):
 
 
 def test_a_large_file_gives_way_to_another(tmp_path):
-    trace = CallTrace(str(tmp_path / "calls"), max_bytes=100)
+    trace = TracedCalls(str(tmp_path / "calls"), max_bytes=100)
     for number in range(30):
         trace._write(b"%d 45678901234567890\n" % number)
     os.close(trace._descriptor)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import SettingsError
-from quire.server.observe.exchange import Exchange
+from quire.server.observe.exchange import ObservedExchange
 from quire.server.observe.line_writer import LineWriter
 
 STDOUT = "-"
@@ -38,7 +38,7 @@ class AccessLog:
                 "file in a folder that exists and can be written, or - for the standard output"
             ) from None
 
-    def add(self, exchange: Exchange) -> None:
+    def add(self, exchange: ObservedExchange) -> None:
         """Write the line of a request that is over."""
         self._writer.write(line_of(exchange))
 
@@ -51,13 +51,13 @@ class AccessLog:
         self._writer.close()
 
 
-def line_of(exchange: Exchange) -> str:
+def line_of(exchange: ObservedExchange) -> str:
     """Return the line: ASCII without control characters, whatever a client has sent."""
     fields = _fields_of_http(exchange) | _fields_of_generation(exchange)
     return json.dumps(fields, ensure_ascii=True, separators=(",", ":")) + "\n"
 
 
-def _fields_of_http(exchange: Exchange) -> dict[str, Any]:
+def _fields_of_http(exchange: ObservedExchange) -> dict[str, Any]:
     ended = datetime.fromtimestamp(exchange.ended_unix_s, UTC)
     return {
         "time": ended.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -71,7 +71,7 @@ def _fields_of_http(exchange: Exchange) -> dict[str, Any]:
     }
 
 
-def _fields_of_generation(exchange: Exchange) -> dict[str, Any]:
+def _fields_of_generation(exchange: ObservedExchange) -> dict[str, Any]:
     generation = exchange.generation
     if generation is None:
         return {}

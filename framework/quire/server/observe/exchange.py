@@ -36,7 +36,7 @@ class ObservedGeneration(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class ObservedExchange:
     """An HTTP request that is over.
 
     Attributes:

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 
 from quire.frontend.metrics.histogram import LONG_TIMES_S, Histogram
-from quire.server.observe.exchange import Exchange
+from quire.server.observe.exchange import ObservedExchange
 
 _METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"})
 
@@ -22,7 +22,7 @@ class HTTPMetrics:
         self.errors: Counter[str] = Counter()
         self.duration_s: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(LONG_TIMES_S))
 
-    def add(self, exchange: Exchange) -> None:
+    def add(self, exchange: ObservedExchange) -> None:
         """Count a request that is over."""
         method = exchange.method if exchange.method in _METHODS else "other"
         self.requests[method, exchange.route, str(exchange.status)] += 1

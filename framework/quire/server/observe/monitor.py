@@ -11,7 +11,7 @@ from quire.errors import SettingsError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.server.http.lifecycle import Lifecycle
 from quire.server.observe.access_log import AccessLog
-from quire.server.observe.exchange import Exchange
+from quire.server.observe.exchange import ObservedExchange
 from quire.server.observe.exposition import Exposition
 from quire.server.observe.loop_lag import measure_loop_lag
 from quire.server.observe.readings import Readings
@@ -46,7 +46,7 @@ class Monitor:
         )
         self._loop_lag_s = readings.loop_lag_s
         self.exposition = Exposition(readings, settings.metrics_names)
-        self._sinks: list[Callable[[Exchange], None]] = [readings.http.add]
+        self._sinks: list[Callable[[ObservedExchange], None]] = [readings.http.add]
         self._closers: list[Callable[[], None]] = []
         if self._log is not None:
             self._sinks.append(self._log.add)
@@ -60,7 +60,7 @@ class Monitor:
         """Measure what needs a clock, until cancelled."""
         await measure_loop_lag(self._loop_lag_s)
 
-    def add(self, exchange: Exchange) -> None:
+    def add(self, exchange: ObservedExchange) -> None:
         """Take an HTTP request that is over."""
         for sink in self._sinks:
             sink(exchange)
@@ -121,4 +121,4 @@ class ObservedApp:
             await self._app(scope, receive, send)
         finally:
             duration_s = time.monotonic() - scope.get("quire_arrival_s", began_s)
-            self._monitor.add(Exchange(scope, time.time(), duration_s))
+            self._monitor.add(ObservedExchange(scope, time.time(), duration_s))

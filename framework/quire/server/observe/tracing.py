@@ -23,7 +23,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from quire import __version__
 from quire.errors import SettingsError
 from quire.messages import CompletedRequest
-from quire.server.observe.exchange import Exchange, ObservedGeneration
+from quire.server.observe.exchange import ObservedExchange, ObservedGeneration
 
 CLOSE_TIMEOUT_S = 1.0
 MAX_COMPLETIONS = 32  # of a request, that have spans of their own
@@ -54,7 +54,7 @@ class Tracing:
         """
         return cls(BatchSpanProcessor(OTLPSpanExporter(endpoint=traces_url(endpoint))))
 
-    def add(self, exchange: Exchange) -> None:
+    def add(self, exchange: ObservedExchange) -> None:
         """Make the spans of an HTTP request that is over, if it is one that may compute."""
         if exchange.method != "POST":
             return
@@ -81,7 +81,11 @@ class Tracing:
         closing.join(CLOSE_TIMEOUT_S)
 
     def _add_generation(
-        self, exchange: Exchange, generation: ObservedGeneration, server: Span, start_s: float
+        self,
+        exchange: ObservedExchange,
+        generation: ObservedGeneration,
+        server: Span,
+        start_s: float,
     ) -> None:
         operation = OPERATIONS.get(exchange.route, "text_completion")
         span = self._tracer.start_span(
@@ -131,7 +135,7 @@ def _phases(record: CompletedRequest) -> Iterator[tuple[str, float, float]]:
             begin_s += seconds
 
 
-def _http_attributes(exchange: Exchange) -> dict[str, Any]:
+def _http_attributes(exchange: ObservedExchange) -> dict[str, Any]:
     return {
         "http.request.method": exchange.method,
         "http.route": exchange.route,
@@ -166,7 +170,7 @@ def _generation_attributes(generation: ObservedGeneration) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _carrier(exchange: Exchange) -> Mapping[str, str]:
+def _carrier(exchange: ObservedExchange) -> Mapping[str, str]:
     headers = exchange.scope["headers"]
     return {
         name.lower().decode("latin-1"): value.decode("latin-1")

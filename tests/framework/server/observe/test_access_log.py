@@ -13,7 +13,7 @@ from quire.messages import ErrorReport
 from quire.server.app import create_app
 from quire.server.http.lifecycle import Lifecycle
 from quire.server.observe.access_log import AccessLog, line_of
-from quire.server.observe.exchange import Exchange
+from quire.server.observe.exchange import ObservedExchange
 from quire.server.observe.monitor import Monitor
 
 CHAT = "/v1/chat/completions"
@@ -105,7 +105,7 @@ def test_a_failure_within_a_stream_is_logged_with_its_code(logged, core):
 @pytest.mark.parametrize("evil", ["\r\n{}", "\x1b[2J", "\u202e", "\u2028", "\x7f", "\ud800"])
 def test_no_client_can_forge_a_line(evil):
     scope = scope_of("/x") | {"path": f"/a{evil}b" + "c" * 1000, "quire_client": evil}
-    line = line_of(Exchange(scope, 0.0, 0.0))
+    line = line_of(ObservedExchange(scope, 0.0, 0.0))
     assert line.endswith("}\n")
     assert all(" " <= character <= "~" for character in line[:-1])
     found = json.loads(line)
@@ -116,7 +116,7 @@ def test_no_client_can_forge_a_line(evil):
 
 def test_the_query_is_not_logged():
     scope = scope_of("/x", query_string=b"key=secret")
-    assert "secret" not in line_of(Exchange(scope, 0.0, 0.0))
+    assert "secret" not in line_of(ObservedExchange(scope, 0.0, 0.0))
 
 
 def test_a_file_that_cannot_be_opened_stops_the_start(tmp_path):
