@@ -60,7 +60,7 @@ class CommandParser(argparse.ArgumentParser):
         )
         self.path = tuple(path)
         self.words: list[Word] = []
-        self._word_group = self.add_argument_group("arguments")
+        self._positionals.title = "arguments"
         self.add_argument("-h", "--help", action="store_true", help="show this help")
 
     @property
@@ -81,7 +81,7 @@ class CommandParser(argparse.ArgumentParser):
         word = Word(dest, metavar or dest.upper(), help_text, is_required, tuple(choices))
         self.words.append(word)
         # Shown in the help only: argparse takes a word for the first argument that may be left out.
-        self._word_group.add_argument(
+        self.add_argument(
             dest,
             nargs=argparse.SUPPRESS,
             default=argparse.SUPPRESS,

@@ -102,6 +102,11 @@ def test_a_word_may_have_choices():
         made.read(["bsh"])
 
 
+def test_words_stand_before_flags_in_the_help():
+    shown = parser().format_help()
+    assert shown.index("MODEL  ") < shown.index("--size")
+
+
 def test_the_usage_is_one_line():
     first, *rest = parser().format_help().splitlines()
     assert first == "usage: quire do it [options] [MODEL] [PROMPT]"

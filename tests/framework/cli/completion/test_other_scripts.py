@@ -36,6 +36,28 @@ def test_the_shell_can_parse_its_script(shell, script, table, tmp_path):
     subprocess.run([program, "-n", str(path)], check=True)
 
 
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("quire ser", ["serve"]),
+        ("quire plugins ", ["doctor", "list", "show"]),
+        ("quire serve --por", ["--port"]),
+        ("quire run --por", []),
+        ("quire serve --dtype fl", ["float16", "float32"]),
+        ("quire completion ", ["bash", "fish", "zsh"]),
+    ],
+)
+def test_fish_offers_what_is_meant(line, offered, table, tmp_path):
+    program = shutil.which("fish")
+    if program is None:
+        pytest.skip("there is no fish")
+    path = tmp_path / "quire.fish"
+    path.write_text(fish_script.script(table))
+    command = f"source {path}; complete -C '{line}'"
+    done = subprocess.run([program, "-N", "-c", command], capture_output=True, text=True)
+    assert [shown.split("\t")[0] for shown in done.stdout.splitlines()] == offered
+
+
 def test_the_table_has_every_command_and_action(table):
     paths = [command.path for command in table]
     assert ("run",) in paths
