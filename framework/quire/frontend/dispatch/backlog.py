@@ -95,11 +95,15 @@ class Backlog:
         self._end_if_idle()
 
     def remove(self, request_ids: Iterable[str]) -> None:
-        """Forget requests that were aborted or failed; unknown ids are ignored."""
+        """Forget requests that ended before the engine ended them; unknown ids are ignored."""
         for request_id in request_ids:
-            if (work := self._open.get(request_id)) is not None:
+            if request_id not in self._open:
+                continue
+            if (work := self._open[request_id]) is not None:
                 self._serve(request_id, work)
-            self._open.pop(request_id, None)
+            else:
+                self._num_ended += 1
+            del self._open[request_id]
         self._end_if_idle()
 
     @property

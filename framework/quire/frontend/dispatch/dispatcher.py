@@ -197,6 +197,7 @@ class Dispatch:
         if deltas[0].finish_reason is not None:
             with self._lock:
                 self._streams.pop(output.request_id, None)
+                self.backlog.remove([output.request_id])  # a stop string ends it before the engine
         for delta in deltas:
             stream.push(delta)
         return completions[0].must_abort

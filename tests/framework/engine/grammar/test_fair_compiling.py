@@ -36,11 +36,11 @@ def test_a_quick_grammar_does_not_wait_for_24_slow_ones(make_host, client):
 
 
 def test_a_client_that_has_had_less_time_comes_first(make_host):
-    host = make_host(timeout_s=60.0, max_compiling=1)
+    host = make_host(timeout_s=60.0, max_compiling=1, turn_s=1.0)
     for index in range(5):
         host.submit(f"slow {index}", slow(index), client="one")
     time.sleep(0.3)
-    host.submit("quick", QUICK, client="another")
+    host.submit("quick", Params(choice=("quick",)), client="another")
     assert wait_for_outcome(host, "quick") is None
     times = [host._requests[f"slow {index}"].compile_s for index in range(5)]
     assert sum(seconds > 0 for seconds in times) <= 2, "it starts before those that came first"

@@ -122,6 +122,14 @@ def test_what_is_removed_waits_no_longer():
     assert (engine.backlog.num_waiting, engine.backlog.wait_s) == (0, 0)
 
 
+def test_a_completion_that_a_stop_string_ended_counts_for_the_length_of_others():
+    engine = Engine()
+    engine.add(2, num_tokens=100, max_tokens=100)
+    engine.step(10)
+    engine.backlog.remove(["r1", "r2"])
+    assert engine.backlog._completion_tokens == pytest.approx(10)
+
+
 def test_a_full_queue_refuses():
     engine = Engine(max_running=2, max_queued=3)
     engine.add(4)

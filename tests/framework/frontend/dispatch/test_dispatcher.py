@@ -72,6 +72,7 @@ def test_a_stream_is_open_until_it_is_over(run):
             assert (await read(stream))[-1].finish_reason == "stop"
         assert dispatch.streams() == []
         assert not dispatch._streams
+        assert len(dispatch.backlog) == 0
 
     run(test)
 
@@ -100,6 +101,7 @@ def test_a_stop_string_ends_the_request_in_the_engine_and_its_surplus_is_dropped
         assert deltas[-1].finish_reason == "stop"
         await eventually(lambda: core.aborted)
         assert stream.completions.result().outputs[0].text == "the "
+        assert len(dispatch.backlog) == 0
 
     run(test, ScriptedCore(echo, step_s=0.005))
 
