@@ -166,8 +166,10 @@ def _read_file(path: Path, options: Mapping[str, Option]) -> Iterator[SettingVal
         raise SettingsError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
-        raise SettingsError(f"{path} is not YAML: {error}") from None
+    except yaml.YAMLError as error:  # its message quotes lines of the file, which may have keys
+        mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+        place = f": see line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise SettingsError(f"{path} is not YAML{place}") from None
     if not isinstance(content, dict):
         raise SettingsError(f"{path} must contain keys and values")
     for key, value in content.items():

@@ -99,6 +99,15 @@ def test_no_message_shows_a_key(config, text):
     assert "canary" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "text", ["api-key: [sk-canary\nb: 1", "api-key: !sk-canary x", "a: *sk-canary"]
+)
+def test_an_error_of_a_file_names_its_place_and_quotes_no_line(config, text):
+    with pytest.raises(QuireError, match=r"is not YAML: see line [12], column ") as caught:
+        settings_of("--config", config(text))
+    assert "canary" not in str(caught.value)
+
+
 def test_the_items_of_a_list_of_keys_are_not_shown(config):
     settings = settings_of("--config", config("admin-key: [[sk-canary], x]"))
     assert settings.server.admin_key == ("['sk-canary']", "x")
