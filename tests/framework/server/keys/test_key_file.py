@@ -83,6 +83,7 @@ def test_the_example_of_the_docs_is_a_file(file):
         ("keys:\n- key: sk-canary\n   name: [\n", "is not YAML at line 3"),
         ("keys:\n- key: !!python/object/apply:os.system ['sk-canary']\n", "is not YAML"),
         ("keys:\n- key: sk-canary\n--- \n", "is not YAML"),
+        ("keys:\n- key: sk-canary: [\n", "is not YAML at line 2"),
         (b"sk-\xffcanary", "is not UTF-8"),
         ("x" * (MAX_FILE_BYTES + 1), "is larger than"),
     ],

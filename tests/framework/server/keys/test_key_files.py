@@ -40,6 +40,13 @@ def test_a_file_is_read_again_once_it_has_changed(file, caplog):
     assert "canary" not in caplog.text
 
 
+def test_a_key_of_the_same_length_is_another_key(file):
+    files = KeyFiles(ServerSettings(api_key_file=str(file)))
+    files.read()
+    replace(file, file.read_text().replace("1", "9"))
+    assert files.read_changed().find(b"sk-canary-9") is not None
+
+
 @pytest.mark.parametrize("text", ["", "keys:\n- sk-canary", None])
 def test_a_file_that_is_wrong_or_gone_is_named_once_and_changes_nothing(file, caplog, text):
     files = KeyFiles(ServerSettings(api_key_file=str(file)))
