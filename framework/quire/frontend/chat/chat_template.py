@@ -23,6 +23,7 @@ from quire.errors import (
     SettingsError,
 )
 from quire.frontend.chat.conversation import STRICT, normalize_messages, normalize_tools
+from quire.frontend.chat.final_message import cut_at_end_mark, with_end_mark
 from quire.frontend.chat.marked_texts import MarkedTexts
 from quire.frontend.chat.rendered_prompt import RenderedPrompt
 from quire.frontend.text.checkpoint_file import read_json_object
@@ -114,6 +115,7 @@ class ChatTemplate:
         template_kwargs: Mapping[str, Any] | None = None,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         unknown: UnknownFields = STRICT,
     ) -> RenderedPrompt:
         """Return the prompt for a conversation, special tokens included.
@@ -124,22 +126,26 @@ class ChatTemplate:
             template_kwargs: Additional template variables, such as `enable_thinking`. A separate
                 mapping, so that a client cannot set the other parameters.
             add_generation_prompt: True to end with the start of the assistant's turn.
+            continue_final_message: True to end within the last message, after its text.
             unknown: What happens to fields of messages that do not exist.
 
         Raises:
-            ChatTemplateError: There is no template, or it refuses the conversation.
+            ChatTemplateError: There is no template, it refuses the conversation, or it does not
+                write the message to continue.
             InvalidRequestError: A message, a tool or a name in `template_kwargs` is invalid.
         """
         names = dict(template_kwargs or {})
         self._check_names(names)
+        normal = normalize_messages(messages, unknown)
         given = names | {
-            "messages": normalize_messages(messages, unknown),
+            "messages": with_end_mark(messages, normal) if continue_final_message else normal,
             "tools": normalize_tools(tools),
         }
         texts = MarkedTexts(given, self._plain_spellings, self.source)
         variables = self._special_tokens | texts.variables
         variables |= {"documents": None, "add_generation_prompt": add_generation_prompt}
-        return texts.rendered(self._render(self._choose(bool(tools)), variables))
+        rendered = texts.rendered(self._render(self._choose(bool(tools)), variables))
+        return cut_at_end_mark(rendered, normal) if continue_final_message else rendered
 
     def _check_names(self, kwargs: Mapping[str, Any]) -> None:
         reserved = {*PARAMETERS, *FUNCTIONS, *self._special_tokens}

@@ -16,7 +16,11 @@ class RenderedPrompt:
     text: str
     breaks: tuple[int, ...] = ()
 
-    def as_prompt(self) -> dict[str, Any]:
-        """Return the prompt as `Intake.encode` takes it."""
-        prompt: dict[str, Any] = {"prompt": self.text, "add_special_tokens": False}
+    def as_prompt(self, add_special_tokens: bool = False) -> dict[str, Any]:
+        """Return the prompt as `Intake.encode` takes it.
+
+        Args:
+            add_special_tokens: True to add the tokenizer's special tokens to those of the template.
+        """
+        prompt: dict[str, Any] = {"prompt": self.text, "add_special_tokens": add_special_tokens}
         return prompt | ({"special_token_breaks": self.breaks} if self.breaks else {})

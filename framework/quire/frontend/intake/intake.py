@@ -357,7 +357,7 @@ class Intake:
                 f"the prompt is not valid Unicode: {error}", param="prompt"
             ) from error
         if breaks:
-            return self._tokenizer.encode_broken(text, breaks)
+            return self._tokenizer.encode_broken(text, breaks, add_special_tokens)
         return self._tokenizer.encode(text, add_special_tokens)
 
     def _resolve_max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:

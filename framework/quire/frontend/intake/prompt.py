@@ -110,11 +110,8 @@ def _check_truncation(num_tokens: object, side: object) -> None:
 
 
 def _check_breaks(breaks: Sequence[object], prompt: dict[str, Any]) -> None:
-    if not isinstance(prompt.get("prompt"), str) or prompt.get("add_special_tokens") is not False:
-        raise InvalidRequestError(
-            "special_token_breaks need a text and add_special_tokens: false",
-            param="special_token_breaks",
-        )
+    if not isinstance(prompt.get("prompt"), str):
+        raise InvalidRequestError("special_token_breaks need a text", param="special_token_breaks")
     ends = [-1, *breaks, len(prompt["prompt"])]
     are_whole = all(type(end) is int for end in ends)
     if not are_whole or any(i >= j for i, j in pairwise(ends)):  # type: ignore[operator]

@@ -200,15 +200,29 @@ class Tokenizer:
         token_ids = self.backend.encode(text, add_special_tokens=add_special_tokens)
         return self._adjust_bos(token_ids) if add_special_tokens else token_ids
 
-    def encode_broken(self, text: str, breaks: Sequence[int]) -> list[int]:
+    def encode_broken(
+        self, text: str, breaks: Sequence[int], add_special_tokens: bool = False
+    ) -> list[int]:
         """Return the ids of a text in which no special token spans a break.
 
         Args:
-            text: Text with its own special tokens; none is added.
+            text: Text with its own special tokens.
             breaks: Ascending positions in the text.
+            add_special_tokens: True to add the tokenizer's own, as `encode` does.
         """
         bounds = [0, *breaks, len(text)]
-        return self.backend.encode_pieces([text[i:j] for i, j in pairwise(bounds)])
+        token_ids = self.backend.encode_pieces([text[i:j] for i, j in pairwise(bounds)])
+        if not add_special_tokens:
+            return token_ids
+        before, after = self._added_tokens()
+        return [*before, *token_ids, *after]
+
+    def _added_tokens(self) -> tuple[list[int], list[int]]:
+        """Return the ids that `encode` adds before and after a text."""
+        whole, bare = self.encode("a"), self.encode("a", add_special_tokens=False)
+        starts = range(len(whole) - len(bare) + 1)
+        start = next((i for i in starts if whole[i : i + len(bare)] == bare), 0)
+        return whole[:start], whole[start + len(bare) :]
 
     def least_tokens(self, text: str) -> int:
         """Return a number of tokens that a text has at least; quick, as nothing is tokenized."""

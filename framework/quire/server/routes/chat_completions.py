@@ -23,8 +23,8 @@ from quire.server.routes.generation import Generation, respond
 from quire.server.routes.tool_choice import NO_TOOLS, ToolUse, tool_use
 from quire.server.wire.bodies import Body
 from quire.server.wire.finish_reason import finish_reason_of
-from quire.server.wire.openai_logprobs import Positions, chat_logprobs
-from quire.server.wire.params import includes_usage, prompt_options, sampling_params
+from quire.server.wire.openai_logprobs import Positions, TokenSpelling, chat_logprobs
+from quire.server.wire.params import StreamUsage, prompt_options, sampling_params, stream_usage
 from quire.server.wire.protocol import (
     ChatBody,
     ChatChoice,
@@ -73,7 +73,8 @@ class ChatRoute:
         )
         render = partial(self._render, typed, tools.tools)
         rendered = await self._frontend.lanes.run(body.num_bytes // RENDERED, render)
-        prompts = [rendered.as_prompt() | prompt_options(typed)]
+        prompt = rendered.as_prompt(add_special_tokens=bool(typed.add_special_tokens))
+        prompts = [prompt | prompt_options(typed)]
         generation = Generation(
             self._frontend, self._budget, prompts, params, adapter, typed, body.sender
         )
@@ -81,7 +82,12 @@ class ChatRoute:
             generation,
             tools,
             generation.num_top_logprobs or 0,
-            includes_usage(typed),
+            ChatOptions(
+                stream_usage(typed),
+                bool(typed.return_token_ids),
+                bool(typed.return_tokens_as_token_ids),
+                typed.include_reasoning is not False,
+            ),
             generation.envelope("chatcmpl"),
         )
 
@@ -100,12 +106,34 @@ class ChatRoute:
     def _render(self, body: ChatBody, tools: list[dict[str, Any]]) -> RenderedPrompt:
         template = self._frontend.chat_template
         return template.render(
-            body.messages, tools or None, _template_kwargs(body), unknown=self._unknown
+            body.messages,
+            tools or None,
+            _template_kwargs(body),
+            add_generation_prompt=_adds_generation_prompt(body),
+            continue_final_message=bool(body.continue_final_message),
+            unknown=self._unknown,
         )
 
 
 def _max_tokens(body: ChatBody) -> int | None:
     return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+
+
+def _adds_generation_prompt(body: ChatBody) -> bool:
+    """Whether the prompt ends with the start of the assistant's turn.
+
+    Raises:
+        InvalidRequestError: It should, and also end within the last message.
+    """
+    if not body.continue_final_message:
+        return body.add_generation_prompt is not False
+    if body.add_generation_prompt:
+        raise InvalidRequestError(
+            "continue_final_message excludes add_generation_prompt: the prompt ends within the "
+            "last message; leave one of them out",
+            param="continue_final_message",
+        )
+    return False
 
 
 def _num_logprobs(body: ChatBody) -> int | None:
@@ -129,13 +157,30 @@ def _template_kwargs(body: ChatBody) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """Optional parts of a response.
+
+    Attributes:
+        stream_usage: Events of a stream that have the token counts.
+        token_ids: True if the fields `prompt_token_ids` and `token_ids` are present.
+        tokens_as_ids: True if log probabilities show tokens by their ids.
+        reasoning: True if the reasoning is shown.
+    """
+
+    stream_usage: StreamUsage = "none"
+    token_ids: bool = False
+    tokens_as_ids: bool = False
+    reasoning: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Chat:
     """One chat request, ready to run."""
 
     generation: Generation
     tools: ToolUse
     num_top_logprobs: int
-    with_usage: bool
+    options: ChatOptions
     envelope: dict[str, Any]
 
     def whole(self, outputs: Sequence[CompletionOutput]) -> bytes:
@@ -145,20 +190,26 @@ class Chat:
             choices=[self._choice(index, output) for index, output in enumerate(outputs)],
             usage=self.generation.usage(),
             prompt_logprobs=self.generation.prompt_logprobs(0) or UNSET,
+            prompt_token_ids=self._prompt_token_ids(),
         )
         return json_of(completion)
 
     async def events(self) -> AsyncGenerator[bytes]:
         """Generate; yield the chunks of a stream as JSON."""
         indexes = range(self.generation.num_choices)
-        pieces = [ChatPieces(self._parser(), self.tools.allows_parallel) for _ in indexes]
+        pieces = [
+            ChatPieces(self._parser(), self.tools.allows_parallel, self.options.reasoning)
+            for _ in indexes
+        ]
         role_sent = [False] * len(pieces)
         async with aclosing(self.generation.deltas()) as deltas:
             async for index, delta in deltas:
                 if not role_sent[index]:
+                    prompt_ids = UNSET if any(role_sent) else self._prompt_token_ids()
                     role_sent[index] = True
                     opening = ChatDelta(role="assistant", content="")
-                    yield self._chunk(ChunkChoice(index=index, delta=opening))
+                    choice = ChunkChoice(index=index, delta=opening)
+                    yield self._chunk(choice, prompt_token_ids=prompt_ids)
                 if delta.prompt_logprobs is not None:
                     choice = ChunkChoice(index=index, delta=_EMPTY)
                     chunk = partial(self._chunk, choice, prompt_logprobs=delta.prompt_logprobs)
@@ -166,21 +217,23 @@ class Chat:
                 piece, make = pieces[index].read(delta), partial(self._logprobs, delta.logprobs)
                 logprobs = await in_thread_if(self.generation.is_large_delta(delta), make)
                 end = pieces[index].finish_reason
-                if piece == _EMPTY and logprobs is None and end is None:
+                token_ids = delta.token_ids if self.options.token_ids else UNSET
+                if piece == _EMPTY and logprobs is None and end is None and not token_ids:
                     continue  # the parser holds text back
                 choice = ChunkChoice(index=index, delta=piece, logprobs=logprobs, finish_reason=end)
+                choice.token_ids = token_ids
                 if end is not None and delta.stop_reason is not None:
                     choice.stop_reason = delta.stop_reason
                 make_chunk = partial(self._chunk, choice)
                 yield await in_thread_if(self.generation.is_large_delta(delta), make_chunk)
-        if self.with_usage:
+        if self.options.stream_usage != "none":
             yield self._chunk(usage=self.generation.usage())
 
     def _choice(self, index: int, output: CompletionOutput) -> ChatChoice:
         parsed = self._parsed(output.text)
         calls = parsed.calls if self.tools.allows_parallel else parsed.calls[:1]
         message = ChatMessage(content=parsed.text or (None if calls else ""))
-        if parsed.reasoning is not None:
+        if parsed.reasoning is not None and self.options.reasoning:
             message.reasoning = message.reasoning_content = parsed.reasoning
         if calls:
             functions = [FunctionCall(name, arguments) for name, arguments in calls]
@@ -191,7 +244,11 @@ class Chat:
             logprobs=self._logprobs(output.logprobs),
             finish_reason=finish_reason_of(output, bool(calls)),
             stop_reason=output.stop_reason,
+            token_ids=output.token_ids if self.options.token_ids else UNSET,
         )
+
+    def _prompt_token_ids(self) -> list[int] | UnsetType:
+        return self.generation.encoded[0].token_ids if self.options.token_ids else UNSET
 
     def _parsed(self, text: str) -> ParsedCompletion:
         parser = self._parser()
@@ -207,20 +264,26 @@ class Chat:
     def _logprobs(self, rows: Positions | None) -> ChatLogprobs | None:
         if rows is None:
             return None
-        return chat_logprobs(rows, self.num_top_logprobs, self.generation.frontend.tokenizer)
+        tokenizer = self.generation.frontend.tokenizer
+        spelling = TokenSpelling(tokenizer, self.options.tokens_as_ids)
+        return chat_logprobs(rows, self.num_top_logprobs, spelling)
 
     def _chunk(
         self,
         choice: ChunkChoice | None = None,
         usage: Usage | None = None,
         prompt_logprobs: PromptLogprobs | UnsetType = UNSET,
+        prompt_token_ids: list[int] | UnsetType = UNSET,
     ) -> bytes:
         """Return one event; it has a field `usage` only with `include_usage`."""
         chunk = ChatChunk(
             **self.envelope,
             choices=[] if choice is None else [choice],
             prompt_logprobs=prompt_logprobs,
+            prompt_token_ids=prompt_token_ids,
         )
-        if self.with_usage:
+        if self.options.stream_usage == "all":
+            chunk.usage = self.generation.usage()
+        elif self.options.stream_usage == "last":
             chunk.usage = usage
         return json_of(chunk)

@@ -27,15 +27,19 @@ class ChatPieces:
         parser: Parser that splits the text into reasoning, content and tool calls; None if all of
             it is content.
         allows_parallel: Whether calls after the first complete one are kept.
+        shows_reasoning: Whether the reasoning is kept.
 
     Attributes:
         finish_reason: Finish reason in OpenAI's terms; None while the choice is incomplete.
     """
 
-    def __init__(self, parser: CompletionParser | None, allows_parallel: bool) -> None:
+    def __init__(
+        self, parser: CompletionParser | None, allows_parallel: bool, shows_reasoning: bool = True
+    ) -> None:
         self.finish_reason: FinishReason | None = None
         self._parser = parser
         self._allows_parallel = allows_parallel
+        self._shows_reasoning = shows_reasoning
         self._ended: set[int] = set()  # the other calls broke off
 
     def read(self, delta: Delta) -> ChatDelta:
@@ -54,7 +58,7 @@ class ChatPieces:
             match event:
                 case TextDelta(text):
                     piece.content = (piece.content or "") + text
-                case ReasoningDelta(text):
+                case ReasoningDelta(text) if self._shows_reasoning:
                     piece.reasoning = piece.reasoning_content = (piece.reasoning or "") + text
                 case ToolCallStart(index, name) if self._is_kept(index):
                     calls[index] = _call_start(index, name)

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 from msgspec import UNSET
 
+from quire.frontend.intake.prompt import EncodedPrompt
 from quire.outputs import CompletionOutput, Delta, PromptLogprobs
 from quire.server.routes.echo import Echo
 from quire.server.routes.generation import Generation
 from quire.server.wire.finish_reason import finish_reason_of
-from quire.server.wire.openai_logprobs import completion_logprobs, joined
+from quire.server.wire.openai_logprobs import TokenSpelling, completion_logprobs, joined
 from quire.server.wire.protocol import CompletionChoice, CompletionLogprobs, FinishReason
 
 
@@ -20,11 +21,15 @@ class ResponseOptions:
         num_top_logprobs: Candidates per position beside the sampled one; None for no `logprobs`.
         echo: True if the prompt precedes the completion.
         prompt_logprobs: True if the field `prompt_logprobs` is present.
+        token_ids: True if the fields `prompt_token_ids` and `token_ids` are present.
+        tokens_as_ids: True if log probabilities show tokens by their ids.
     """
 
     num_top_logprobs: int | None
     echo: bool
     prompt_logprobs: bool
+    token_ids: bool = False
+    tokens_as_ids: bool = False
 
 
 class CompletionChoiceBuilder:
@@ -40,7 +45,7 @@ class CompletionChoiceBuilder:
         self.index = index
         self._generation = generation
         self._options = options
-        self._tokenizer = generation.frontend.tokenizer
+        self._spelling = TokenSpelling(generation.frontend.tokenizer, options.tokens_as_ids)
         self._has_started = False
         self._num_characters = 0
         self._echo: Echo | None = None
@@ -49,7 +54,8 @@ class CompletionChoiceBuilder:
         """Return the piece that a delta adds; None if it adds nothing visible."""
         piece = self._piece(delta, delta.prompt_logprobs, finish_reason_of(delta))
         fields = piece.text, piece.logprobs, piece.finish_reason, piece.prompt_logprobs
-        return None if fields == ("", None, None, UNSET) else piece
+        is_empty = fields == ("", None, None, UNSET) and not piece.token_ids
+        return None if is_empty else piece
 
     def read_whole(
         self, output: CompletionOutput, prompt_logprobs: PromptLogprobs | None
@@ -67,6 +73,7 @@ class CompletionChoiceBuilder:
         prompt_logprobs: PromptLogprobs | None,
         end: FinishReason | None,
     ) -> CompletionChoice:
+        is_first = not self._has_started
         piece = CompletionChoice(
             index=self.index,
             text=self._echoed_prompt() + part.text,
@@ -76,15 +83,22 @@ class CompletionChoiceBuilder:
         )
         if self._options.prompt_logprobs and prompt_logprobs is not None:
             piece.prompt_logprobs = prompt_logprobs
+        if self._options.token_ids:
+            piece.token_ids = part.token_ids
+            if is_first:
+                piece.prompt_token_ids = self._prompt.token_ids
         return piece
+
+    @property
+    def _prompt(self) -> EncodedPrompt:
+        return self._generation.encoded[self.index // self._generation.n]
 
     def _echoed_prompt(self) -> str:
         """Return the prompt's text for the first piece with `echo`, else an empty string."""
         is_first, self._has_started = not self._has_started, True
         if not (is_first and self._options.echo):
             return ""
-        prompt = self._generation.encoded[self.index // self._generation.n]
-        self._echo = Echo(prompt, self._tokenizer, self._options.num_top_logprobs or 0)
+        self._echo = Echo(self._prompt, self._spelling, self._options.num_top_logprobs or 0)
         self._num_characters = len(self._echo.text)
         return self._echo.text
 
@@ -99,7 +113,7 @@ class CompletionChoiceBuilder:
             shown.append(self._echo.logprobs(of_prompt))
         if part.logprobs is not None:
             own, self._num_characters = completion_logprobs(
-                part.logprobs, num_top, self._num_characters, self._tokenizer
+                part.logprobs, num_top, self._num_characters, self._spelling
             )
             shown.append(own)
         return joined(shown) if shown else None

@@ -19,7 +19,7 @@ from quire.server.http.logprob_budget import LogprobBudget
 from quire.server.routes.completion_choice import CompletionChoiceBuilder, ResponseOptions
 from quire.server.routes.generation import Generation, respond
 from quire.server.wire.bodies import Body
-from quire.server.wire.params import includes_usage, prompt_with_options, sampling_params
+from quire.server.wire.params import StreamUsage, prompt_with_options, sampling_params, stream_usage
 from quire.server.wire.protocol import Completion, CompletionBody, CompletionChoice, Usage
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -59,7 +59,7 @@ class CompletionRoute:
             unknown=self._unknown,
         )
         _check_count(body.prompt, params.num_generated)
-        prompts = [prompt_with_options(prompt, body, True) for prompt in split_prompts(body.prompt)]
+        prompts = [prompt_with_options(prompt, body) for prompt in split_prompts(body.prompt)]
         generation = Generation(
             self._frontend,
             self._budget,
@@ -73,9 +73,13 @@ class CompletionRoute:
         return CompletionRun(
             generation,
             ResponseOptions(
-                generation.num_top_logprobs, bool(body.echo), body.prompt_logprobs is not None
+                generation.num_top_logprobs,
+                bool(body.echo),
+                body.prompt_logprobs is not None,
+                bool(body.return_token_ids),
+                bool(body.return_tokens_as_token_ids),
             ),
-            includes_usage(body),
+            stream_usage(body),
             generation.envelope("cmpl"),
         )
 
@@ -142,7 +146,7 @@ class CompletionRun:
 
     generation: Generation
     options: ResponseOptions
-    with_usage: bool
+    stream_usage: StreamUsage
     envelope: dict[str, Any]
 
     def whole(self, outputs: Sequence[CompletionOutput]) -> bytes:
@@ -162,7 +166,7 @@ class CompletionRun:
                 encoded = await in_thread_if(self.generation.is_large_delta(delta), event)
                 if encoded is not None:
                     yield encoded
-        if self.with_usage:
+        if self.stream_usage != "none":
             yield json_of(self._completion([], self.generation.usage()))
 
     def _builders(self) -> list[CompletionChoiceBuilder]:
@@ -171,8 +175,13 @@ class CompletionRun:
 
     def _event(self, builder: CompletionChoiceBuilder, delta: Delta) -> bytes | None:
         piece = builder.read(delta)
-        usage = None if self.with_usage else UNSET
-        return None if piece is None else json_of(self._completion([piece], usage))
+        return None if piece is None else json_of(self._completion([piece], self._usage()))
+
+    def _usage(self) -> Usage | UnsetType | None:
+        """Return the field `usage` of an event that is not the last."""
+        if self.stream_usage == "none":
+            return UNSET
+        return self.generation.usage() if self.stream_usage == "all" else None
 
     def _completion(
         self, choices: list[CompletionChoice], usage: Usage | UnsetType | None

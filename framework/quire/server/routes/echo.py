@@ -5,13 +5,12 @@ offset, so offsets refer to the text that is shown: a special token that it lack
 """
 
 from quire.frontend.intake.prompt import EncodedPrompt
-from quire.frontend.text.tokenizer import Tokenizer
 from quire.outputs import PromptLogprobs
 from quire.server.wire.openai_logprobs import (
+    TokenSpelling,
     append_position,
     num_characters,
     position_of,
-    token_name,
 )
 from quire.server.wire.protocol import CompletionLogprobs
 
@@ -21,14 +20,16 @@ class Echo:
 
     Args:
         prompt: Encoded prompt; the text of one given as token ids is decoded.
-        tokenizer: Tokenizer of the model.
+        spelling: How tokens are shown.
         num_top: Number of candidates to show per position, beside the prompt's own token.
     """
 
-    def __init__(self, prompt: EncodedPrompt, tokenizer: Tokenizer, num_top: int) -> None:
+    def __init__(self, prompt: EncodedPrompt, spelling: TokenSpelling, num_top: int) -> None:
+        tokenizer = spelling.tokenizer
         self.text = tokenizer.decode(prompt.token_ids) if prompt.text is None else prompt.text
         self._first_token_id = prompt.token_ids[0]
         self._tokenizer = tokenizer
+        self._spelling = spelling
         self._num_top = num_top
         self._octets = self.text.encode()
         self._end = 0  # of the tokens so far, in bytes of the text
@@ -40,13 +41,14 @@ class Echo:
         for row in rows:
             offset = self._num_characters
             if row is None:  # the first token: nothing predicts it
-                shown.tokens.append(token_name(self._tokenizer.token_bytes(self._first_token_id)))
+                shown.tokens.append(self._spelling.name(self._first_token_id))
                 shown.token_logprobs.append(None)
                 shown.top_logprobs.append(None)
                 shown.text_offset.append(offset)
                 self._advance(self._first_token_id)
             else:
-                append_position(shown, position_of(row, self._num_top, self._tokenizer), offset)
+                position = position_of(row, self._num_top, self._spelling)
+                append_position(shown, position, offset, self._spelling)
                 self._advance(next(iter(row)))
         return shown
 

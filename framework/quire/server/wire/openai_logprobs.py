@@ -6,6 +6,7 @@ lost.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.outputs import Logprob
@@ -14,13 +15,39 @@ from quire.server.wire.protocol import ChatLogprobs, CompletionLogprobs, TokenLo
 Positions = Sequence[Mapping[int, Logprob]]  # the first entry of each is the chosen token
 
 
-def chat_logprobs(positions: Positions, num_top: int, tokenizer: Tokenizer) -> ChatLogprobs:
+@dataclass(frozen=True, slots=True)
+class TokenSpelling:
+    """How tokens are shown.
+
+    Attributes:
+        tokenizer: Tokenizer of the model.
+        shows_ids: True to show a token as `token_id:17` in place of its text.
+    """
+
+    tokenizer: Tokenizer
+    shows_ids: bool = False
+
+    def name(self, token_id: int) -> str:
+        """Return a token as completions show it."""
+        return _id_name(token_id) if self.shows_ids else token_name(self._bytes(token_id))
+
+    def text(self, token_id: int) -> tuple[str, list[int]]:
+        """Return a token as chats show it, and its bytes, which may be a part of a character."""
+        octets = self._bytes(token_id)
+        text = _id_name(token_id) if self.shows_ids else octets.decode("utf-8", "replace")
+        return text, list(octets)
+
+    def _bytes(self, token_id: int) -> bytes:
+        return self.tokenizer.token_bytes(token_id)
+
+
+def chat_logprobs(positions: Positions, num_top: int, spelling: TokenSpelling) -> ChatLogprobs:
     """Return log probabilities in the format of /v1/chat/completions."""
-    return ChatLogprobs([position_of(found, num_top, tokenizer) for found in positions])
+    return ChatLogprobs([position_of(found, num_top, spelling) for found in positions])
 
 
 def completion_logprobs(
-    positions: Positions, num_top: int, offset: int, tokenizer: Tokenizer
+    positions: Positions, num_top: int, offset: int, spelling: TokenSpelling
 ) -> tuple[CompletionLogprobs, int]:
     """Return log probabilities in the format of /v1/completions.
 
@@ -28,34 +55,37 @@ def completion_logprobs(
         positions: Next tokens of one choice.
         num_top: Number of candidates to show per position, beside the sampled one.
         offset: Number of characters of the choice's tokens so far.
-        tokenizer: Tokenizer of the model.
+        spelling: How tokens are shown.
 
     Returns:
         The log probabilities, and the offset after them.
     """
     shown = CompletionLogprobs([], [], [], [])
     for found in positions:
-        position = position_of(found, num_top, tokenizer)
-        append_position(shown, position, offset)
+        position = position_of(found, num_top, spelling)
+        append_position(shown, position, offset, spelling)
         offset += num_characters(bytes(position.bytes or ()))
     return shown, offset
 
 
-def append_position(shown: CompletionLogprobs, position: TokenLogprob, offset: int) -> None:
+def append_position(
+    shown: CompletionLogprobs, position: TokenLogprob, offset: int, spelling: TokenSpelling
+) -> None:
     """Append a position to the lists, `offset` characters after the start of the text."""
-    name = _name(position)
+    name = _name(position, spelling)
     shown.tokens.append(name)
     shown.token_logprobs.append(position.logprob)
-    shown.top_logprobs.append(_top_of(position, name))
+    shown.top_logprobs.append(_top_of(position, name, spelling))
     shown.text_offset.append(offset)
 
 
-def _top_of(position: TokenLogprob, name: str) -> dict[str, float]:
+def _top_of(position: TokenLogprob, name: str, spelling: TokenSpelling) -> dict[str, float]:
     """Return the candidates and the chosen token, the most likely first.
 
     Of two candidates of one text the more likely one is shown, or the chosen token.
     """
-    top = {_name(candidate): candidate.logprob for candidate in reversed(position.top_logprobs)}
+    candidates = reversed(position.top_logprobs)
+    top = {_name(candidate, spelling): candidate.logprob for candidate in candidates}
     top[name] = position.logprob
     return dict(sorted(top.items(), key=lambda item: -item[1]))
 
@@ -77,13 +107,15 @@ def joined(pieces: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
     )
 
 
-def position_of(found: Mapping[int, Logprob], num_top: int, tokenizer: Tokenizer) -> TokenLogprob:
+def position_of(
+    found: Mapping[int, Logprob], num_top: int, spelling: TokenSpelling
+) -> TokenLogprob:
     """Convert one position, whose first entry is the chosen token, with its top candidates."""
     chosen, logprob = next(iter(found.items()))
     most_likely = sorted(found.items(), key=lambda item: -item[1].logprob)[:num_top]
-    text, octets = _token(chosen, tokenizer)
+    text, octets = spelling.text(chosen)
     top = [
-        TopLogprob(*_named(token_id, candidate, tokenizer)) for token_id, candidate in most_likely
+        TopLogprob(*_named(token_id, candidate, spelling)) for token_id, candidate in most_likely
     ]
     return TokenLogprob(text, logprob.logprob, octets, top)
 
@@ -96,18 +128,16 @@ def token_name(octets: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in octets)
 
 
-def _name(token: TokenLogprob | TopLogprob) -> str:
-    return token_name(bytes(token.bytes or ()))
+def _name(token: TokenLogprob | TopLogprob, spelling: TokenSpelling) -> str:
+    return token.token if spelling.shows_ids else token_name(bytes(token.bytes or ()))
+
+
+def _id_name(token_id: int) -> str:
+    return f"token_id:{token_id}"
 
 
 def _named(
-    token_id: int, candidate: Logprob, tokenizer: Tokenizer
+    token_id: int, candidate: Logprob, spelling: TokenSpelling
 ) -> tuple[str, float, list[int] | None]:
-    text, octets = _token(token_id, tokenizer)
+    text, octets = spelling.text(token_id)
     return text, candidate.logprob, octets
-
-
-def _token(token_id: int, tokenizer: Tokenizer) -> tuple[str, list[int]]:
-    """Return a token as text and as bytes; the bytes may be a part of a character."""
-    octets = tokenizer.token_bytes(token_id)
-    return octets.decode("utf-8", "replace"), list(octets)

@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from typing import Any
+from typing import Any, Literal
 
 from quire.errors import InvalidRequestError
 from quire.frontend.unknown_fields import UnknownFields
@@ -14,6 +14,8 @@ from quire.sampling_params import (
 )
 from quire.server.wire.constraint import constraint_of
 from quire.server.wire.protocol import SamplingBody
+
+StreamUsage = Literal["none", "last", "all"]
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _CONVERTED = {"max_tokens", "prompt_logprobs", "structured_outputs"}
@@ -110,13 +112,11 @@ def _beam_search_params(params: SamplingParams, body: SamplingBody) -> BeamSearc
     return BeamSearchParams(**same | {"temperature": 0.0} | own, beam_width=params.n)
 
 
-def prompt_with_options(
-    prompt: str | list[int], body: SamplingBody, add_special_tokens: bool
-) -> dict[str, Any]:
+def prompt_with_options(prompt: str | list[int], body: SamplingBody) -> dict[str, Any]:
     """Return a prompt as the dict that the frontend accepts and checks."""
     options: dict[str, Any] = {"prompt_token_ids": prompt}
     if isinstance(prompt, str):
-        options = {"prompt": prompt, "add_special_tokens": add_special_tokens}
+        options = {"prompt": prompt, "add_special_tokens": body.add_special_tokens is not False}
     return options | prompt_options(body)
 
 
@@ -145,14 +145,22 @@ def response_id(prefix: str, request_id: str | None) -> str:
     return f"{prefix}-{request_id}"
 
 
-def includes_usage(body: SamplingBody) -> bool:
-    """Whether a stream ends with the token counts.
+def stream_usage(body: SamplingBody) -> StreamUsage:
+    """Return which events of a stream have the token counts.
 
     Raises:
-        InvalidRequestError: `stream_options` is given without `stream`.
+        InvalidRequestError: `stream_options` are given without `stream`, or contradict each other.
     """
-    if body.stream_options is None:
-        return False
+    options = body.stream_options
+    if options is None:
+        return "none"
     if not body.stream:
         raise InvalidRequestError("stream_options needs stream: true", param="stream_options")
-    return bool(body.stream_options.include_usage)
+    if options.include_usage:
+        return "all" if options.continuous_usage_stats else "last"
+    if options.continuous_usage_stats:
+        raise InvalidRequestError(
+            "stream_options.continuous_usage_stats needs include_usage: true",
+            param="stream_options.continuous_usage_stats",
+        )
+    return "none"

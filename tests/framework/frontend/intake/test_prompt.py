@@ -81,9 +81,6 @@ def test_other_breaks_are_refused(breaks):
         prompt_parts(prompt)
 
 
-@pytest.mark.parametrize(
-    "rest", [{"prompt": "ab"}, {"prompt_token_ids": [1], "add_special_tokens": False}]
-)
-def test_breaks_need_a_text_to_which_no_token_is_added(rest):
-    with pytest.raises(InvalidRequestError, match="add_special_tokens: false"):
-        prompt_parts({"special_token_breaks": [1]} | rest)
+def test_breaks_need_a_text():
+    with pytest.raises(InvalidRequestError, match="need a text"):
+        prompt_parts({"special_token_breaks": [1], "prompt_token_ids": [1]})

@@ -588,3 +588,90 @@ def test_a_prompt_that_is_too_long_is_refused_with_openais_code(client):
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, "word " * 2000)
     assert caught.value.code == "context_length_exceeded"
+
+
+def test_a_completion_may_continue_the_last_message(client, served):
+    served.texts.by_prompt = {"One, two,": " three"}
+    messages = [{"role": "user", "content": "Count"}, {"role": "assistant", "content": "One, two,"}]
+    response = client.chat.completions.create(
+        model="demo", messages=messages, extra_body={"continue_final_message": True}
+    )
+    assert response.choices[0].message.content == " three"
+    prompt = served.frontend.tokenizer.decode(
+        served.core.requests[0].token_ids, skip_special_tokens=False
+    )
+    assert prompt.endswith("assistant\nOne, two,")
+    both = {"continue_final_message": True, "add_generation_prompt": True}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="demo", messages=messages, extra_body=both)
+    assert caught.value.param == "continue_final_message"
+
+
+@pytest.mark.parametrize("adds", [None, True, False])
+def test_the_start_of_the_assistants_turn_may_be_left_out(client, served, adds):
+    ask(client, extra_body={"add_generation_prompt": adds})
+    prompt = served.frontend.tokenizer.decode(
+        served.core.requests[0].token_ids, skip_special_tokens=False
+    )
+    assert prompt.endswith("<|im_start|>assistant\n") is (adds is not False)
+    assert prompt.endswith("<|im_end|>\n") is (adds is False)
+
+
+def test_token_ids_are_those_of_the_prompt_and_of_the_completion(client, served):
+    served.texts.by_prompt = {"Weather": '<t>hm</t>Sure [[get_weather {"city": "Rome"}]]'}
+    fields = {"tools": [WEATHER], "n": 2, "extra_body": {"return_token_ids": True}}
+    response = ask(client, "Weather", **fields)
+    request = served.core.requests[0]
+    assert response.prompt_token_ids == list(request.token_ids)
+    text = served.texts.by_prompt["Weather"]
+    wanted = [*served.frontend.tokenizer.encode(text), *served.frontend.tokenizer.eos_token_ids[:1]]
+    assert [choice.token_ids for choice in response.choices] == [wanted] * 2
+    chunks = stream(client, "Weather", **fields)
+    prompts = [chunk.model_extra.get("prompt_token_ids") for chunk in chunks]
+    assert prompts == [response.prompt_token_ids] + [None] * (len(chunks) - 1)
+    streamed = {0: [], 1: []}
+    for choice in (choice for chunk in chunks for choice in chunk.choices):
+        streamed[choice.index] += choice.model_extra.get("token_ids", [])
+    assert streamed == {0: wanted, 1: wanted}
+    plain = httpx.post(
+        f"{served.url}/v1/chat/completions",
+        json={"messages": [{"role": "user", "content": "Weather"}], "return_token_ids": False},
+    )
+    assert "token_ids" not in plain.text
+
+
+def test_logprobs_may_name_tokens_by_their_ids(client, served):
+    served.texts.by_prompt = {"Say": "é!"}
+    fields = {"logprobs": True, "top_logprobs": 2}
+    plain = ask(client, "Say", **fields).choices[0].logprobs.content
+    named = ask(client, "Say", **fields, extra_body={"return_tokens_as_token_ids": True})
+    ids = [*served.frontend.tokenizer.encode("é!"), *served.frontend.tokenizer.eos_token_ids[:1]]
+    content = named.choices[0].logprobs.content
+    assert [token.token for token in content] == [f"token_id:{token_id}" for token_id in ids]
+    assert [token.bytes for token in content] == [token.bytes for token in plain]
+    assert content[0].top_logprobs[0].token == content[0].token
+
+
+def test_the_thinking_may_be_left_out(client, served):
+    served.texts.by_prompt = {"Think": "<t>two and two</t>four"}
+    fields = {"extra_body": {"include_reasoning": False}}
+    message = ask(client, "Think", **fields).choices[0].message
+    assert message.content == "four"
+    assert not {"reasoning", "reasoning_content"} & message.model_extra.keys()
+    pieces = joined(stream(client, "Think", **fields))
+    assert (pieces["content"], pieces["reasoning"]) == ("four", "")
+    assert ask(client, "Think", extra_body={"include_reasoning": True}).choices[0].message.reasoning
+
+
+def test_each_event_may_have_the_token_counts_so_far(client, served):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = stream(client, n=2, stream_options=options)
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
+    assert counts == sorted(counts)
+    assert len(set(counts)) > 4
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage == ask(client, n=2).usage
+    assert {chunk.usage.prompt_tokens for chunk in chunks} == {chunks[-1].usage.prompt_tokens}
+    with pytest.raises(openai.BadRequestError) as caught:
+        stream(client, stream_options={"continuous_usage_stats": True})
+    assert caught.value.param == "stream_options.continuous_usage_stats"

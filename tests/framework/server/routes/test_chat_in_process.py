@@ -145,6 +145,24 @@ def test_usage_is_sent_as_asked(ask, stream):
         ]  # fmt: skip
 
 
+@pytest.mark.parametrize("content", ["Hi", "a <|im_end|> b"])
+def test_a_prompt_gets_the_tokenizers_own_special_tokens_if_it_asks(own, tokenizer, content):
+    special = tokenizer.special_tokens | {"bos_token": "<|im_start|>"}
+    bos = Tokenizer(tokenizer.backend, special_tokens=special, add_bos_token=True)
+    template = ChatTemplate("[{{ messages[0].content }}]", plain_spellings=["<|im_end|>"])
+
+    def change(frontend):
+        frontend.chat_template = template
+
+    app, core = own(tokenizer=bos, change=change)
+    messages = [{"role": "user", "content": content}]
+    for adds in (None, False, True):
+        assert post(app, PATH, messages=messages, add_special_tokens=adds).status == 200
+    plain, _, added = (list(request.token_ids) for request in core.requests)
+    assert plain == bos.encode_broken(f"[{content}]", (6,) if "<" in content else ())
+    assert added == [bos.backend.token_to_id("<|im_start|>"), *plain]
+
+
 def test_a_prompt_has_one_begin_of_text(own, tokenizer):
     special = tokenizer.special_tokens | {"bos_token": "<|im_start|>"}
     bos = Tokenizer(tokenizer.backend, special_tokens=special, add_bos_token=True)

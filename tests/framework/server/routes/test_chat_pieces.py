@@ -22,7 +22,7 @@ from quire.interfaces.tool_parsing import (
 from quire.outputs import CompletionOutput, Delta, Logprob
 from quire.sampling_params import SamplingParams
 from quire.server.http.logprob_budget import LogprobBudget
-from quire.server.routes.chat_completions import Chat
+from quire.server.routes.chat_completions import Chat, ChatOptions
 from quire.server.routes.chat_pieces import ChatPieces
 from quire.server.routes.generation import Generation
 from quire.server.routes.tool_choice import ToolUse
@@ -50,7 +50,7 @@ def whole(tokenizer):
         )  # fmt: skip
         asyncio.run(generation.outputs())
         use = ToolUse([{}] if tools else [], None, allows_parallel)
-        chat = Chat(generation, use, 0, False, generation.envelope("chatcmpl"))
+        chat = Chat(generation, use, 0, ChatOptions(), generation.envelope("chatcmpl"))
         output = CompletionOutput(index=0, text=text, token_ids=[], finish_reason=end, **fields)
         return json.loads(chat.whole([output]))["choices"][0]
 

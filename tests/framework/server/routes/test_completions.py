@@ -14,6 +14,7 @@ from quire.sampling_params import SamplingParams
 from quire.server.http.logprob_budget import LogprobBudget
 from quire.server.routes.echo import Echo
 from quire.server.routes.generation import Generation
+from quire.server.wire.openai_logprobs import TokenSpelling
 from quire.server.wire.protocol import SamplingBody
 from quire.server.wire.sender import Sender
 
@@ -155,10 +156,10 @@ def test_an_echo_leaves_no_room_for_tokens_that_its_text_does_not_show(served):
     special = tokenizer.eos_token_ids[0]
     ids = [special, *tokenizer.encode("one two", add_special_tokens=False)]
     rows = [None, *({i: Logprob(-1.0, 1)} for i in ids[1:])]
-    shown = Echo(EncodedPrompt("one two", ids), tokenizer, 0).logprobs(rows)
+    shown = Echo(EncodedPrompt("one two", ids), TokenSpelling(tokenizer), 0).logprobs(rows)
     assert shown.text_offset[:2] == [0, 0]
     spelt = tokenizer.decode([special], skip_special_tokens=False)
-    shown = Echo(EncodedPrompt(spelt + "one two", ids), tokenizer, 0).logprobs(rows)
+    shown = Echo(EncodedPrompt(spelt + "one two", ids), TokenSpelling(tokenizer), 0).logprobs(rows)
     assert shown.text_offset[:2] == [0, len(spelt)]
 
 
@@ -284,3 +285,44 @@ def test_tokenize_and_detokenize_are_each_others_inverse(served):
     assert back == {"prompt": text}
     wrong = httpx.post(f"{served.url}/detokenize", json={"tokens": [-1]})
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "tokens")
+
+
+def test_token_ids_are_those_of_each_prompt_and_of_its_completions(lenient, served):
+    served.texts.by_prompt = {"red": "one two", "blue": "three"}
+    fields = {"n": 2, "extra_body": {"return_token_ids": True}}
+    whole = complete(lenient, ["red", "blue"], **fields)
+    encode, (eos, *_) = served.frontend.tokenizer.encode, served.frontend.tokenizer.eos_token_ids
+    prompts = [encode("red")] * 2 + [encode("blue")] * 2
+    wanted = [[*encode("one two"), eos]] * 2 + [[*encode("three"), eos]] * 2
+    assert [choice.prompt_token_ids for choice in whole.choices] == prompts
+    assert [choice.token_ids for choice in whole.choices] == wanted
+    streamed = {index: [] for index in range(4)}
+    given = {index: [] for index in range(4)}
+    for chunk in complete(lenient, ["red", "blue"], stream=True, **fields):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.token_ids
+            given[choice.index] += [choice.model_extra.get("prompt_token_ids")]
+    assert list(streamed.values()) == wanted
+    for index, prompt in enumerate(prompts):
+        assert given[index] == [prompt] + [None] * (len(given[index]) - 1)
+
+
+def test_logprobs_may_name_tokens_by_their_ids(lenient, served):
+    fields = {"echo": True, "logprobs": 1}
+    plain = complete(lenient, "one", **fields).choices[0].logprobs
+    named = complete(lenient, "one", **fields, extra_body={"return_tokens_as_token_ids": True})
+    shown = named.choices[0].logprobs
+    prompt = list(served.core.requests[0].token_ids)
+    assert shown.tokens[: len(prompt)] == [f"token_id:{token_id}" for token_id in prompt]
+    assert shown.text_offset == plain.text_offset
+    assert shown.token_logprobs == plain.token_logprobs
+    assert all(name.startswith("token_id:") for top in shown.top_logprobs[1:] for name in top)
+
+
+def test_each_event_may_have_the_token_counts_so_far(lenient):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = list(complete(lenient, stream=True, stream_options=options))
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
+    assert counts == sorted(counts)
+    assert len(set(counts)) > 4
+    assert chunks[-1].usage == complete(lenient).usage

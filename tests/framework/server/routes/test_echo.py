@@ -8,6 +8,7 @@ from quire.frontend.intake.prompt import EncodedPrompt
 from quire.frontend.text.tokenizer import FastBackend, Tokenizer
 from quire.outputs import Logprob
 from quire.server.routes.echo import Echo
+from quire.server.wire.openai_logprobs import TokenSpelling
 
 NAMES = ("<s>", "▁one", "▁two", "▁three", "é", *(f"<0x{byte:02X}>" for byte in range(256)))
 IDS = {name: token_id for token_id, name in enumerate(NAMES)}
@@ -28,7 +29,7 @@ def ids_of(*names):
 
 
 def shown(tokenizer, text, ids, num_top=0, cut=None):
-    echo = Echo(EncodedPrompt(text, ids), tokenizer, num_top)
+    echo = Echo(EncodedPrompt(text, ids), TokenSpelling(tokenizer), num_top)
     rows = [None, *({i: Logprob(-1.0, 1), 260: Logprob(-0.5, 1)} for i in ids[1:])]
     parts = [rows] if cut is None else [rows[:cut], rows[cut:]]
     return echo, [echo.logprobs(part) for part in parts]
@@ -64,8 +65,8 @@ def test_more_tokens_than_text_end_with_it(pieces):
 
 def test_the_text_that_was_sent_is_shown_and_ids_are_decoded(pieces):
     ids = ids_of("<s>", "▁one", "▁two")
-    assert Echo(EncodedPrompt("One  two", ids), pieces, 0).text == "One  two"
-    assert Echo(EncodedPrompt(None, ids), pieces, 0).text == "one two"
+    assert Echo(EncodedPrompt("One  two", ids), TokenSpelling(pieces), 0).text == "One  two"
+    assert Echo(EncodedPrompt(None, ids), TokenSpelling(pieces), 0).text == "one two"
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3])

@@ -6,10 +6,10 @@ from quire.errors import InvalidRequestError, UnknownFieldError
 from quire.frontend.unknown_fields import UnknownFields
 from quire.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams, StructuredOutputsParams
 from quire.server.wire.params import (
-    includes_usage,
     prompt_with_options,
     response_id,
     sampling_params,
+    stream_usage,
 )
 from quire.server.wire.protocol import SamplingBody, StreamOptions
 
@@ -111,32 +111,48 @@ def test_so_many_stop_ids_are_taken_and_no_more():
     assert caught.value.param == "stop_token_ids"
 
 
-@pytest.mark.parametrize("adds", [True, False])
-def test_a_prompt_has_its_salt_and_a_text_its_special_tokens(adds):
-    assert prompt_with_options("x", SamplingBody(), adds) == {
+@pytest.mark.parametrize(("asked", "adds"), [(None, True), (True, True), (False, False)])
+def test_a_prompt_has_its_salt_and_a_text_its_special_tokens(asked, adds):
+    assert prompt_with_options("x", SamplingBody(add_special_tokens=asked)) == {
         "prompt": "x",
         "add_special_tokens": adds,
     }
-    salted = SamplingBody(cache_salt="")
-    assert prompt_with_options([1, 2], salted, adds) == {
+    salted = SamplingBody(cache_salt="", add_special_tokens=asked)
+    assert prompt_with_options([1, 2], salted) == {
         "prompt_token_ids": [1, 2],
         "cache_salt": "",
     }
 
 
-@pytest.mark.parametrize(("asked", "wanted"), [(True, True), (False, False), (None, False)])
-def test_usage_comes_if_a_stream_asks_for_it(asked, wanted):
-    options = StreamOptions(include_usage=asked)
-    assert includes_usage(SamplingBody(stream=True, stream_options=options)) is wanted
-    assert includes_usage(SamplingBody(stream=True)) is includes_usage(SamplingBody()) is False
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (StreamOptions(include_usage=True), "last"),
+        (StreamOptions(include_usage=False), "none"),
+        (StreamOptions(), "none"),
+        (StreamOptions(include_usage=True, continuous_usage_stats=True), "all"),
+        (StreamOptions(include_usage=True, continuous_usage_stats=False), "last"),
+        (StreamOptions(continuous_usage_stats=False, include_obfuscation=True), "none"),
+    ],
+)
+def test_usage_comes_if_a_stream_asks_for_it(options, wanted):
+    assert stream_usage(SamplingBody(stream=True, stream_options=options)) == wanted
+    assert stream_usage(SamplingBody(stream=True)) == stream_usage(SamplingBody()) == "none"
     for stream in (None, False):
         with pytest.raises(InvalidRequestError, match="stream: true") as caught:
-            includes_usage(SamplingBody(stream=stream, stream_options=options))
+            stream_usage(SamplingBody(stream=stream, stream_options=options))
         assert caught.value.param == "stream_options"
+
+
+def test_continuous_usage_needs_usage():
+    options = StreamOptions(continuous_usage_stats=True)
+    with pytest.raises(InvalidRequestError, match="include_usage: true") as caught:
+        stream_usage(SamplingBody(stream=True, stream_options=options))
+    assert caught.value.param == "stream_options.continuous_usage_stats"
 
 
 @pytest.mark.parametrize("prompt", ["fox", [1, 2]])
 def test_truncation_is_an_option_of_the_prompt(prompt):
     given = {"truncate_prompt_tokens": 1, "truncation_side": "right"}
-    options = prompt_with_options(prompt, SamplingBody(**given), True)
+    options = prompt_with_options(prompt, SamplingBody(**given))
     assert given.items() <= options.items()
