@@ -2,11 +2,13 @@
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from scripted_core import ScriptedCore, counting
 
 from quire.engine.kv_cache.block_hash import BlockHasher
@@ -25,7 +27,16 @@ from quire.launch.engine_process.served_engine import serve
 from quire.launch.replicas.replica import Replica, ReplicaLimits
 from quire.launch.replicas.replicated_core import ReplicatedCore
 from quire.launch.replicas.routing.router import Router
-from quire.messages import AdapterRef, Control, EngineOutputs, EngineStats, LoadAdapter, Started
+from quire.messages import (
+    AdapterRef,
+    Control,
+    EngineOutput,
+    EngineOutputs,
+    EngineStats,
+    LoadAdapter,
+    Started,
+    StepStats,
+)
 from quire.process.children.child_process import SocketFolder
 from quire.process.local.channel import Channel
 
@@ -42,12 +53,26 @@ class MortalCore(ScriptedCore):
         self.go = threading.Event()  # while it is not set, steps wait
         self.go.set()
         self.num_preemptions = 0
+        self._started: set[str] = set()
 
     def step(self) -> EngineOutputs:
         self.go.wait(LIMIT_S)
         if self.is_dead:
             raise EngineDeadError("it is over")
-        return super().step()
+        outputs = super().step()
+        num_running = len(self.running)
+        return msgspec.structs.replace(
+            outputs,
+            outputs=[self._with_start(output) for output in outputs.outputs],
+            steps=[StepStats(num_running, num_running, self.step_s)] if num_running else [],
+        )
+
+    def _with_start(self, output: EngineOutput) -> EngineOutput:
+        """Return an output that says when its request started, if it is the first one."""
+        if output.request_id in self._started:
+            return output
+        self._started.add(output.request_id)
+        return msgspec.structs.replace(output, started_s=time.monotonic())
 
     def control(self, command: Control) -> object:
         if isinstance(command, LoadAdapter) and command.adapter.path != "nowhere":

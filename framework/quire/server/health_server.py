@@ -1,4 +1,4 @@
-"""Health checks on a port of their own, in a thread of its own.
+"""Health checks, and metrics that need no key, on a port of their own, in a thread of its own.
 
 The main event loop may be busy: with a flood of requests, or with a part that blocks it. A
 supervisor that gets no answer in time would kill a server with all that it computes. The thread
@@ -18,8 +18,10 @@ from starlette.routing import Route
 from quire.errors import QuireError
 from quire.server.http.acceptor import Acceptor
 from quire.server.http.connections import Connections
+from quire.server.http.guard import METRICS_PATH
 from quire.server.http.refusals import Refusals
 from quire.server.routes.health import HealthRoutes
+from quire.server.routes.metrics import MetricsRoute
 from quire.server.wire.http_errors import handle_error
 
 logger = logging.getLogger(__name__)
@@ -28,16 +30,21 @@ STOP_TIMEOUT_S = 1.0
 
 
 class HealthServer:
-    """Serves `/livez`, `/readyz` and `/health` from a thread; none of them needs a key.
+    """Serves `/livez`, `/readyz`, `/health`, and open metrics from a thread, without a key.
 
     Args:
         routes: Health checks; they only read, so they may be called from any thread.
         listener: Bound socket; closed by `stop`.
+        metrics: Metrics, which may be read in any thread, too; None: they are not served here.
     """
 
-    def __init__(self, routes: HealthRoutes, listener: socket.socket) -> None:
+    def __init__(
+        self, routes: HealthRoutes, listener: socket.socket, metrics: MetricsRoute | None = None
+    ) -> None:
         self._listener = listener
         paths = {"/livez": routes.livez, "/readyz": routes.readyz, "/health": routes.health}
+        if metrics is not None:
+            paths[METRICS_PATH] = metrics.metrics
         self._app = Starlette(
             routes=[Route(path, endpoint) for path, endpoint in paths.items()],
             exception_handlers={HTTPException: handle_error, QuireError: handle_error},

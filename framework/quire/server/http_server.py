@@ -28,6 +28,7 @@ from quire.server.http.refusals import Refusals
 from quire.server.keys.accounts import Accounts
 from quire.server.observe.monitor import Monitor
 from quire.server.routes.health import HealthRoutes
+from quire.server.routes.metrics import MetricsRoute
 from quire.server.stats_log import log_stats
 from quire.server.stop_signals import signals_handled
 
@@ -95,7 +96,9 @@ class HTTPServer:
         health = None
         if health_listener is not None:
             routes = HealthRoutes(self._frontend, self._lifecycle, self._plugins_report)
-            health = HealthServer(routes, health_listener)
+            metrics = MetricsRoute(self._monitor.exposition)
+            is_open = self._settings.open_metrics
+            health = HealthServer(routes, health_listener, metrics if is_open else None)
             health.start()
         try:
             asyncio.run(self.serve(listeners))

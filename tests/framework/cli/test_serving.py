@@ -20,7 +20,7 @@ def test_the_plugin_report_of_a_server_has_no_files_and_no_tracebacks(monkeypatc
         started.append((settings.model.model, is_serving))
         return engine
 
-    def serve(frontend, settings, report, on_ready, bound, accounts, stats_hooks):
+    def serve(frontend, settings, report, on_ready, bound, accounts, stats_hooks, bound_health):
         assert not accounts.requires_key
         served.append((frontend, settings.port, report()))
         on_ready("http://127.0.0.1:1234")

@@ -575,3 +575,41 @@ def test_only_the_token_that_ends_the_thinking_activates_the_grammar():
     assert grammars.inactive == set()
     run_to_end(core)
     assert grammars.accepted == {"bound": [24]}
+
+
+def test_the_first_output_of_a_request_says_when_it_started():
+    core, _, _ = make_core(max_num_seqs=1)
+    core.add(make_message("a", max_tokens=3))
+    core.add(make_message("b", max_tokens=2))
+    before_s, started = time.monotonic(), {"a": [], "b": []}
+    while core.has_work():
+        for output in core.step().outputs:
+            started[output.request_id].append(output.started_s)
+    assert [bool(each) for each in started["a"]] == [True, False, False]
+    assert [bool(each) for each in started["b"]] == [True, False]
+    assert before_s <= started["a"][0] <= started["b"][0] <= time.monotonic()
+
+
+def test_each_step_that_computes_is_reported_with_its_size():
+    core, _, _ = make_core(max_num_batched_tokens=100)
+    core.add(make_message("a", prompt=[1, 2, 3], max_tokens=2))
+    core.add(make_message("b", prompt=[1, 2], max_tokens=2))
+    steps = []
+    while core.has_work():
+        steps += core.step().steps
+    assert (steps[0].num_requests, steps[0].num_tokens) == (2, 5)
+    assert sum(step.num_tokens for step in steps) == 7
+    assert all(step.duration_s > 0 for step in steps)
+
+
+def test_requests_that_wait_for_a_grammar_are_counted_until_it_is_ready():
+    core, _, grammars = make_core()
+    core.add(make_message("a", structured_outputs=CHOICE, max_tokens=2))
+    stats = core.stats()
+    assert (stats.num_grammars_waiting, stats.num_grammars_compiled) == (1, 0)
+    grammars.ready.append(("a", None))
+    while core.has_work():
+        core.step()
+    stats = core.stats()
+    assert (stats.num_grammars_waiting, stats.num_grammars_compiled) == (0, 1)
+    assert stats.grammar_wait_s > 0

@@ -100,3 +100,23 @@ def test_its_address_is_bound_before_the_server_starts_and_closed_in_the_end():
 def test_a_port_that_cannot_be_is_refused(port, message):
     with pytest.raises(SettingsError, match=message):
         ServerSettings(health_port=port)
+
+
+@pytest.mark.parametrize(("is_open", "status"), [(True, 200), (False, 404)])
+def test_it_has_the_metrics_only_if_they_need_no_key(tokenizer, is_open, status):
+    frontend = make_frontend(tokenizer, ScriptedCore(Texts(tokenizer)))
+    settings = ServerSettings(port=0, api_key=("sesame",), open_metrics=is_open)
+    urls, health = [], socket.socket()
+    server = HTTPServer(frontend, settings, list, urls.append)
+    health.bind(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{health.getsockname()[1]}"
+    thread = threading.Thread(target=server.run, args=([bound_socket(settings)], health))
+    thread.start()
+    try:
+        eventually(lambda: urls)
+        response = httpx.get(f"{url}/metrics")
+    finally:
+        server.stop()
+        thread.join(10)
+    assert response.status_code == status
+    assert ("quire_engine_state" in response.text) == is_open

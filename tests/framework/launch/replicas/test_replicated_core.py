@@ -861,3 +861,17 @@ def test_with_deaths_at_any_time_every_request_ends_once(begin, seed):
             assert len(found) == request.max_tokens
         else:
             assert output.error.code == ReplicaDeadError.code
+
+
+def test_the_first_output_and_each_step_name_their_replica(begin):
+    core = begin().core
+    add(core, "a", "b")
+    outputs, steps = [], []
+    while core.has_work():
+        step = core.step()
+        if step is not None:
+            outputs += step.outputs
+            steps += step.steps
+    firsts = {output.request_id: output.replica for output in outputs if output.started_s}
+    assert sorted(firsts.values()) == [0, 1]
+    assert {step.replica for step in steps} == {0, 1}
