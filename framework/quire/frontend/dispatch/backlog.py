@@ -108,11 +108,12 @@ class Backlog:
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests that wait for others to end."""
-        if self._stats.num_waiting:
-            num_waiting = len(self._open) - self._stats.num_running
+        """Number of requests that wait for others to end, and not for their grammars."""
+        stats, num_waiting = self._stats, len(self._open) - self._stats.num_grammars_waiting
+        if stats.num_waiting > stats.num_grammars_waiting:
+            num_waiting -= stats.num_running
         else:  # those that the engine has not seen yet start at once, if there are slots
-            num_waiting = len(self._open) - self._limits.max_running
+            num_waiting -= self._limits.max_running
         return max(0, min(num_waiting, self._num_unserved))
 
     @property

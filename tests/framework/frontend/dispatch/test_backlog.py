@@ -78,6 +78,16 @@ def test_requests_that_start_at_once_do_not_wait():
     assert engine.backlog.num_waiting == 1
 
 
+def test_requests_that_wait_for_their_grammars_keep_no_other_waiting():
+    engine = Engine(max_running=8)
+    engine.add(4)
+    engine.step(8)
+    engine.add(30)  # of which the engine starts none
+    preparing = EngineStats(num_running=4, num_waiting=30, num_grammars_waiting=30)
+    engine.backlog.take(EngineOutputs([], preparing), 0)
+    assert (engine.backlog.num_waiting, engine.backlog.wait_s) == (0, 0)
+
+
 def test_the_wait_ends_with_the_queue():
     engine = Engine()
     engine.add(40)
