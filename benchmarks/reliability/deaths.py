@@ -44,12 +44,17 @@ def _wait_behind_disconnect(server: Server) -> float:
     """Return the seconds from a disconnect to the first token of the request behind it."""
     body = {"prompt": "Once", "max_tokens": LONG, "stream": True, "ignore_eos": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()
+        first = next(lines)
         behind = Stream(server.url, max_tokens=1, prompt="x")
         behind.start()
         time.sleep(0.1)
         if behind.got.arrivals_s:
-            raise RuntimeError("the first stream ended before the client left")
+            rest = [line for line in lines if line]
+            raise RuntimeError(
+                f"the request behind did not wait: the first got {response.status_code}, {first}, "
+                f"{len(rest)} more events, the last of them {rest[-3:]}"
+            )
     left_s = time.monotonic()
     join([behind])
     return behind.got.arrivals_s[0] - left_s

@@ -21,7 +21,9 @@ def test_the_page_has_the_table_of_the_results(benchmark):
 
 def test_the_table_says_what_was_not_measured_and_what_is_not_met(benchmark, monkeypatch, tmp_path):
     scorecard, row = benchmark("scorecard"), benchmark("row")
-    rows = [row.Row(name, "a measure", "an aim", lambda limits: None) for name in ("R1", "R2", "R3")]
+    rows = [
+        row.Row(name, "a measure", "an aim", lambda limits: None) for name in ("R1", "R2", "R3")
+    ]
     results = {
         "R1": scorecard.entry(row.Measured("good", True), "do it"),
         "R2": scorecard.entry(row.Measured("bad", False), "do it"),

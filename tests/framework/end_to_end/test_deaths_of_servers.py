@@ -104,7 +104,7 @@ def test_when_the_engine_dies_all_requests_end_with_its_error_and_nothing_is_lef
         assert served.wait() == 1
         eventually(lambda: not any(map(is_running, pids)))
         last = served.log.read_text().splitlines()[-1]
-        assert "was killed by SIGKILL" in last or "exit status 70" in last
+        assert "was killed by SIGKILL" in last or "exit code 70" in last
 
 
 @pytest.mark.slow
