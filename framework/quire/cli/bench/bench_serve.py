@@ -3,18 +3,18 @@
 import argparse
 import asyncio
 import json
+import math
 import os
-import random
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from quire.cli.bench.serving.load_client import LoadClient, LoadTarget
+from quire.cli.bench.serving.load_client import LoadTarget
 from quire.cli.bench.serving.load_figures import parse_goals
 from quire.cli.bench.serving.load_report import chart, report_lines
-from quire.cli.bench.serving.load_run import LoadPlan, LoadResult, run_load
+from quire.cli.bench.serving.load_run import LoadPlan, LoadResult
+from quire.cli.bench.serving.load_series import LoadSeries, run_series
 from quire.cli.bench.serving.prompts import FilePrompts, RandomPrompts, length_of, read_prompts
 from quire.cli.bench.tables import machine_info
 from quire.cli.command_parser import CommandParser, number
@@ -59,9 +59,16 @@ def _add_load(parser: CommandParser) -> None:
         "--request-rate",
         type=number(float, 0),
         nargs="+",
-        default=[float("inf")],
         metavar="X",
         help="requests per second, or inf: all at once (inf); several: a load for each",
+    )
+    add(
+        "--capacity-shares",
+        type=number(float, 0),
+        nargs="+",
+        default=[],
+        metavar="X",
+        help="after a load at rate inf one for each share of the requests/s that it completed",
     )
     add(
         "--burstiness",
@@ -122,9 +129,15 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         raise
     except SettingsError as error:
         raise UsageError(str(error), hint="see `quire bench serve --help`") from None
-    _check_positive("--request-rate", arguments.request_rate)
+    if arguments.request_rate and arguments.capacity_shares:
+        raise UsageError(
+            "--capacity-shares cannot be used with --request-rate",
+            hint="see `quire bench serve --help`",
+        )
+    _check_positive("--request-rate", arguments.request_rate or ())
+    _check_positive("--capacity-shares", arguments.capacity_shares)
     _check_positive("--burstiness", [arguments.burstiness])
-    model, results = asyncio.run(_run_loads(arguments, target, prompts, goals))
+    model, results = asyncio.run(run_series(_series(arguments, goals), target, prompts, _log))
     figures = {
         "url": target.url,
         "endpoint": target.endpoint,
@@ -147,52 +160,19 @@ def lines(figures: Mapping[str, Any]) -> list[str]:
     return [*report_lines(figures)]
 
 
-async def _run_loads(
-    arguments: argparse.Namespace,
-    target: LoadTarget,
-    prompts: RandomPrompts | FilePrompts,
-    goals: Mapping[str, float],
-) -> tuple[str, list[LoadResult]]:
-    client = LoadClient(target)
-    try:
-        model = target.model or await client.first_model()
-        client.close()
-        client = LoadClient(replace(target, model=model))
-        await _warm_up(client, arguments, prompts)
-        results = []
-        for index, load in enumerate(_loads(arguments)):
-            rng = random.Random(f"{arguments.seed} {index}")  # new prompts: none is cached
-            requests = prompts.requests(arguments.num_prompts, rng)
-            results.append(await run_load(client, requests, load, goals, rng))
-            _log(load, results[-1])
-    finally:
-        client.close()
-    return model, results
-
-
-async def _warm_up(
-    client: LoadClient, arguments: argparse.Namespace, prompts: RandomPrompts | FilePrompts
-) -> None:
-    """Send some requests that do not count.
-
-    Raises:
-        BenchmarkError: All of them failed.
-    """
-    if not arguments.warmup:
-        return
-    rng = random.Random(f"{arguments.seed} warm-up")
-    result = await run_load(client, prompts.requests(arguments.warmup, rng), LoadPlan(), {}, rng)
-    if not result.figures["completed"]:
-        first = result.outcomes[0]
-        raise BenchmarkError(f"the server refuses the requests: {first.error} {first.detail}")
-
-
-def _loads(arguments: argparse.Namespace) -> Sequence[LoadPlan]:
-    return [
-        LoadPlan(rate, arguments.burstiness, limit)
-        for rate in arguments.request_rate
-        for limit in arguments.max_concurrency
-    ]
+def _series(arguments: argparse.Namespace, goals: Mapping[str, float]) -> LoadSeries:
+    return LoadSeries(
+        num_prompts=arguments.num_prompts,
+        loads=[
+            LoadPlan(rate, arguments.burstiness, limit)
+            for rate in arguments.request_rate or [math.inf]
+            for limit in arguments.max_concurrency
+        ],
+        capacity_shares=arguments.capacity_shares,
+        num_warmup=arguments.warmup,
+        seed=arguments.seed,
+        goals_ms=goals,
+    )
 
 
 def _target(arguments: argparse.Namespace) -> LoadTarget:
@@ -246,11 +226,12 @@ def _check_positive(flag: str, numbers: Sequence[float]) -> None:
         raise UsageError(f"{flag} must be more than 0", hint="see `quire bench serve --help`")
 
 
-def _log(load: LoadPlan, result: LoadResult) -> None:
+def _log(result: LoadResult) -> None:
     if sys.stderr.isatty():
-        done = f"{result.figures['completed']} done, {result.figures['failed']} failed"
-        seconds = result.figures["duration_s"]
-        print(f"rate {load.request_rate:g}: {done}, {seconds:.1f} s", file=sys.stderr)
+        figures = result.figures
+        done = f"{figures['completed']} done, {figures['failed']} failed"
+        rate, seconds = figures["request_rate"], figures["duration_s"]
+        print(f"rate {rate}: {done}, {seconds:.1f} s", file=sys.stderr)
 
 
 def _write(path: str, text: str) -> None:

@@ -65,6 +65,16 @@ def test_loads_are_measured_and_written_to_files(server, tmp_path, capsys):
     assert len({tuple(body["prompt"]) for body in bodies}) == 12, "no prompt is sent twice"
 
 
+def test_shares_of_the_capacity_are_offered(server, tmp_path):
+    figures_file = tmp_path / "figures.json"
+    argv = ["--num-prompts", "6", "--capacity-shares", "0.5", "2", "--json", str(figures_file)]
+    assert main(["bench", "serve", server.url, *argv]) == 0
+    full, half, double = json.loads(figures_file.read_text())["loads"]
+    assert full["request_rate"] == "inf"
+    assert half["request_rate"] == pytest.approx(full["requests_per_s"] / 2)
+    assert double["request_rate"] == pytest.approx(full["requests_per_s"] * 2)
+
+
 def test_equal_seeds_send_equal_prompts(server):
     argv = ["bench", "serve", server.url, "--num-prompts", "3", "--warmup", "0"]
     sent = []
@@ -110,6 +120,7 @@ def test_no_server_is_one_line(capsys):
         (["--prompts", "/no/such/file"], "no such file: /no/such/file"),
         (["--api-key-file", "/no/such/file"], "--api-key-file: "),
         (["--request-rate", "0"], "--request-rate must be more than 0"),
+        (["--request-rate", "1", "--capacity-shares", "1"], "cannot be used with --request-rate"),
         (["localhost"], "'localhost' is no address of a server"),
         (["--burstiness", "0"], "--burstiness must be more than 0"),
     ],
