@@ -32,6 +32,7 @@ def process(tmp_path_factory):
     log = folder / "log"
     command = [sys.executable, "-m", "quire.cli", "serve", "demo", "--port", "0"]
     options = ["--engine-process", "--api-key-file", str(file), "--max-num-seqs", "4"]
+    options += ["--access-log", str(folder / "access")]
     environment = os.environ | {
         "QUIRE_ADMIN_KEY": f"{CANARY}-root",
         "QUIRE_API_KEY": f"{CANARY}-3,{CANARY}-4",
@@ -76,6 +77,9 @@ def test_no_response_and_no_line_of_the_log_shows_a_key(process):
     started.terminate()
     assert started.wait(30) == 0
     assert CANARY not in log.read_text()
+    lines = (log.parent / "access").read_text().splitlines()
+    assert len(lines) > len(PATHS)
+    assert not [line for line in lines if CANARY in line.replace(f'"path":"/{CANARY}"', "")]
     assert "list of processes" not in log.read_text()  # no key was a flag
 
 
