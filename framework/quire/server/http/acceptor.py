@@ -2,7 +2,8 @@
 
 asyncio's own acceptance logs a traceback for each connection that finds no free descriptor, and
 tries again at once. This one logs one line in an interval and pauses: the connections wait in the
-kernel's queue until others have ended.
+kernel's queue until others have ended. On Linux, accept(2) also reports what broke a connection in
+that queue: that is one line in an interval too, and the next connection is accepted.
 """
 
 import asyncio
@@ -16,6 +17,11 @@ BACKLOG = 2048
 MAX_AT_ONCE = 64  # connections accepted in one turn of the event loop
 PAUSE_S = 0.1
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_BROKEN_NAMES = frozenset(  # of which not every system has all
+    "EPROTO EHOSTUNREACH EHOSTDOWN ENETDOWN ENETUNREACH ENONET ENOPROTOOPT EOPNOTSUPP ETIMEDOUT "
+    "ENOTSUP ECONNABORTED EPERM".split()
+)
+_BROKEN = frozenset(code for code, name in errno.errorcode.items() if name in _BROKEN_NAMES)
 
 
 class Acceptor:
@@ -64,14 +70,19 @@ class Acceptor:
                 connection, _ = self.listener.accept()
             except (BlockingIOError, InterruptedError):
                 return
-            except ConnectionAbortedError:
-                continue
             except OSError as error:
+                if error.errno in _BROKEN:
+                    self._note_broken(error)
+                    continue
                 if error.errno not in _EXHAUSTED:
                     raise
                 self._pause(error)
                 return
             self._begin(connection)
+
+    def _note_broken(self, error: OSError) -> None:
+        line = f"a connection broke before it was accepted: {error.strerror} ({{num}} of them)"
+        self._refusals.note("broken", line)
 
     def _pause(self, error: OSError) -> None:
         self._refusals.note(

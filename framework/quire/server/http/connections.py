@@ -146,7 +146,7 @@ class Connection(asyncio.Protocol):
         """Go on with the requests of a client that has only ended its sending side."""
         self._has_ended = True
         is_waiting = self._current is not None and self._receiving is None
-        if not (is_waiting and self._takes_requests and self._shared.peers.is_supported):
+        if not (is_waiting and self._shared.peers.is_supported):
             return False
         self._takes_requests = False
         self._watched_fileno = self._transport.get_extra_info("socket").fileno()

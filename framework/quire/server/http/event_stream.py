@@ -111,8 +111,9 @@ class EventStream(Response):
     def _look(self, send: Send) -> None:
         """Send a comment if the silence is long, and look again when it may be."""
         silence_s = time.monotonic() - self._last_sent_s
-        is_free = not (self._is_writing or self._is_finished)
-        if is_free and silence_s >= self._keep_alive_s:
+        if self._is_writing or self._is_finished:
+            silence_s = 0.0
+        elif silence_s >= self._keep_alive_s:
             self._comment = asyncio.create_task(self._write_comment(send))
             silence_s = 0.0
         delay_s = max(0.01, self._keep_alive_s - silence_s)

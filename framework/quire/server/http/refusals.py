@@ -38,5 +38,5 @@ class Refusals:
         found.num += 1
         now_s = time.monotonic()
         if now_s - found.reported_s >= REPORT_INTERVAL_S:
-            logger.warning("%s", line.format(num=found.num))
+            logger.warning("%s", line.replace("{num}", str(found.num)))
             found.num, found.reported_s = 0, now_s

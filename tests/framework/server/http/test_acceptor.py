@@ -1,8 +1,11 @@
 """Without free descriptors, connections wait; the log says so once and the loop does not spin."""
 
 import asyncio
+import errno
 import resource
 import socket
+
+import pytest
 
 from quire.server.http.acceptor import Acceptor
 from quire.server.http.refusals import Refusals
@@ -68,6 +71,50 @@ def test_exhausted_descriptors_are_one_line_and_a_pause(caplog):
     asyncio.run(main())
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "Too many open files" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+class Unlucky(socket.socket):
+    """A listening socket on which one connection after another broke before it was accepted."""
+
+    codes = ()
+
+    def accept(self):
+        if self.codes:
+            raise OSError(self.codes.pop(), "it broke")
+        return super().accept()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        errno.EPROTO,
+        errno.EHOSTUNREACH,
+        errno.EHOSTDOWN,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.ENONET,
+        errno.ENOPROTOOPT,
+        errno.EOPNOTSUPP,
+        errno.ETIMEDOUT,
+        errno.ECONNABORTED,
+        errno.EPERM,
+    ],
+)
+def test_connections_that_broke_are_one_line_and_the_next_is_accepted(caplog, code):
+    async def main():
+        listener = Unlucky()
+        listener.bind(("127.0.0.1", 0))
+        listener.codes = [code] * 5
+        acceptor = Acceptor(listener, Greeting, Refusals())
+        acceptor.start()
+        assert await read(listener.getsockname()) == b"hello"
+        assert listener.codes == []
+        acceptor.stop()
+
+    asyncio.run(main())
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "it broke" in caplog.text
     assert "Traceback" not in caplog.text
 
 

@@ -192,3 +192,24 @@ def test_a_stream_has_its_headers_and_no_length():
         "cache-control": "no-cache",
         "x-more": "1",
     }
+
+
+def test_a_blocked_write_is_looked_at_no_more_often_than_a_silence_lasts():
+    looks = []
+
+    class Counted(EventStream):
+        def _look(self, send):
+            looks.append(send)
+            super()._look(send)
+
+    async def events():
+        yield b"{}"
+
+    async def main():
+        wire = Wire(num_read=1)  # nothing but the head
+        asyncio.get_running_loop().call_later(40 * KEEP_ALIVE_S, wire.gone.set)
+        stream = Counted(events(), {}, "req-1", keep_alive_s=4 * KEEP_ALIVE_S)
+        await asyncio.wait_for(stream({"type": "http"}, wire.receive, wire.send), 10)
+
+    asyncio.run(main())
+    assert 1 < len(looks) <= 12

@@ -9,9 +9,10 @@ import pytest
 from quire.server.http import connections
 
 
-def request(**fields):
+def request(version=b"1.1", further=b"", **fields):
     body = json.dumps({"prompt": "Hi", "max_tokens": 400} | fields).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    head = b"POST /v1/completions HTTP/%b\r\nHost: 127.0.0.1\r\n%b" % (version, further)
+    head += b"Content-Type: application/json\r\n"
     return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
@@ -34,13 +35,18 @@ def final(received):
     return received
 
 
+@pytest.mark.parametrize(
+    ("version", "further"), [(b"1.1", b""), (b"1.1", b"Connection: close\r\n"), (b"1.0", b"")]
+)
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_half_closed_client_gets_its_whole_response(served, monkeypatch, stream):
+def test_a_half_closed_client_gets_its_whole_response(
+    served, monkeypatch, stream, version, further
+):
     monkeypatch.setattr(connections, "PROBE_S", 0.05)
     served.core.step_s = 0.05
     served.texts.by_prompt = {"Hi": "a text of several tokens."}
     with connect(served) as connection:
-        connection.sendall(request(stream=stream))
+        connection.sendall(request(version, further, stream=stream))
         connection.shutdown(socket.SHUT_WR)
         received = final(read_all(connection))
     assert received.startswith(b"HTTP/1.1 200")
@@ -58,14 +64,17 @@ def test_several_requests_before_the_end_are_all_answered(served):
     assert received.count(b"HTTP/1.1 200") == 3
 
 
+@pytest.mark.parametrize("further", [b"", b"Connection: close\r\n"])
 @pytest.mark.parametrize("half_closed_s", [0.0, 0.3])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_is_gone_is_aborted(served, wait_for, monkeypatch, stream, half_closed_s):
+def test_a_client_that_is_gone_is_aborted(
+    served, wait_for, monkeypatch, stream, half_closed_s, further
+):
     monkeypatch.setattr(connections, "PROBE_S", 0.05)
     served.core.step_s = 0.02
     served.texts.by_prompt = {"Hi": "word " * 400}
     with connect(served) as connection:
-        connection.sendall(request(stream=stream))
+        connection.sendall(request(further=further, stream=stream))
         assert wait_for(lambda: bool(served.core.running))
         if half_closed_s:
             connection.shutdown(socket.SHUT_WR)

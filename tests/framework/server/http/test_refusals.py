@@ -32,3 +32,8 @@ def test_each_kind_has_its_own_interval(clock, caplog):
     for kind in ("crowded", "protocol", "crowded", "protocol"):
         refusals.note(kind, f"{kind}: {{num}}")
     assert [record.getMessage() for record in caplog.records] == ["crowded: 1", "protocol: 1"]
+
+
+def test_a_line_may_have_braces(caplog):
+    Refusals().note("protocol", "{num} requests were no valid HTTP: invalid token '{0}' {")
+    assert caplog.messages == ["1 requests were no valid HTTP: invalid token '{0}' {"]
