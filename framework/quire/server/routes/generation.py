@@ -27,6 +27,7 @@ from quire.server.http.merged_streams import merged
 from quire.server.keys.account import TokenReservation
 from quire.server.keys.cache_salts import combined_salt
 from quire.server.observe.exchange import GENERATION
+from quire.server.routes.stream_interval import StreamInterval
 from quire.server.wire.bodies import Body, read_body
 from quire.server.wire.fields import sampler_values
 from quire.server.wire.finish_reason import finish_reason_of
@@ -142,6 +143,7 @@ class Generation:
         self._body = body
         self._sender = sender
         self._is_prompt_only = is_prompt_only
+        self._interval = StreamInterval.of(body)
         self.encoded: list[EncodedPrompt] = []
         self._streams: list[DeltaStream] = []
         self._num_prompt_tokens = 0
@@ -208,7 +210,11 @@ class Generation:
                 num_running -= finish_reason_of(delta) is not None
                 shown = _without_completion(delta) if self._is_prompt_only else delta
                 self._count(prompt_index, shown)
-                yield prompt_index * self.n + delta.index, shown
+                choice = prompt_index * self.n + delta.index
+                if self._interval is None:
+                    yield choice, shown
+                elif (joined := self._interval.joined(choice, shown)) is not None:
+                    yield choice, joined
         if num_running:
             raise RequestFailedError("the engine ended the request before it was finished")
 

@@ -17,7 +17,7 @@ from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.unknown_fields import UnknownFields
 from quire.sampling_params import CallGrammar, StructuredOutputsParams
 from quire.server.wire.bodies import convert
-from quire.server.wire.protocol import ChatBody, Function, Tool
+from quire.server.wire.protocol import AllowedTools, ChatBody, Function, Tool
 
 MAX_TOOLS = 128
 _FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -59,6 +59,8 @@ def tool_use(body: ChatBody, frontend: AsyncFrontend, unknown: UnknownFields) ->
     tools = _checked(body.tools or [], unknown)
     allows_parallel = body.parallel_tool_calls is not False
     choice = body.tool_choice or "auto"
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        choice, tools = _allowed(choice, tools, unknown)
     if choice == "none" or (choice == "auto" and not tools):
         return NO_TOOLS
     if choice == "auto":
@@ -105,19 +107,43 @@ def _name(raw: dict[str, Any], where: str, unknown: UnknownFields) -> str:
     return name
 
 
-def _named(choice: str | dict[str, Any], unknown: UnknownFields) -> str:
+def _allowed(
+    choice: dict[str, Any], tools: list[dict[str, Any]], unknown: UnknownFields
+) -> tuple[str, list[dict[str, Any]]]:
+    """Return the mode of `{"type": "allowed_tools", ...}`, and the tools that it allows.
+
+    Raises:
+        InvalidRequestError: It is incomplete, or allows a tool that there is not.
+    """
+    where = "tool_choice.allowed_tools"
+    given = convert(choice.get("allowed_tools"), AllowedTools, where)
+    unknown.check(choice, ("type", "allowed_tools"), "tool_choice")
+    unknown.check(choice["allowed_tools"], AllowedTools.__struct_fields__, where)
+    names = [_named(tool, unknown, f"{where}.tools[{i}]") for i, tool in enumerate(given.tools)]
+    allowed = [tool for tool in tools if tool["function"]["name"] in names]
+    missing = set(names) - {tool["function"]["name"] for tool in allowed}
+    if missing or not allowed:
+        raise InvalidRequestError(
+            f"{where} names {min(missing, default='no tool')!r:.80}, which is not among the tools",
+            param=f"{where}.tools",
+        )
+    return given.mode, allowed
+
+
+def _named(choice: str | dict[str, Any], unknown: UnknownFields, where: str = "tool_choice") -> str:
     """Return the function that `{"type": "function", "function": {"name": ...}}` names."""
     if isinstance(choice, dict) and choice.get("type") == "function":
         function = choice.get("function")
         name = function.get("name") if isinstance(function, dict) else None
         if isinstance(function, dict) and isinstance(name, str):
-            unknown.check(choice, ("type", "function"), "tool_choice")
-            unknown.check(function, ("name",), "tool_choice.function")
+            unknown.check(choice, ("type", "function"), where)
+            unknown.check(function, ("name",), f"{where}.function")
             return name
     raise InvalidRequestError(
-        "tool_choice must be none, auto, required or "
-        '{"type": "function", "function": {"name": ...}}',
-        param="tool_choice",
+        "tool_choice must be none, auto, required, "
+        '{"type": "function", "function": {"name": ...}} or '
+        '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}',
+        param=where,
     )
 
 

@@ -106,6 +106,7 @@ class SamplingBody(AcceptedFields, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     stream: bool | None = None
+    stream_interval: int | None = None  # least number of tokens of an event
     stream_options: StreamOptions | None = None
 
 
@@ -139,6 +140,13 @@ class Tool(msgspec.Struct):
 
     type: str
     function: Function
+
+
+class AllowedTools(msgspec.Struct):
+    """A choice among some of the tools."""
+
+    mode: Literal["auto", "required"]
+    tools: list[dict[str, Any]]  # each names a function
 
 
 class ChatBody(SamplingBody, kw_only=True):

@@ -675,3 +675,33 @@ def test_each_event_may_have_the_token_counts_so_far(client, served):
     with pytest.raises(openai.BadRequestError) as caught:
         stream(client, stream_options={"continuous_usage_stats": True})
     assert caught.value.param == "stream_options.continuous_usage_stats"
+
+
+def test_an_event_may_have_several_tokens(client, served):
+    served.texts.by_prompt = {"Count": "one two three four five six seven"}
+    fields = {"n": 2, "logprobs": True, "stream_options": {"include_usage": True}}
+    single = stream(client, "Count", **fields)
+    wide = stream(client, "Count", **fields, extra_body={"stream_interval": 5})
+    assert len(wide) < len(single) / 2
+    assert len(joined(wide)["logprobs"]) == len(joined(single)["logprobs"]) > 0
+    assert wide[-1].usage == single[-1].usage
+    for index in (0, 1):
+        texts = [
+            "".join(c.delta.content or "" for k in chunks for c in k.choices if c.index == index)
+            for chunks in (single, wide)
+        ]
+        assert texts == ["one two three four five six seven"] * 2
+
+
+def test_the_clients_parse_helper_gets_arguments_of_its_type(client, served):
+    served.texts.by_prompt = {"Who": '[[Person {"name": "Ada", "age": 36}]]'}
+    response = client.chat.completions.parse(
+        model="demo",
+        messages=[{"role": "user", "content": "Who?"}],
+        tools=[openai.pydantic_function_tool(Person)],
+    )
+    (call,) = response.choices[0].message.tool_calls
+    assert call.function.parsed_arguments == Person(name="Ada", age=36)
+    calls = served.core.requests[0].params.structured_outputs.calls
+    assert calls.triggers == ("[[",)
+    assert calls.shapes[0].pieces[1].schema["required"] == ["name", "age"]

@@ -148,6 +148,40 @@ def test_so_many_tools_are_taken_and_no_more(use):
     assert caught.value.param == "tools"
 
 
+def allowing(*names, mode="auto", **fields):
+    tools = [named(name) for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools} | fields}
+
+
+def test_some_of_the_tools_are_allowed(use):
+    assert use([A, B], tool_choice=allowing("b")) == ToolUse([B])
+    assert use([A, B], tool_choice=allowing("b", "a")) == ToolUse([A, B])
+    found = use([A, B], tool_choice=allowing("b", mode="required"))
+    assert (found.tools, forced(found)) == ([B], (["b"], ""))
+
+
+@pytest.mark.parametrize(
+    ("choice", "param"),
+    [
+        (allowing("c"), "tool_choice.allowed_tools.tools"),
+        (allowing(), "tool_choice.allowed_tools.tools"),
+        (allowing("a", mode="none"), "tool_choice.allowed_tools.mode"),
+        ({"type": "allowed_tools"}, "tool_choice.allowed_tools"),
+        (allowing("a", modes=1), "tool_choice.allowed_tools.modes"),
+        (allowing("a") | {"odd": 1}, "tool_choice.odd"),
+        (allowing("a", tools=[{"type": "custom"}]), "tool_choice.allowed_tools.tools[0]"),
+        (
+            allowing("a", tools=[named("a") | {"odd": 1}]),
+            "tool_choice.allowed_tools.tools[0].odd",
+        ),
+    ],
+)
+def test_a_choice_among_tools_is_complete_and_of_the_tools(use, choice, param):
+    with pytest.raises(InvalidRequestError) as caught:
+        use([A, B], tool_choice=choice)
+    assert caught.value.param == param
+
+
 def strict(name, **parameters):
     function = {"name": name, "strict": True, "parameters": {"type": "object"} | parameters}
     return {"type": "function", "function": function}
