@@ -478,6 +478,37 @@ def test_a_request_whose_step_hangs_times_out(serve):
     assert len(serve(test).aborted) == 1
 
 
+def test_a_request_that_waits_for_a_thread_times_out_and_is_never_tokenized(serve, monkeypatch):
+    async def test(frontend, core):
+        is_free, encoded = threading.Event(), []
+        monkeypatch.setattr(frontend.intake, "encode", encoded.append)
+        busy = [asyncio.create_task(frontend.lanes.run(9999, is_free.wait)) for _ in range(2)]
+        await asyncio.sleep(0.01)
+        with pytest.raises(RequestTimeoutError, match="was not queued"):
+            await frontend.submit("fox " * 2000, WHOLE, timeout_s=0.05)
+        is_free.set()
+        await asyncio.gather(*busy)
+        await frontend.lanes.run(9999, lambda: None)  # behind what waited before
+        assert not encoded
+        assert not core.requests
+
+    serve(test)
+
+
+def test_a_request_is_as_old_as_its_arrival_says(serve):
+    async def test(frontend, core):
+        arrival_s = time.monotonic() - 50.0
+        with pytest.raises(RequestTimeoutError, match="its timeout_s is 20 s"):
+            await frontend.submit("fox", WHOLE, timeout_s=20.0, arrival_s=arrival_s)
+        stream = await frontend.submit("fox", WHOLE, arrival_s=arrival_s, client="acme")
+        async for _ in stream:
+            pass
+        (request,) = core.requests
+        assert (request.arrival_s, request.client) == (arrival_s, "acme")
+
+    serve(test)
+
+
 def test_the_servers_limit_counts_for_requests_that_name_none(tokenizer, intake):
     core = ScriptedCore(echo, step_s=2.0)
     options = {"request_timeout_s": 0.05}
