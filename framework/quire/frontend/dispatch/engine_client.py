@@ -20,6 +20,7 @@ from quire.errors import (
     RequestError,
     RequestFailedError,
     RequestTimeoutError,
+    UnknownFieldError,
     UnknownModelError,
 )
 from quire.messages import Control, EngineOutputs, EngineRequest, EngineStats, ErrorReport
@@ -102,6 +103,7 @@ _ERRORS: dict[str, Callable[[str], RequestError]] = {
     OverloadedError.code: OverloadedError,
     RequestTimeoutError.code: RequestTimeoutError,
     ReplicaDeadError.code: ReplicaDeadError,
+    UnknownFieldError.code: UnknownFieldError,
 }
 
 

@@ -8,7 +8,8 @@ from quire.messages import EngineStats, ReplicaStats
 FIRST = EngineStats(
     num_running=1, num_waiting=2, num_scheduled_tokens=3, num_blocks=100, num_used_blocks=5,
     num_cached_blocks=6, num_preemptions=7, num_evictions=8, num_prefix_queries=300,
-    num_prefix_hits=10, prefix_hit_rate=0.5, num_store_hits=11,
+    num_prefix_hits=10, prefix_hit_rate=0.5, num_store_hits=11, num_grammars_waiting=12,
+    num_grammars_compiled=13, grammar_wait_s=1.5,
 )  # fmt: skip
 SECOND = EngineStats(num_running=4, num_prefix_queries=100, prefix_hit_rate=0.1, num_blocks=50)
 FIRST_REPLICA = ReplicaStats(True, 1, 2, False, 100, 5, 7, 300, 10)
