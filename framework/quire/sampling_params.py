@@ -2,6 +2,7 @@
 
 import reprlib
 from collections.abc import Callable, Sequence
+from copy import copy
 from types import UnionType
 from typing import Any, Literal
 
@@ -261,7 +262,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             if isinstance(value := getattr(self, name), str):
                 msgspec.structs.force_setattr(self, name, (value,))
         for name, max_items in _MAX_ITEMS.items():
-            self._freeze_list(name, max_items)
+            if type(value := getattr(self, name)) is not tuple or value:
+                self._freeze_list(name, max_items)
         self._check_stops()
         self._check_logits_processors()
         self._check_logit_bias()
@@ -274,7 +276,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for name in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
             _check_number(name, getattr(self, name))
         for name in _FLOATS:
-            msgspec.structs.force_setattr(self, name, float(getattr(self, name)))
+            if type(value := getattr(self, name)) is not float:
+                msgspec.structs.force_setattr(self, name, float(value))
         if self.seed is not None:
             _check_integer("seed", self.seed, -MAX_SEED - 1, MAX_SEED)
         if self.max_tokens is not None:
@@ -290,7 +293,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         self._check_repetition()
         self._check_constraint()
         for name, (kind, words) in _TYPES.items():
-            _check_type(name, getattr(self, name), kind, words)
+            if type(value := getattr(self, name)) is not kind:
+                _check_type(name, value, kind, words)
+
+    def with_extra_args(self, extra_args: dict[str, Any]) -> "SamplingParams":
+        """Return a copy with other `extra_args`; the other fields are not checked again."""
+        made = copy(self)
+        msgspec.structs.force_setattr(made, "extra_args", extra_args)
+        return made
 
     def _freeze_list(self, name: str, max_items: int) -> None:
         """Make a list a tuple, after its length is checked; None is empty."""
@@ -351,8 +361,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                     "is loaded at start-up, from a plugin whose step declares is_opt_in",
                     param="logits_processors",
                 )
-        names = tuple(dict.fromkeys(self.logits_processors))
-        msgspec.structs.force_setattr(self, "logits_processors", names)
+        if self.logits_processors:
+            names = tuple(dict.fromkeys(self.logits_processors))
+            msgspec.structs.force_setattr(self, "logits_processors", names)
 
     def _check_logprobs(self) -> None:
         for name in ("logprobs", "prompt_logprobs"):

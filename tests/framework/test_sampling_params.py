@@ -227,3 +227,10 @@ def test_the_length_of_a_list_is_checked_before_it_is_copied(name):
 
     with pytest.raises(InvalidRequestError, match="has 1000000000 items; it takes at most"):
         SamplingParams(**{name: Endless()})
+
+
+def test_a_copy_with_other_extra_args_keeps_what_was_checked():
+    params = SamplingParams(temperature=1, stop=["a"], top_k=3, extra_args={"a": 1})
+    made = params.with_extra_args({"b": 2})
+    assert made == SamplingParams(temperature=1, stop=["a"], top_k=3, extra_args={"b": 2})
+    assert params.extra_args == {"a": 1}

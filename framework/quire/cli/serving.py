@@ -1,5 +1,6 @@
 """A server from its settings: it listens, loads the model, and serves until a signal."""
 
+from quire.cli.garbage import settle
 from quire.config import Settings
 from quire.launch import start_engine
 from quire.plugins.report import plugins_report
@@ -18,6 +19,7 @@ def run_server(settings: Settings) -> None:
     with bound_socket(settings.server) as bound, bound_health_socket(settings.server) as health:
         check_outputs(settings.server)
         engine = start_engine(settings, is_serving=True)
+        settle()
         serve(
             engine.async_frontend(),
             settings.server,

@@ -109,7 +109,7 @@ def create_unguarded_app(
     )
     operations.append(Operation("/openapi.json", description.openapi))
     app = Starlette(
-        routes=[operation.route() for operation in operations],
+        routes=[operation.route() for operation in sorted(operations, key=_is_rare)],
         middleware=middleware,
         exception_handlers={
             HTTPException: handle_error,
@@ -119,6 +119,11 @@ def create_unguarded_app(
     )
     app.router.redirect_slashes = False  # "/livez/" is another path, and requires the key
     return app
+
+
+def _is_rare(operation: Operation) -> bool:
+    """Whether an operation is none of those that clients call most; routes are tried in order."""
+    return operation.method != "POST"
 
 
 def _operations(

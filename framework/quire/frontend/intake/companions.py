@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from quire.errors import InvalidRequestError, PromptTooLongError
 from quire.frontend.intake.prompt import check_token_ids
 from quire.interfaces.companion_prompt import CompanionPrompt
@@ -98,7 +96,7 @@ class Companions:
         name = self._prompt.name
         token_ids = self._encoded(self._prompt.check(params.extra_args[name]))
         extra_args = {**params.extra_args, name: token_ids}
-        return msgspec.structs.replace(params, extra_args=extra_args)
+        return params.with_extra_args(extra_args)
 
     def _encoded(self, given: str | Sequence[int]) -> list[int]:
         return self._encode(given) if isinstance(given, str) and given else list(map(int, given))
@@ -108,4 +106,4 @@ class Companions:
         if self._prompt is None or not params.extra_args.get(self._prompt.name):
             return params
         extra_args = {**params.extra_args, self._prompt.name: self._prompt.default}
-        return msgspec.structs.replace(params, extra_args=extra_args)
+        return params.with_extra_args(extra_args)

@@ -440,7 +440,7 @@ class Intake:
             extra_args[name] = self._defaults[name]
             if name in params.extra_args:
                 extra_args[name] = self._resolved(field, params.extra_args[name])
-        return msgspec.structs.replace(params, extra_args=extra_args) if extra_args else params
+        return params.with_extra_args(extra_args) if extra_args else params
 
     def _resolved(self, field: RequestField, value: Any) -> Any:
         return field.resolve(field.check(value), self._vocabulary)

@@ -7,7 +7,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 
 from quire.errors import InvalidRequestError, RequestTimeoutError
@@ -47,20 +47,19 @@ class TimeLimit:
         if self.left_s <= 0:
             raise self._error()
 
-    @asynccontextmanager
-    async def hold(self) -> AsyncGenerator[None]:
-        """Cancel the work in the context once the limit has passed; none begins after it.
+    def hold(self) -> AbstractAsyncContextManager[None]:
+        """Return a context whose work is cancelled once the limit has passed.
 
         Raises:
             RequestTimeoutError: The limit has passed, at the latest at the end of the work.
         """
-        left_s = self.left_s
-        if left_s == math.inf:
-            yield
-            return
+        return nullcontext() if self.left_s == math.inf else self._hold()
+
+    @asynccontextmanager
+    async def _hold(self) -> AsyncGenerator[None]:
         self.check()
         try:
-            async with asyncio.timeout(left_s) as timeout:
+            async with asyncio.timeout(self.left_s) as timeout:
                 yield
         except TimeoutError:
             if not timeout.expired():

@@ -204,7 +204,8 @@ class Generation:
                 self._streams.append(await stack.enter_async_context(stream))
                 self._num_prompt_tokens += len(stream.prompt_token_ids)
                 self._tokens.use(len(stream.prompt_token_ids))
-                await asyncio.sleep(0)  # let other tasks run between hundreds of prompts
+                if len(self.encoded) > 1:
+                    await asyncio.sleep(0)  # let other tasks run between hundreds of prompts
             deltas = await stack.enter_async_context(aclosing(_numbered(self._streams)))
             async for prompt_index, delta in deltas:
                 num_running -= finish_reason_of(delta) is not None
