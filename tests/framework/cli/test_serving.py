@@ -11,7 +11,7 @@ from quire.plugins.loading import load_plugins
 
 
 def test_the_plugin_report_of_a_server_has_no_files_and_no_tracebacks(monkeypatch, capsys):
-    started, served = [], []
+    started, served, settled = [], [], []
     engine = SimpleNamespace(
         plugins=load_plugins(), model_name="m", async_frontend=lambda: "the frontend"
     )
@@ -22,11 +22,14 @@ def test_the_plugin_report_of_a_server_has_no_files_and_no_tracebacks(monkeypatc
 
     def serve(frontend, settings, report, on_ready, bound, accounts, stats_hooks, bound_health):
         assert not accounts.requires_key
+        assert bound_health is None
+        assert settled == [True]
         served.append((frontend, settings.port, report()))
         on_ready("http://127.0.0.1:1234")
 
     monkeypatch.setattr(command, "start_engine", start_engine)
     monkeypatch.setattr(command, "serve", serve)
+    monkeypatch.setattr(command, "settle", lambda: settled.append(True))
     assert main(["serve", "demo", "--port", "0"]) == 0
     ((frontend, port, report),) = served
     assert started == [("demo", True)]
