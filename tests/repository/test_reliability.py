@@ -75,3 +75,28 @@ def test_a_stream_says_what_a_client_got(benchmark):
     assert (stream.got.texts, stream.got.is_done) == (["a"], True)
     stream._take('data: {"error": {"code": "engine_dead"}}')
     assert stream.got.error == "engine_dead"
+
+
+GOOD = {
+    "goodput_ratio": 0.93,
+    "goodput_ratio_by_cpu": 0.99,
+    "lag_p99_ms": 20.0,
+    "livez_p99_ms": 30.0,
+    "refused_with_retry_after": 1.0,
+    "resets": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "is_met"),
+    [
+        ({}, True),
+        ({"goodput_ratio": 0.5}, True),
+        ({"goodput_ratio": 0.5, "goodput_ratio_by_cpu": 0.8}, False),
+        ({"lag_p99_ms": 51.0}, False),
+        ({"refused_with_retry_after": 0.99}, False),
+        ({"resets": 1}, False),
+    ],
+)
+def test_an_overload_is_judged_by_every_aim(benchmark, change, is_met):
+    assert benchmark("mixed_load").judged(GOOD | change).is_met is is_met
