@@ -9,6 +9,8 @@ from quire.server.keys.account import Account, duration_text
 from quire.server.keys.api_key import KeyLimits, make_key
 from quire.server.wire.http_errors import HTTPError
 
+PIECES = st.lists(st.integers(1, 300), max_size=10)  # tokens of the deltas of one request
+
 
 class Clock:
     """A clock that the test sets."""
@@ -116,7 +118,7 @@ def test_what_is_used_beyond_a_reservation_is_charged_at_once(clock):
 
 @given(
     st.lists(
-        st.tuples(st.integers(1, 500), st.integers(0, 500), st.lists(st.integers(1, 300))),
+        st.tuples(st.integers(1, 500), st.integers(0, 500), PIECES),
         max_size=10,
     )
 )
