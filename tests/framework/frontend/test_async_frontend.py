@@ -679,7 +679,7 @@ def test_a_long_prompt_of_a_companion_is_tokenized_beside_the_loop(
 ):
     names = []
 
-    def encode(text):
+    def encode(text, name):
         names.append(threading.current_thread().name)
         return tokenizer.encode(text)
 

@@ -18,7 +18,8 @@ class Companions:
 
     Args:
         fields: Request fields of the samplers in use; at most one is a `CompanionPrompt`.
-        encode: Function that returns the token ids of a text, with special tokens.
+        encode: Function that returns the token ids of a text, with special tokens; its second
+            argument is the name of the text's field.
         max_model_len: Largest number of tokens, prompt and completion together.
         vocab_size: V, the upper bound of token ids.
     """
@@ -26,7 +27,7 @@ class Companions:
     def __init__(
         self,
         fields: Sequence[RequestField],
-        encode: Callable[[str], list[int]],
+        encode: Callable[[str, str], list[int]],
         max_model_len: int,
         vocab_size: int,
     ) -> None:
@@ -70,7 +71,7 @@ class Companions:
                     param=name,
                 )
             return None
-        token_ids = self._encoded(given)
+        token_ids = self._encoded(name, given)
         check_token_ids(token_ids, self._vocab_size, name)
         if len(token_ids) >= self._max_model_len:
             raise PromptTooLongError(
@@ -94,12 +95,14 @@ class Companions:
         if self._prompt is None or not self.text_size(params):
             return params
         name = self._prompt.name
-        token_ids = self._encoded(self._prompt.check(params.extra_args[name]))
+        token_ids = self._encoded(name, self._prompt.check(params.extra_args[name]))
         extra_args = {**params.extra_args, name: token_ids}
         return params.with_extra_args(extra_args)
 
-    def _encoded(self, given: str | Sequence[int]) -> list[int]:
-        return self._encode(given) if isinstance(given, str) and given else list(map(int, given))
+    def _encoded(self, name: str, given: str | Sequence[int]) -> list[int]:
+        if isinstance(given, str):
+            return self._encode(given, name) if given else []
+        return list(map(int, given))
 
     def without_prompt(self, params: SamplingParams) -> SamplingParams:
         """Return parameters without the prompt of a companion, which the worker does not need."""

@@ -19,13 +19,13 @@ import msgspec
 from quire.errors import (
     GrammarError,
     InvalidRequestError,
-    PromptTooLongError,
 )
 from quire.frontend.chat.thinking import Thinking
 from quire.frontend.intake.companions import Companions
 from quire.frontend.intake.constraint_checks import CheckGrammar, ConstraintChecks
 from quire.frontend.intake.logits_processor_names import LogitsProcessorNames
 from quire.frontend.intake.prompt import EncodedPrompt, check_token_ids, prompt_parts
+from quire.frontend.intake.prompt_encoder import PromptEncoder
 from quire.frontend.intake.request_hooks import RequestHook, WatchedHook
 from quire.frontend.intake.time_limit import check_timeout
 from quire.frontend.text.stop_regex import compile_stop_regexes
@@ -95,6 +95,7 @@ class Intake:
         extra_fields: Fields that plugins add to the request, by name; over HTTP, additional fields
             of the body.
         logits_processors: Names that requests may have in `logits_processors`.
+        prompts: Encoder of texts.
         companions: Maker of the companions that sampler fields ask for.
         has_priorities: Whether the scheduling policy reads priorities.
     """
@@ -116,6 +117,7 @@ class Intake:
         logprobs_mode: str = "raw_logprobs",
     ) -> None:
         self._tokenizer = tokenizer
+        self.prompts = PromptEncoder(tokenizer, max_model_len)
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
         self.fields = tuple(fields)
@@ -135,7 +137,10 @@ class Intake:
             name: self._resolved(field, field.default) for name, field in self.extra_fields.items()
         }
         self.companions = Companions(
-            fields, lambda text: self._encode_text(text, True), max_model_len, vocab_size
+            fields,
+            lambda text, name: self.prompts.encode(text, field=name),
+            max_model_len,
+            vocab_size,
         )
         self._hooks = [WatchedHook(source, call) for source, call in hooks]
         self._constraints = ConstraintChecks(check_grammar)
@@ -235,44 +240,11 @@ class Intake:
             PromptTooLongError: It leaves no tokens for a completion.
         """
         parts = prompt_parts(prompt)
-        text, token_ids = parts.get("prompt"), parts.get("prompt_token_ids")
-        if token_ids is None:
-            if parts.get("truncate_prompt_tokens") is None:
-                self._check_length(parts["prompt"])
-            breaks = parts.get("special_token_breaks") or ()
-            token_ids = self._encode_text(
-                text, parts.get("add_special_tokens") is not False, breaks
-            )
+        text, token_ids = self.prompts.encode_prompt(parts)
         if not token_ids:
             raise InvalidRequestError("the prompt is empty: it has no tokens", param="prompt")
-        num_kept = self._num_kept(parts.get("truncate_prompt_tokens"), len(token_ids))
-        if num_kept < len(token_ids):
-            is_left = parts.get("truncation_side") != "right"
-            token_ids = token_ids[-num_kept:] if is_left else token_ids[:num_kept]
-            text = None  # of the whole prompt; what shows the prompt decodes the tokens
-        if len(token_ids) >= self._max_model_len:
-            raise self._too_long(str(len(token_ids)))
         check_token_ids(token_ids, self._vocab_size, "prompt")
         return EncodedPrompt(text, list(token_ids), parts.get("cache_salt"))
-
-    def _check_length(self, text: str) -> None:
-        """Refuse a text that is too long whatever its tokens are: tokenizing it could take minutes.
-
-        Raises:
-            PromptTooLongError: It leaves no tokens for a completion.
-        """
-        if len(text) < self._max_model_len:  # then it is not known to be too long
-            return
-        least = self._tokenizer.least_tokens(text)
-        if least >= self._max_model_len:
-            raise self._too_long(f"at least {least}")
-
-    def _too_long(self, num_tokens: str) -> PromptTooLongError:
-        return PromptTooLongError(
-            f"the prompt has {num_tokens} tokens and leaves no room for a completion: this model "
-            f"takes {self._max_model_len} tokens, prompt and completion together",
-            param="prompt",
-        )
 
     def has_new_constraint(self, params: SamplingParams) -> bool:
         """Return whether the parameters have a constraint whose check may take long."""
@@ -326,12 +298,6 @@ class Intake:
                 param=name,
             )
 
-    def _num_kept(self, limit: int | None, num_tokens: int) -> int:
-        """Number of prompt tokens that truncation leaves; -1 leaves room for one token."""
-        if limit is None:
-            return num_tokens
-        return min(num_tokens, self._max_model_len - 1 if limit == -1 else limit)
-
     def _check_priority(self, priority: object) -> None:
         is_int = isinstance(priority, int) and not isinstance(priority, bool)
         if not is_int or not MIN_PRIORITY <= priority <= MAX_PRIORITY:  # type: ignore[operator]
@@ -346,19 +312,6 @@ class Intake:
                 "it with --scheduling-policy priority, or send 0",
                 param="priority",
             )
-
-    def _encode_text(
-        self, text: Any, add_special_tokens: bool, breaks: Sequence[int] = ()
-    ) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidRequestError(
-                f"the prompt is not valid Unicode: {error}", param="prompt"
-            ) from error
-        if breaks:
-            return self._tokenizer.encode_broken(text, breaks, add_special_tokens)
-        return self._tokenizer.encode(text, add_special_tokens)
 
     def _resolve_max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         num_available = self._max_model_len - num_prompt_tokens

@@ -15,7 +15,7 @@ NEUTRAL = SamplingParams(temperature=0.0)
 
 
 def made(prompt=(5, 6), fields=(OTHER, SCALE), **values):
-    companions = Companions(fields, lambda text: [1, *map(ord, text)], 8, 200)
+    companions = Companions(fields, lambda text, name: [1, *map(ord, text)], 8, 200)
     return companions.make({"scale": 1.0, "other": ""} | values, prompt, lambda: NEUTRAL)
 
 
@@ -41,7 +41,7 @@ def test_a_text_whose_tokens_the_model_does_not_have_is_refused():
 
 
 def test_a_text_can_be_encoded_before():
-    companions = Companions((SCALE, OTHER), lambda text: [*map(ord, text)], 8, 200)
+    companions = Companions((SCALE, OTHER), lambda text, name: [*map(ord, text)], 8, 200)
     given = SamplingParams(extra_args={"scale": 2.0, "other": "ab"})
     assert companions.text_size(given) == 2
     encoded = companions.with_tokens(given)
@@ -65,7 +65,7 @@ def test_it_leaves_room_for_a_token():
 
 
 def test_its_prompt_does_not_go_to_the_worker_twice():
-    companions = Companions((SCALE, OTHER), lambda text: [1], 8, 200)
+    companions = Companions((SCALE, OTHER), lambda text, name: [1], 8, 200)
     given = SamplingParams(extra_args={"scale": 2.0, "other": "a"})
     assert companions.without_prompt(given).extra_args == {"scale": 2.0, "other": ""}
     assert companions.without_prompt(SamplingParams()) == SamplingParams()

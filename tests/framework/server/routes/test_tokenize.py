@@ -11,9 +11,9 @@ from server_parts import Texts, make_frontend
 from quire.config import ServerSettings
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.server.app import create_app
-from quire.server.wire.bodies import LARGE_BYTES
 
 BOS = "<|im_start|>"
+LONG = 5000  # characters, too many for the event loop
 
 
 class Watched(Tokenizer):
@@ -39,7 +39,7 @@ def app(watched):
     asyncio.run(frontend.shutdown())
 
 
-@pytest.mark.parametrize("length", [10, LARGE_BYTES])
+@pytest.mark.parametrize("length", [10, LONG])
 @pytest.mark.parametrize("adds", [None, True, False])
 def test_special_tokens_are_added_unless_they_are_not_wanted(app, watched, adds, length):
     Watched.threads.clear()
@@ -49,7 +49,26 @@ def test_special_tokens_are_added_unless_they_are_not_wanted(app, watched, adds,
     assert body["count"] == len(body["tokens"])
     assert body["max_model_len"] == 512
     is_beside = [name != threading.current_thread().name for name in Watched.threads]
-    assert is_beside == [length >= LARGE_BYTES]
+    assert is_beside == [length == LONG]
+
+
+def test_a_text_that_is_far_too_long_is_not_tokenized(app, watched, monkeypatch):
+    monkeypatch.setattr(watched, "encode", None)
+    refused = post(app, "/tokenize", prompt="a" * 1_000_000)
+    assert (refused.status, refused.error["code"]) == (400, "context_length_exceeded")
+
+
+def test_of_a_text_with_far_too_many_tokens_only_a_part_is_tokenized(app, watched, monkeypatch):
+    encoded = []
+
+    def encode(text, add_special_tokens=True):
+        encoded.append(len(text))
+        return Tokenizer.encode(watched, text, add_special_tokens)
+
+    monkeypatch.setattr(watched, "least_tokens", lambda text: 0)
+    monkeypatch.setattr(watched, "encode", encode)
+    assert post(app, "/tokenize", prompt="a b " * 100_000).status == 400
+    assert sum(encoded) < 20_000
 
 
 def test_ids_become_text_with_their_special_tokens(app, watched):
