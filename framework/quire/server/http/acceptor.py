@@ -17,22 +17,20 @@ BACKLOG = 2048
 MAX_AT_ONCE = 64  # connections accepted in one turn of the event loop
 PAUSE_S = 0.1
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_BROKEN_NAMES = frozenset(  # of which not every system has all
-    [
-        "EPROTO",
-        "EHOSTUNREACH",
-        "EHOSTDOWN",
-        "ENETDOWN",
-        "ENETUNREACH",
-        "ENONET",
-        "ENOPROTOOPT",
-        "EOPNOTSUPP",
-        "ETIMEDOUT",
-        "ENOTSUP",
-        "ECONNABORTED",
-        "EPERM",
-    ]
-)
+_BROKEN_NAMES = {  # of which not every system has all
+    "EPROTO",
+    "EHOSTUNREACH",
+    "EHOSTDOWN",
+    "ENETDOWN",
+    "ENETUNREACH",
+    "ENONET",
+    "ENOPROTOOPT",
+    "EOPNOTSUPP",
+    "ETIMEDOUT",
+    "ENOTSUP",
+    "ECONNABORTED",
+    "EPERM",
+}
 _BROKEN = frozenset(code for code, name in errno.errorcode.items() if name in _BROKEN_NAMES)
 
 

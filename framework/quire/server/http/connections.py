@@ -3,33 +3,32 @@
 Every error of the protocol gets a JSON error where a reply is possible, and ends the connection.
 
 A client may end its sending side after a request, and still gets its whole response. Whether it is
-there at all is found by writing: `100 Continue` at intervals until the response starts, which every
-client of HTTP 1.1 skips, then the response itself (see `peer_watch`).
+there at all is found by writing: probes until the response starts (see `client_probe`), then the
+response itself.
 
-See `connection_limit` for the number of connections.
+See `connection_limit` for the number of connections, and `lifetime` for their deadlines.
 """
 
 import asyncio
 import time
 from collections import deque
+from contextlib import suppress
 from email.utils import formatdate
 from typing import Any
 
 from starlette.types import ASGIApp
 
+from quire.server.http import lifetime
+from quire.server.http.client_probe import ClientProbe
 from quire.server.http.connection_limit import connection_limits
-from quire.server.http.deadline import Deadline
-from quire.server.http.exchange import CONTINUE, Exchange
+from quire.server.http.exchange import Exchange
+from quire.server.http.lifetime import Lifetime
 from quire.server.http.peer_watch import PeerWatch
 from quire.server.http.refusals import Refusals
 from quire.server.http.request_head import Head, bad_request
 from quire.server.http.request_parser import RequestParser
 from quire.server.wire.http_errors import HTTPError, error_response
 
-HEAD_TIMEOUT_S = 10.0
-KEEP_ALIVE_S = 5.0  # of an idle connection
-LINGER_S = 1.0  # for a client to read its response before a reset may destroy it
-PROBE_S = 5.0  # between two probes of a client that has ended its sending side
 MAX_PIPELINED = 32  # requests that wait for the response of the first one
 _REFUSED = Head("GET", b"*", [], "1.1")
 
@@ -53,6 +52,7 @@ class Connections:
         self.tasks: set[asyncio.Task[None]] = set()
         self.loop = asyncio.get_running_loop()
         self.peers = PeerWatch()
+        self._lost = asyncio.Event()
         self._date_s = 0
         self._date = b""
 
@@ -67,11 +67,12 @@ class Connections:
         task.add_done_callback(self.tasks.discard)
 
     async def close(self, grace_s: float) -> None:
-        """Close all connections; responses in progress have `grace_s` seconds to end."""
+        """Close all connections; responses have `grace_s` seconds to end and to be sent."""
         for connection in list(self.open):
             connection.close_when_idle()
-        if self.tasks:
-            await asyncio.wait(self.tasks, timeout=grace_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._wait_for_ends()
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
@@ -79,6 +80,18 @@ class Connections:
             connection.abort()
         await asyncio.sleep(0)  # for the transports to report their ends
         self.peers.close()
+
+    def forget(self, connection: "Connection") -> None:
+        """Count a connection no more."""
+        self.open.discard(connection)
+        self._lost.set()
+
+    async def _wait_for_ends(self) -> None:
+        while self.open:
+            self._lost.clear()
+            await self._lost.wait()
+        if self.tasks:
+            await asyncio.wait(self.tasks)
 
     def date(self) -> bytes:
         """Return the header with the current date."""
@@ -97,6 +110,7 @@ class Connection(asyncio.Protocol):
     """
 
     _transport: asyncio.Transport
+    _lifetime: Lifetime
 
     def __init__(self, shared: Connections) -> None:
         self._shared = shared
@@ -106,19 +120,18 @@ class Connection(asyncio.Protocol):
         self._receiving: Exchange | None = None  # its body is being received
         self._peers: dict[str, Any] = {}
         self._arrival_s = 0.0
-        self._deadline = Deadline(shared.loop, self.abort)
-        self._probing: asyncio.TimerHandle | None = None
         self._drained: asyncio.Event | None = None
         self._is_reading = True
         self._takes_requests = True
         self._has_ended = False  # the client's sending side
-        self._watched_fileno: int | None = None
+        self._probe: ClientProbe | None = None
 
     # -- from the transport ------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timeout of the first request, or close a connection over the limit."""
         self._transport = transport
+        self._lifetime = Lifetime(transport, self._give_up)
         shared, most = self._shared, connection_limits().most
         shared.open.add(self)
         if len(shared.open) > most:
@@ -131,7 +144,7 @@ class Connection(asyncio.Protocol):
             "client": _address(transport.get_extra_info("peername")),
             "server": _address(transport.get_extra_info("sockname")),
         }
-        self._deadline.set(HEAD_TIMEOUT_S)
+        self._lifetime.await_head()
 
     def data_received(self, data: bytes) -> None:
         """Parse data; what follows the last request is dropped."""
@@ -146,35 +159,37 @@ class Connection(asyncio.Protocol):
         """Go on with the requests of a client that has only ended its sending side."""
         self._has_ended = True
         is_waiting = self._current is not None and self._receiving is None
-        if not (is_waiting and self._shared.peers.is_supported):
-            return False
         self._takes_requests = False
-        self._watched_fileno = self._transport.get_extra_info("socket").fileno()
-        self._shared.peers.add(self._watched_fileno, self.abort)
-        self._probe()
+        if is_waiting and self._shared.peers.is_supported:
+            self._probe = ClientProbe(self._transport, self._shared.peers, self._takes_probe)
+        else:
+            self._lifetime.close()
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the request in progress."""
         del exc
-        self._shared.open.discard(self)
-        if self._watched_fileno is not None:
-            self._shared.peers.remove(self._watched_fileno)
-        if self._probing is not None:
-            self._probing.cancel()
-        self._deadline.cancel()
+        self._shared.forget(self)
+        if self._probe is not None:
+            self._probe.stop()
+        self._lifetime.end()
         self._waiting.clear()
         for exchange in (self._current, self._receiving):
             if exchange is not None:
                 exchange.disconnect()
-        self.resume_writing()
+        self._let_go_on()
 
     def pause_writing(self) -> None:
         """Stop the application: the client does not read."""
         self._drained = asyncio.Event()
+        self._lifetime.pause()
 
     def resume_writing(self) -> None:
         """Let the application go on."""
+        self._lifetime.resume()
+        self._let_go_on()
+
+    def _let_go_on(self) -> None:
         if self._drained is not None:
             self._drained.set()
             self._drained = None
@@ -185,7 +200,7 @@ class Connection(asyncio.Protocol):
         """Start the timeout of a head, and the clock of its request."""
         self._arrival_s = time.monotonic()
         if self._current is None:
-            self._deadline.set(HEAD_TIMEOUT_S)
+            self._lifetime.await_head()
 
     def on_head(self, head: Head, *, keep_alive: bool) -> None:
         """Start a request, or queue it behind the one in progress."""
@@ -208,7 +223,7 @@ class Connection(asyncio.Protocol):
         if exchange is not None:
             exchange.feed_end()
         if self._current is None:
-            self._deadline.set(KEEP_ALIVE_S)
+            self._lifetime.idle()
 
     # -- for the exchange --------------------------------------------------------------------------
 
@@ -252,10 +267,11 @@ class Connection(asyncio.Protocol):
         elif self._waiting:
             self._begin(*self._waiting.popleft())
         elif self._has_ended:
-            self._transport.close()
+            self._lifetime.close()
+        elif exchange.is_received and not self._parser.is_in_head:
+            self._lifetime.idle()
         else:
-            is_idle = exchange.is_received and not self._parser.is_in_head
-            self._deadline.set(KEEP_ALIVE_S if is_idle else HEAD_TIMEOUT_S)
+            self._lifetime.await_head()
         if not self._waiting:
             self.resume_reading()
 
@@ -269,7 +285,7 @@ class Connection(asyncio.Protocol):
         """Close the connection now, or after the response in progress."""
         self._waiting.clear()
         if self._current is None:
-            self._transport.close()
+            self._lifetime.close()
         else:
             self._takes_requests = False
             self._current.keep_alive = False
@@ -285,7 +301,7 @@ class Connection(asyncio.Protocol):
 
     def _begin(self, exchange: Exchange, app: ASGIApp) -> None:
         self._current = exchange
-        self._deadline.clear()
+        self._lifetime.serve()
         self._shared.start(exchange, app)
 
     def _refuse(self, error: HTTPError) -> None:
@@ -308,17 +324,18 @@ class Connection(asyncio.Protocol):
         self._takes_requests = False
         self._receiving = None
         if is_received or self._has_ended:
-            self._transport.close()
-            return
-        self._deadline.set(LINGER_S)
-        self._transport.write_eof()  # to close it now would be a reset, for what is not read
+            self._lifetime.close()
+        else:
+            self._lifetime.linger()
 
-    def _probe(self) -> None:
-        """Write something that a client skips, for a client that is gone to answer by a reset."""
+    def _takes_probe(self) -> bool:
         current = self._current
-        if current is not None and not current.has_started and current.is_modern:
-            self._transport.write(CONTINUE)
-        self._probing = self._shared.loop.call_later(PROBE_S, self._probe)
+        return current is not None and not current.has_started and current.is_modern
+
+    def _give_up(self) -> None:
+        line = f"a client read nothing for {lifetime.STALL_S:g} s: closed {{num}} connections"
+        self._shared.refusals.note("stalled", line)
+        self.abort()
 
 
 def _address(name: object) -> tuple[str, int] | None:

@@ -7,7 +7,7 @@ import time
 import httpx
 import pytest
 
-from quire.server.http import connections, lifecycle
+from quire.server.http import connections, lifecycle, lifetime
 from quire.server.http.connection_limit import ConnectionLimits
 
 REQUEST = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
@@ -20,7 +20,7 @@ POST = (
 
 @pytest.fixture
 def hasty(monkeypatch):
-    monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(lifetime, "HEAD_TIMEOUT_S", 0.3)
 
 
 def connect(served):
@@ -67,7 +67,7 @@ def test_a_second_head_has_as_much_time_as_the_first(served, hasty):
 
 
 def test_a_head_in_pieces_is_timed_once_and_its_response_not_at_all(served, monkeypatch):
-    monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.8)
+    monkeypatch.setattr(lifetime, "HEAD_TIMEOUT_S", 0.8)
     served.core.step_s = 1.2
     served.core.tokens_per_step = 100
     with connect(served) as connection:
@@ -151,7 +151,7 @@ def test_the_clock_of_a_connection_ends_with_it(served, wait_for):
     with connect(served):
         assert wait_for(lambda: len(known) == 1)
         (connection,) = known
-        clock = connection._deadline._timer
+        clock = connection._lifetime._deadline._timer
         assert not clock.cancelled()
     assert wait_for(lambda: not known)
     assert clock.cancelled()

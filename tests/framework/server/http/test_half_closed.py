@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from quire.server.http import connections
+from quire.server.http import client_probe
 
 
 def request(version=b"1.1", further=b"", **fields):
@@ -42,7 +42,7 @@ def final(received):
 def test_a_half_closed_client_gets_its_whole_response(
     served, monkeypatch, stream, version, further
 ):
-    monkeypatch.setattr(connections, "PROBE_S", 0.05)
+    monkeypatch.setattr(client_probe, "PROBE_S", 0.05)
     served.core.step_s = 0.05
     served.texts.by_prompt = {"Hi": "a text of several tokens."}
     with connect(served) as connection:
@@ -70,7 +70,7 @@ def test_several_requests_before_the_end_are_all_answered(served):
 def test_a_client_that_is_gone_is_aborted(
     served, wait_for, monkeypatch, stream, half_closed_s, further
 ):
-    monkeypatch.setattr(connections, "PROBE_S", 0.05)
+    monkeypatch.setattr(client_probe, "PROBE_S", 0.05)
     served.core.step_s = 0.02
     served.texts.by_prompt = {"Hi": "word " * 400}
     with connect(served) as connection:
