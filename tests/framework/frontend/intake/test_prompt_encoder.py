@@ -74,7 +74,7 @@ def test_a_truncated_text_has_the_tokens_of_the_whole(name, words, num_kept, sid
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("shift", range(4))
 def test_tokens_that_the_end_of_a_part_cuts_are_not_kept(side, shift):
-    letters = "abcdefghijklmnop"
+    letters = "abcdefghijklmnopqrst"  # longer than the characters that a token is expected to have
     longer = [letters[: length + 1] for length in range(1, len(letters))]
     words = {word: index for index, word in enumerate([*letters, "x", *longer])}
     merges = [(word[:-1], word[-1]) for word in longer]
