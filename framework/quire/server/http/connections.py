@@ -22,6 +22,7 @@ from quire.server.http import lifetime
 from quire.server.http.client_probe import ClientProbe
 from quire.server.http.connection_limit import connection_limits
 from quire.server.http.exchange import Exchange
+from quire.server.http.idle_connections import IdleConnections
 from quire.server.http.lifetime import Lifetime
 from quire.server.http.peer_watch import PeerWatch
 from quire.server.http.refusals import Refusals
@@ -42,6 +43,7 @@ class Connections:
 
     Attributes:
         open: Open connections.
+        idle: Those of them that give way to new ones.
         tasks: Tasks of the requests in flight.
     """
 
@@ -49,6 +51,7 @@ class Connections:
         self.app = app
         self.refusals = refusals
         self.open: set[Connection] = set()
+        self.idle: IdleConnections[Connection] = IdleConnections()
         self.tasks: set[asyncio.Task[None]] = set()
         self.loop = asyncio.get_running_loop()
         self.peers = PeerWatch()
@@ -81,9 +84,25 @@ class Connections:
         await asyncio.sleep(0)  # for the transports to report their ends
         self.peers.close()
 
+    def admit(self, connection: "Connection") -> bool:
+        """Count a new connection; return whether it may stay, maybe in place of an idle one."""
+        most = connection_limits().most
+        self.open.add(connection)
+        if len(self.open) > most:
+            line = f"more than {most} open connections: closed {{num}} "
+            oldest = self.idle.pop()
+            if oldest is None:
+                self.refusals.note("crowded", line + "new ones")
+                return False
+            self.refusals.note("replaced", line + "idle ones")
+            oldest.close_when_idle()
+        self.idle.add_fresh(connection)
+        return True
+
     def forget(self, connection: "Connection") -> None:
         """Count a connection no more."""
         self.open.discard(connection)
+        self.idle.discard(connection)
         self._lost.set()
 
     async def _wait_for_ends(self) -> None:
@@ -132,11 +151,7 @@ class Connection(asyncio.Protocol):
         """Start the timeout of the first request, or close a connection over the limit."""
         self._transport = transport
         self._lifetime = Lifetime(transport, self._give_up)
-        shared, most = self._shared, connection_limits().most
-        shared.open.add(self)
-        if len(shared.open) > most:
-            line = f"more than {most} open connections: closed {{num}} new ones"
-            shared.refusals.note("crowded", line)
+        if not self._shared.admit(self):
             self._takes_requests = False
             transport.close()
             return
@@ -188,6 +203,7 @@ class Connection(asyncio.Protocol):
         """Let the application go on."""
         self._lifetime.resume()
         self._let_go_on()
+        self._rest()
 
     def _let_go_on(self) -> None:
         if self._drained is not None:
@@ -199,6 +215,7 @@ class Connection(asyncio.Protocol):
     def on_begin(self) -> None:
         """Start the timeout of a head, and the clock of its request."""
         self._arrival_s = time.monotonic()
+        self._shared.idle.discard(self)
         if self._current is None:
             self._lifetime.await_head()
 
@@ -224,6 +241,7 @@ class Connection(asyncio.Protocol):
             exchange.feed_end()
         if self._current is None:
             self._lifetime.idle()
+            self._rest()
 
     # -- for the exchange --------------------------------------------------------------------------
 
@@ -270,6 +288,7 @@ class Connection(asyncio.Protocol):
             self._lifetime.close()
         elif exchange.is_received and not self._parser.is_in_head:
             self._lifetime.idle()
+            self._rest()
         else:
             self._lifetime.await_head()
         if not self._waiting:
@@ -301,6 +320,7 @@ class Connection(asyncio.Protocol):
 
     def _begin(self, exchange: Exchange, app: ASGIApp) -> None:
         self._current = exchange
+        self._shared.idle.discard(self)
         self._lifetime.serve()
         self._shared.start(exchange, app)
 
@@ -327,6 +347,12 @@ class Connection(asyncio.Protocol):
             self._lifetime.close()
         else:
             self._lifetime.linger()
+
+    def _rest(self) -> None:
+        """Give way to new connections, if nothing is to be received or sent."""
+        has_request = self._current or self._receiving or self._parser.is_in_head
+        if not has_request and self.is_writable and self._takes_requests:
+            self._shared.idle.add(self)
 
     def _takes_probe(self) -> bool:
         current = self._current

@@ -3,6 +3,7 @@
 import json
 import socket
 import time
+from contextlib import ExitStack
 
 import httpx
 import pytest
@@ -118,14 +119,51 @@ def limits(monkeypatch, served, wait_for):
     assert httpx.get(f"{served.url}/livez").status_code == 200
 
 
-def test_one_connection_too_many_is_closed_and_the_others_go_on(served, limits, caplog):
+def test_one_connection_too_many_is_closed_if_all_others_have_requests(served, limits, wait_for):
     limits(2, 2)
     with connect(served) as first, connect(served) as second:
-        assert is_alive(first)
-        assert is_alive(second)
+        for connection in (first, second):
+            connection.sendall(POST)
+        assert wait_for(lambda: served.server.connections.tasks)
         with connect(served) as third:
             assert third.recv(65536) == b""
+        for connection in (first, second):
+            connection.sendall(CHAT)
+            response = b""
+            while not response.endswith(b"}"):
+                response += connection.recv(65536)
+            assert response.startswith(b"HTTP/1.1 200")
+
+
+def test_idle_connections_give_way_to_a_health_check(served, limits, wait_for):
+    limits(3, 3)
+    seen = []
+    with ExitStack() as probes, connect(served) as fresh:
+        first, second = (probes.enter_context(connect(served)) for _ in range(2))
         assert is_alive(first)
+        assert is_alive(second)
+        for idle in (first, second, fresh):
+            probe = probes.enter_context(connect(served))
+            assert is_alive(probe)
+            assert idle.recv(65536) == b""
+            probe.sendall(REQUEST[:20])  # it keeps its place
+            assert wait_for(lambda: num_in_head(served) == 1 + len(seen))
+            seen.append(idle)
+
+
+def num_in_head(served):
+    return sum(each._parser.is_in_head for each in list(served.server.connections.open))
+
+
+def test_a_head_that_has_begun_keeps_its_connection(served, limits, wait_for):
+    limits(1, 1)
+    with connect(served) as first:
+        first.sendall(REQUEST[:20])
+        assert wait_for(lambda: num_in_head(served) == 1)
+        with connect(served) as second:
+            assert second.recv(65536) == b""
+        first.sendall(REQUEST[20:])
+        assert first.recv(65536).startswith(b"HTTP/1.1 200")
 
 
 def test_with_many_connections_requests_are_refused_and_health_checks_answered(served, limits):
