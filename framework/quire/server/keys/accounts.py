@@ -20,7 +20,7 @@ OPEN = "open"  # account of requests to a server without keys
 
 
 class Accounts:
-    """Accounts by the names of their keys; used in one event loop.
+    """Accounts of keys; used in one event loop.
 
     Args:
         ring: All keys.
@@ -43,7 +43,8 @@ class Accounts:
         self._clock = clock
         self._files: KeyFiles | None = None
         self._open = Account(OPEN, has_key=False, clock=clock)
-        self._accounts: dict[str, Account] = {}
+        self._accounts: dict[bytes, Account] = {}  # by the digests of their keys
+        self._digests: set[bytes] = set()  # of all API keys since the start
         self.num_unauthorized = 0
         self.replace(ring or KeyRing())
 
@@ -79,7 +80,7 @@ class Accounts:
 
     def of_keys(self) -> list[Account]:
         """Return the accounts of the API keys, or the one of all requests if there are no keys."""
-        return [self._accounts[key.name] for key in self._ring.api] or [self._open]
+        return [self._accounts[key.digest] for key in self._ring.api] or [self._open]
 
     def check(self, *, has_priorities: bool) -> None:
         """Check that the engine can do what the limits of the keys say.
@@ -95,12 +96,13 @@ class Accounts:
                 )
 
     def replace(self, ring: KeyRing) -> None:
-        """Use other keys from now on; an account whose key keeps its name keeps its usage."""
+        """Use other keys from now on; the account of a key that stays keeps its usage."""
         self._ring = ring
         keys = (*ring.api, *ring.admin)
-        if self._salts is None and len(ring.api) > 1 and not self._shares_cache:
+        self._digests |= {key.digest for key in ring.api}
+        if self._salts is None and len(self._digests) > 1 and not self._shares_cache:
             self._salts = CacheSalts(keys)
-        self._accounts = {key.name: self._account(key) for key in keys}
+        self._accounts = {key.digest: self._account(key) for key in keys}
         self._admins = frozenset(key.name for key in ring.admin)
 
     def open(self, scope: Scope) -> None:
@@ -119,7 +121,7 @@ class Accounts:
         key = self._key_of(scope)
         if key is not None:
             scope["quire_client"] = key.name
-            scope["quire_account"] = self._accounts[key.name]
+            scope["quire_account"] = self._accounts[key.digest]
             scope["quire_is_admin"] = key.name in self._admins
         elif self._ring.api:
             self.num_unauthorized += 1
@@ -132,10 +134,12 @@ class Accounts:
         return key if scheme.lower() == "bearer" else None
 
     def _account(self, key: ApiKey) -> Account:
-        account = self._accounts.get(key.name) or Account(key.name, clock=self._clock)
+        account = self._accounts.get(key.digest)
+        if account is None or account.name != key.name:
+            account = Account(key.name, clock=self._clock)
         if account.limits != key.limits:
             account.set_limits(key.limits)
-        account.cache_salt = None if self._salts is None else self._salts.of(key.name)
+        account.cache_salt = None if self._salts is None else self._salts.of(key)
         return account
 
 

@@ -1,8 +1,8 @@
 """Salts that separate the prefix caches of keys, so that none can probe the prompts of another.
 
-A salt depends on the name of its key and on a secret of the server, which is derived from all keys
-that it starts with: it is the same in all processes of a server and after a restart, and no client
-knows it. The derivation is slow on purpose, because readers of KV events see the salts.
+A salt depends on the digest of its key and on a secret of the server, which is derived from all
+keys that it starts with: it is the same in all processes of a server and after a restart, and no
+client knows it. The derivation is slow on purpose, because readers of KV events see the salts.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ _COST = 2**14  # of scrypt: 16 MiB, once per start
 
 
 class CacheSalts:
-    """Salts by the names of keys.
+    """Salts by keys.
 
     Args:
         keys: All keys of the server at its start.
@@ -26,9 +26,9 @@ class CacheSalts:
         purpose = b"quire: salts of the prefix cache"
         self._secret = hashlib.scrypt(digests, salt=purpose, n=_COST, r=8, p=1)
 
-    def of(self, name: str) -> str:
-        """Return the salt of a key."""
-        return hmac.digest(self._secret, name.encode(), "sha256").hex()
+    def of(self, key: ApiKey) -> str:
+        """Return the salt of a key; another key has another one, also if it has its name."""
+        return hmac.digest(self._secret, key.digest, "sha256").hex()
 
 
 def combined_salt(of_key: str | None, of_request: str | None) -> str | None:

@@ -9,6 +9,8 @@ from quire.errors import SettingsError
 from quire.server.keys.api_key import ApiKey, digest_of, make_key
 from quire.server.keys.key_file import KeyEntry, read_key_file
 
+DIGITS = 8  # of a digest in a name
+
 
 class KeyRing:
     """API keys and admin keys.
@@ -49,13 +51,18 @@ class KeyRing:
 
 
 def _keys(prefix: str, texts: Iterable[str], file: str | None) -> list[ApiKey]:
-    """Return keys; those without a name are numbered."""
+    """Return keys; those without a name are named by the beginning of their digest."""
     entries = [KeyEntry(text) for text in texts]
     if file is not None:
         entries += read_key_file(Path(file))
-    names = [entry.name for entry in entries]
-    shown = [f"{prefix}-{i}" if name is None else name for i, name in enumerate(names, 1)]
-    return [make_key(n, e.key, e.limits) for n, e in zip(shown, entries, strict=True)]
+    return [make_key(_name_of(prefix, each), each.key, each.limits) for each in entries]
+
+
+def _name_of(prefix: str, entry: KeyEntry) -> str:
+    """Return a name that stays when other keys are added or removed."""
+    if entry.name is not None:
+        return entry.name
+    return f"{prefix}-{digest_of(entry.key.encode()).hex()[:DIGITS]}"
 
 
 def _check_unique(keys: Iterable[ApiKey]) -> None:

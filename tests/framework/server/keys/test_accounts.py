@@ -3,6 +3,7 @@
 import pytest
 from asgi_parts import scope_of
 
+from quire.config import ServerSettings
 from quire.errors import SettingsError
 from quire.server.keys.accounts import Accounts
 from quire.server.keys.api_key import KeyLimits, make_key
@@ -50,21 +51,45 @@ def test_several_keys_have_caches_of_their_own_unless_they_share(keys, shares, i
     assert len(set(salts)) == (len(keys) if is_isolated else 1)
 
 
-def test_other_keys_keep_the_usage_and_the_cache_of_their_names():
+def test_a_key_that_stays_keeps_its_usage_and_its_cache_and_gets_its_new_limits():
     accounts = Accounts(KeyRing([A, B]))
-    before = accounts.of_keys()[0]
+    before = accounts.of_keys()[1]
     before.usage.num_requests = 7
     salt = before.cache_salt
-    rotated = make_key("a", "new", KeyLimits(requests_per_minute=1))
-    accounts.replace(KeyRing([rotated]))
-    assert identified(accounts, "new") == ("a", "a", False)
-    for old in ("one", "two"):
-        with pytest.raises(HTTPError):
-            identified(accounts, old)
+    accounts.replace(KeyRing([make_key("b", "two", KeyLimits(requests_per_minute=1))]))
+    assert identified(accounts, "two") == ("b", "b", False)
+    with pytest.raises(HTTPError):
+        identified(accounts, "one")
     (after,) = accounts.of_keys()
     assert (after.usage.num_requests, after.cache_salt) == (7, salt)
     assert after.limits.requests_per_minute == 1
     assert after.requests is not None
+
+
+@pytest.mark.parametrize("others", [[], [B]])
+def test_another_key_of_a_name_inherits_neither_the_usage_nor_the_cache(others):
+    accounts = Accounts(KeyRing([A, *others]))
+    before = accounts.of_keys()[0]
+    before.usage.num_requests = 7
+    accounts.replace(KeyRing([make_key("a", "new"), *others]))
+    assert identified(accounts, "new") == ("a", "a", False)
+    after = accounts.of_keys()[0]
+    assert (after.usage.num_requests, after.num_running) == (0, 0)
+    assert after.cache_salt not in (None, before.cache_salt)
+
+
+def test_a_key_without_a_name_does_not_become_the_one_above_it(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("sk-alice\nsk-bob\n")
+    file.chmod(0o600)
+    settings = ServerSettings(api_key_file=str(file))
+    accounts = Accounts.load(settings)
+    alice, bob = accounts.of_keys()
+    file.write_text("sk-bob\n")
+    accounts.replace(KeyRing.load(settings))
+    assert accounts.of_keys() == [bob]
+    assert identified(accounts, "sk-bob") == (bob.name, bob.name, False)
+    assert bob.cache_salt not in (None, alice.cache_salt)
 
 
 def test_a_second_key_separates_the_caches():

@@ -11,14 +11,18 @@ SALTS = CacheSalts(KEYS)
 SALT = st.none() | st.text(min_size=1, max_size=128)
 
 
-def test_each_name_has_a_salt_that_is_the_same_after_a_restart():
-    assert SALTS.of("a") != SALTS.of("b")
-    assert CacheSalts(reversed(KEYS)).of("a") == SALTS.of("a")
-    assert CacheSalts(KEYS[:1]).of("a") != SALTS.of("a")
+def test_a_changed_key_of_the_same_name_has_another_salt():
+    assert SALTS.of(make_key("a", "sk-canary-3")) not in [SALTS.of(key) for key in KEYS]
+
+
+def test_each_key_has_a_salt_that_is_the_same_after_a_restart():
+    assert SALTS.of(KEYS[0]) != SALTS.of(KEYS[1])
+    assert CacheSalts(reversed(KEYS)).of(KEYS[0]) == SALTS.of(KEYS[0])
+    assert CacheSalts(KEYS[:1]).of(KEYS[0]) != SALTS.of(KEYS[0])
 
 
 def test_a_salt_shows_nothing_of_the_keys_and_is_a_valid_salt():
-    salt = SALTS.of("a")
+    salt = SALTS.of(KEYS[0])
     assert "canary" not in salt
     assert all(key.digest.hex() not in salt for key in KEYS)
     assert salt.isprintable()
@@ -27,14 +31,14 @@ def test_a_salt_shows_nothing_of_the_keys_and_is_a_valid_salt():
 
 @given(SALT, SALT)
 def test_requests_of_two_keys_never_have_one_salt(first, second):
-    own = SALTS.of("a"), SALTS.of("b")
+    own = SALTS.of(KEYS[0]), SALTS.of(KEYS[1])
     assert combined_salt(own[0], first) != combined_salt(own[1], second)
     assert combined_salt(own[0], own[1]) != combined_salt(own[1], first)
 
 
 @given(SALT, SALT)
 def test_requests_of_one_key_share_if_their_own_salts_are_equal(first, second):
-    salts = [combined_salt(SALTS.of("a"), own) for own in (first, second)]
+    salts = [combined_salt(SALTS.of(KEYS[0]), own) for own in (first, second)]
     assert (salts[0] == salts[1]) is (first == second)
 
 

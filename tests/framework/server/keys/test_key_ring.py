@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from quire.config import ServerSettings
 from quire.errors import SettingsError
-from quire.server.keys.api_key import make_key
+from quire.server.keys.api_key import digest_of, make_key
 from quire.server.keys.key_ring import KeyRing
 
 RING = KeyRing([make_key("a", "one"), make_key("b", "two")], [make_key("c", "three")])
@@ -35,7 +35,7 @@ def test_a_key_is_found_by_its_own_text_only(text):
         assert ring.find(other.encode()) is None
 
 
-def test_keys_without_a_name_are_numbered(tmp_path):
+def test_keys_without_a_name_are_named_by_their_digests(tmp_path):
     file = tmp_path / "keys"
     file.write_text("# comment\nthird\n\nfourth\n")
     file.chmod(0o600)
@@ -43,10 +43,14 @@ def test_keys_without_a_name_are_numbered(tmp_path):
         api_key=("first", "second"), api_key_file=str(file), admin_key=("fifth",)
     )
     ring = KeyRing.load(settings)
-    names = ["key-1", "key-2", "key-3", "key-4"]
+    texts = (b"first", b"second", b"third", b"fourth")
+    names = [f"key-{digest_of(text).hex()[:8]}" for text in texts]
     assert [key.name for key in ring.api] == names
-    assert [key.name for key in ring.admin] == ["admin-1"]
-    assert [ring.find(text).name for text in (b"first", b"second", b"third", b"fourth")] == names
+    assert [key.name for key in ring.admin] == [f"admin-{digest_of(b'fifth').hex()[:8]}"]
+    assert [ring.find(text).name for text in texts] == names
+    file.write_text("fourth\n")
+    settings = ServerSettings(api_key=("second",), api_key_file=str(file))
+    assert [key.name for key in KeyRing.load(settings).api] == [names[1], names[3]]
 
 
 def test_two_keys_of_one_name_or_one_text_are_refused():
