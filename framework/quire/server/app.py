@@ -17,11 +17,11 @@ from quire.server.http.lifecycle import Lifecycle
 from quire.server.http.logprob_budget import LogprobBudget
 from quire.server.keys.accounts import Accounts
 from quire.server.observe.monitor import Monitor, ObservedApp
-from quire.server.routes.accounts import AccountRoutes, KeyList, UsageList
 from quire.server.routes.api_description import ApiDescription
 from quire.server.routes.chat_completions import ChatRoute
 from quire.server.routes.completions import CompletionRoute
 from quire.server.routes.health import HealthRoutes
+from quire.server.routes.key_admin import AccountRoutes, KeyList, UsageList
 from quire.server.routes.metrics import MetricsRoute
 from quire.server.routes.models import ModelCard, ModelList, ModelRoutes
 from quire.server.routes.operation import Operation

@@ -6,7 +6,7 @@ Every client of HTTP 1.1 skips it, and one that is gone answers by a reset (see 
 import asyncio
 from collections.abc import Callable
 
-from quire.server.http.exchange import CONTINUE
+from quire.server.http.http_exchange import CONTINUE
 from quire.server.http.peer_watch import PeerWatch
 
 PROBE_S = 5.0  # between two probes

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 from quire.server.http import lifetime
 from quire.server.http.client_probe import ClientProbe
 from quire.server.http.connection_limit import connection_limits
-from quire.server.http.exchange import Exchange
+from quire.server.http.http_exchange import HTTPExchange
 from quire.server.http.idle_connections import IdleConnections
 from quire.server.http.lifetime import Lifetime
 from quire.server.http.peer_watch import PeerWatch
@@ -63,7 +63,7 @@ class Connections:
         """Return the protocol of a new connection."""
         return Connection(self)
 
-    def start(self, exchange: Exchange, app: ASGIApp) -> None:
+    def start(self, exchange: HTTPExchange, app: ASGIApp) -> None:
         """Run an application for a request."""
         task = self.loop.create_task(exchange.run(app))
         self.tasks.add(task)
@@ -134,9 +134,9 @@ class Connection(asyncio.Protocol):
     def __init__(self, shared: Connections) -> None:
         self._shared = shared
         self._parser = RequestParser(self)
-        self._current: Exchange | None = None  # its response is in progress
-        self._waiting: deque[tuple[Exchange, ASGIApp]] = deque()
-        self._receiving: Exchange | None = None  # its body is being received
+        self._current: HTTPExchange | None = None  # its response is in progress
+        self._waiting: deque[tuple[HTTPExchange, ASGIApp]] = deque()
+        self._receiving: HTTPExchange | None = None  # its body is being received
         self._peers: dict[str, Any] = {}
         self._arrival_s = 0.0
         self._drained: asyncio.Event | None = None
@@ -224,7 +224,7 @@ class Connection(asyncio.Protocol):
         if len(self._waiting) >= MAX_PIPELINED:
             raise bad_request(f"more than {MAX_PIPELINED} requests wait for their responses")
         scope = head.scope(quire_arrival_s=self._arrival_s, **self._peers)
-        exchange = Exchange(self, scope, keep_alive=keep_alive)
+        exchange = HTTPExchange(self, scope, keep_alive=keep_alive)
         self._receiving = exchange
         self._takes_requests = keep_alive
         self._enqueue(exchange, self._shared.app)
@@ -275,7 +275,7 @@ class Connection(asyncio.Protocol):
         """Return the header with the current date."""
         return self._shared.date()
 
-    def finish(self, exchange: Exchange) -> None:
+    def finish(self, exchange: HTTPExchange) -> None:
         """Go on with the next request, or close the connection."""
         self._current = None
         if self._transport.is_closing():
@@ -311,14 +311,14 @@ class Connection(asyncio.Protocol):
 
     # -- within ------------------------------------------------------------------------------------
 
-    def _enqueue(self, exchange: Exchange, app: ASGIApp) -> None:
+    def _enqueue(self, exchange: HTTPExchange, app: ASGIApp) -> None:
         if self._current is None:
             self._begin(exchange, app)
         else:
             self._waiting.append((exchange, app))
             self.pause_reading()
 
-    def _begin(self, exchange: Exchange, app: ASGIApp) -> None:
+    def _begin(self, exchange: HTTPExchange, app: ASGIApp) -> None:
         self._current = exchange
         self._shared.idle.discard(self)
         self._lifetime.serve()
@@ -333,7 +333,7 @@ class Connection(asyncio.Protocol):
                 self._close(is_received=False)
         elif self._takes_requests:
             self._enqueue(
-                Exchange(self, _REFUSED.scope(**self._peers), keep_alive=False),
+                HTTPExchange(self, _REFUSED.scope(**self._peers), keep_alive=False),
                 error_response(error),
             )
         self._takes_requests = False

@@ -8,7 +8,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 from quire.server.http.body_budget import LimitedReceive
-from quire.server.http.exchange import Exchange
+from quire.server.http.http_exchange import HTTPExchange
 
 T = TypeVar("T")
 
@@ -35,10 +35,10 @@ async def run_while_connected(work: Coroutine[Any, Any, T], receive: Receive, sc
     return await exchange.while_connected(work)
 
 
-def exchange_of(scope: Scope) -> Exchange | None:
+def exchange_of(scope: Scope) -> HTTPExchange | None:
     """Return the exchange on a connection of our own server; None with another server."""
     exchange = scope.get("quire_exchange")
-    return exchange if isinstance(exchange, Exchange) else None
+    return exchange if isinstance(exchange, HTTPExchange) else None
 
 
 async def run_until(work: Coroutine[Any, Any, T], end: Coroutine[Any, Any, None]) -> T:

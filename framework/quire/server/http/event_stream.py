@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from quire.server.http.disconnect import exchange_of, run_while_connected
-from quire.server.http.exchange import Exchange
+from quire.server.http.http_exchange import HTTPExchange
 from quire.server.http.json_response import READ_TIMEOUT_S
 from quire.server.wire.http_errors import (
     ERROR_CODE,
@@ -58,7 +58,7 @@ class EventStream(Response):
         self._request_id = request_id
         self._keep_alive_s = keep_alive_s
         self._on_close = on_close
-        self._exchange: Exchange | None = None
+        self._exchange: HTTPExchange | None = None
         self._has_started = False
         self._is_finished = False
         self._is_writing = False

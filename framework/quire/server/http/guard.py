@@ -16,7 +16,7 @@ from quire.server.http.lifecycle import Lifecycle
 from quire.server.http.origins import check_host, check_origin, header_values, is_loopback
 from quire.server.keys.account import account_of
 from quire.server.keys.accounts import Accounts
-from quire.server.observe.exchange import STATUS
+from quire.server.observe.observed_exchange import STATUS
 from quire.server.observe.request_id import request_id_of
 from quire.server.wire.http_errors import error_response, unavailable
 from quire.server.wire.retry_after import with_measured_wait

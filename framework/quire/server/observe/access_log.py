@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import SettingsError
-from quire.server.observe.exchange import ObservedExchange
 from quire.server.observe.line_writer import LineWriter
+from quire.server.observe.observed_exchange import ObservedExchange
 
 STDOUT = "-"
 MAX_PATH = 256  # characters

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 
 from quire.frontend.metrics.histogram import LONG_TIMES_S, Histogram
-from quire.server.observe.exchange import ObservedExchange
+from quire.server.observe.observed_exchange import ObservedExchange
 
 _METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"})
 

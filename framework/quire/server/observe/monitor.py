@@ -11,9 +11,9 @@ from quire.errors import SettingsError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.server.http.lifecycle import Lifecycle
 from quire.server.observe.access_log import AccessLog
-from quire.server.observe.exchange import ObservedExchange
 from quire.server.observe.exposition import Exposition
 from quire.server.observe.loop_lag import measure_loop_lag
+from quire.server.observe.observed_exchange import ObservedExchange
 from quire.server.observe.readings import Readings
 
 if TYPE_CHECKING:

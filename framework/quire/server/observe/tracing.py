@@ -23,7 +23,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from quire import __version__
 from quire.errors import SettingsError
 from quire.messages import CompletedRequest
-from quire.server.observe.exchange import ObservedExchange, ObservedGeneration
+from quire.server.observe.observed_exchange import ObservedExchange, ObservedGeneration
 
 CLOSE_TIMEOUT_S = 1.0
 MAX_COMPLETIONS = 32  # of a request, that have spans of their own

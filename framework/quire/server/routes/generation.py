@@ -26,7 +26,7 @@ from quire.server.http.logprob_budget import MAX_UNCOUNTED, LogprobBudget, Logpr
 from quire.server.http.merged_streams import merged
 from quire.server.keys.account import TokenReservation
 from quire.server.keys.cache_salts import combined_salt
-from quire.server.observe.exchange import GENERATION
+from quire.server.observe.observed_exchange import GENERATION
 from quire.server.routes.stream_interval import StreamInterval
 from quire.server.wire.bodies import Body, read_body
 from quire.server.wire.fields import sampler_values

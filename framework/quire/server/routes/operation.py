@@ -12,7 +12,7 @@ from starlette.types import Scope
 from quire.server.http.guard import SAFE_METHODS
 from quire.server.keys.account import account_of
 from quire.server.keys.accounts import missing_key
-from quire.server.observe.exchange import ROUTE
+from quire.server.observe.observed_exchange import ROUTE
 from quire.server.wire.http_errors import HTTPError
 
 Endpoint = Callable[[Request], Awaitable[Response]]

@@ -14,8 +14,8 @@ from quire.server.app import create_app
 from quire.server.http.lifecycle import Lifecycle
 from quire.server.keys.api_key import digest_of
 from quire.server.observe.access_log import AccessLog, line_of
-from quire.server.observe.exchange import ObservedExchange
 from quire.server.observe.monitor import Monitor
+from quire.server.observe.observed_exchange import ObservedExchange
 
 CHAT = "/v1/chat/completions"
 KEY_NAME = f"key-{digest_of(b'sk-canary').hex()[:8]}"

@@ -51,14 +51,14 @@ class Wire(Protocol):
     def date(self) -> bytes:
         """Return the header with the current date."""
 
-    def finish(self, exchange: "Exchange") -> None:
+    def finish(self, exchange: "HTTPExchange") -> None:
         """Go on with the next request, or close the connection."""
 
     def abort(self) -> None:
         """Close the connection at once."""
 
 
-class Exchange:
+class HTTPExchange:
     """One request and its response.
 
     Args:
