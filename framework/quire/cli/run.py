@@ -14,9 +14,15 @@ from quire.cli.command_parser import CommandParser
 from quire.cli.options import add_model_options
 from quire.cli.sampling_flags import add_generation_flags, read_json_file, read_sampling_params
 from quire.cli.setting_values import read_settings
+from quire.cli.standard_input import read_to_end
 from quire.errors import UsageError
 
 DEFAULT_MAX_TOKENS = 256
+JOINED_NOTICE = (
+    "waiting for the end of standard input, which is added to the prompt; "
+    "`< /dev/null` leaves it out"
+)
+PROMPT_NOTICE = "waiting for the end of standard input, which is the prompt"
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -59,7 +65,8 @@ def read_prompt(argument: str | None, stdin: TextIO | None, *, is_raw: bool) -> 
     if stdin is None or not _is_read(stdin, argument):
         piped = ""
     else:
-        piped = stdin.read() if is_raw else stdin.read().removesuffix("\n")
+        text = read_to_end(stdin, JOINED_NOTICE if typed else PROMPT_NOTICE)
+        piped = text if is_raw else text.removesuffix("\n")
     if not typed and not piped:
         raise UsageError(
             "there is no prompt",

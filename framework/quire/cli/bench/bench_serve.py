@@ -19,6 +19,7 @@ from quire.cli.bench.serving.prompts import FilePrompts, RandomPrompts, length_o
 from quire.cli.bench.tables import machine_info
 from quire.cli.command_parser import CommandParser, number
 from quire.errors import BenchmarkError, SettingsError, UsageError
+from quire.server.keys.key_file import read_key_file
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_INPUT_LEN, DEFAULT_OUTPUT_LEN = 128, 64
@@ -42,7 +43,7 @@ def _add_target(parser: CommandParser) -> None:
     add(
         "--api-key-file",
         metavar="FILE",
-        help=f"file with the API key; default: the variable {' or '.join(KEY_VARIABLES)}",
+        help=f"key file; its first key is used; default: variable {' or '.join(KEY_VARIABLES)}",
     )
     add("--timeout-s", type=number(float, 0), default=600.0, metavar="X", help="of a request (600)")
     add("--ignore-eos", action="store_true", help="generate all tokens, past the end of the text")
@@ -199,8 +200,8 @@ def _api_key(path: str | None) -> str | None:
     if path is None:
         return next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
     try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except OSError as error:
+        return read_key_file(Path(path))[0].key
+    except SettingsError as error:
         raise SettingsError(f"--api-key-file: {error}") from None
 
 

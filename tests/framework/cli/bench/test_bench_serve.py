@@ -97,6 +97,28 @@ def test_options_of_the_requests_are_sent(server, monkeypatch):
     assert chosen == {"model": "mine", "ignore_eos": True, "temperature": 0.5, "top_k": 3}
 
 
+@pytest.mark.parametrize(
+    "text", ["# ours\nsk-a\nsk-b\n", "keys:\n  - {name: a, key: sk-a}\n  - {name: b, key: sk-b}\n"]
+)
+def test_the_first_key_of_a_servers_key_file_is_sent(text, server, tmp_path):
+    path = tmp_path / "keys"
+    path.write_text(text)
+    path.chmod(0o600)
+    argv = ["--api-key-file", str(path), "--num-prompts", "1", "--warmup", "0"]
+    assert main(["bench", "serve", server.url, *argv]) == 0
+    _, headers, body = server.requests[-1]
+    assert headers["authorization"] == "bearer sk-a"
+    assert body["max_tokens"] == 64
+
+
+def test_a_key_file_without_keys_is_wrong_usage(tmp_path, capsys):
+    path = tmp_path / "keys"
+    path.write_text("# none yet\n")
+    path.chmod(0o600)
+    assert main(["bench", "serve", "--api-key-file", str(path)]) == 2
+    assert "has no keys" in capsys.readouterr().err
+
+
 def test_prompts_of_a_file_are_sent(server, tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "one", "max_tokens": 3}\n')

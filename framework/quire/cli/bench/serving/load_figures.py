@@ -37,6 +37,8 @@ def load_figures(
         "output_tokens": num_output,
         "tokens_are_counted": all(outcome.is_counted for outcome in good),
         "peak_concurrency": peak_concurrency(outcomes),
+        "waited_for_turn": sum(outcome.turn_wait_s > 0 for outcome in outcomes),
+        "turn_wait_ms": summary(sorted(outcome.turn_wait_s * MS for outcome in outcomes)),
         "requests_per_s": len(good) / duration_s,
         "output_tokens_per_s": num_output / duration_s,
         "total_tokens_per_s": (num_input + num_output) / duration_s,

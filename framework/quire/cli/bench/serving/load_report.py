@@ -75,10 +75,23 @@ def _remarks(load: Mapping[str, Any]) -> Iterator[str]:
     if load["errors"]:
         counts = ", ".join(f"{error}: {count}" for error, count in load["errors"].items())
         yield f"\n{name}: failed requests by status: {counts}"
+    if load["request_rate"] != "inf" and load["waited_for_turn"]:
+        yield f"\n{name}: the offered rate was not reached: {_turns(load)}"
     if load["completed"] and not load["tokens_are_counted"]:
         yield f"\n{name}: the server reports no usage; parts of streams are counted as tokens"
     for complaint in load["complaints"]:
         yield f"\n{name}: NOT TRUSTWORTHY: {complaint}"
+
+
+def _turns(load: Mapping[str, Any]) -> str:
+    """Return how the limit of concurrency delayed requests, which no other figure includes."""
+    count = load["completed"] + load["failed"]
+    wait = load["turn_wait_ms"]
+    return (
+        f"{load['waited_for_turn']} of {count} requests waited for one of the "
+        f"{load['max_concurrency']} under way to end, before they were sent (of all: mean "
+        f"{wait['mean']:,.1f} ms, p99 {wait['p99']:,.1f} ms); times begin with the sending"
+    )
 
 
 def _axis(results: Sequence[LoadResult]) -> tuple[str, str]:

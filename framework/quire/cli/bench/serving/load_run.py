@@ -88,7 +88,8 @@ async def _send(
 ) -> None:
     if room.locked():  # it waits for its turn, and is not late
         async with room:
-            outcome.planned_s = time.perf_counter()
+            now = time.perf_counter()
+            outcome.turn_wait_s, outcome.planned_s = now - outcome.planned_s, now
             await client.complete(request, outcome)
     else:
         async with room:

@@ -10,7 +10,8 @@ class Outcome:
     """Times and tokens of one request.
 
     Attributes:
-        planned_s: Time at which it should have been sent.
+        planned_s: Time at which it should have been sent, its turn under the limit considered.
+        turn_wait_s: Seconds that it waited for its turn under the limit of concurrency.
         sent_s: Time at which it was sent; all times are on one clock, in seconds.
         chunks_s: Time of each part of the stream that brought generated text.
         end_s: Time of the last part of the completion.
@@ -22,6 +23,7 @@ class Outcome:
     """
 
     planned_s: float = 0.0
+    turn_wait_s: float = 0.0
     sent_s: float = 0.0
     chunks_s: list[float] = field(default_factory=list)
     end_s: float = 0.0

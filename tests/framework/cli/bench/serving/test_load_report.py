@@ -10,10 +10,11 @@ from quire.cli.bench.serving.load_run import LoadResult
 from quire.cli.bench.serving.outcome import Outcome
 
 
-def result(rate=2.0, limit=None, ttft=0.1, complaints=(), error="", goals=None):
+def result(rate=2.0, limit=None, ttft=0.1, complaints=(), error="", goals=None, turn_wait=0.0):
     outcomes = [
         Outcome(
             sent_s=i,
+            turn_wait_s=turn_wait if i else 0.0,
             chunks_s=[i + ttft, i + ttft + 0.05],
             end_s=i + ttft + 0.05,
             num_prompt_tokens=8,
@@ -62,6 +63,14 @@ def test_errors_and_doubts_are_named_with_their_load():
     lines = "\n".join(report(result(error="503", complaints=["the client is slow"])))
     assert "rate 2 at once -: failed requests by status: 503: 1" in lines
     assert "rate 2 at once -: NOT TRUSTWORTHY: the client is slow" in lines
+
+
+def test_an_offered_rate_that_the_limit_of_concurrency_prevents_is_said():
+    lines = "\n".join(report(result(rate=2.0, limit=1, turn_wait=0.2)))
+    assert "rate 2 at once 1: the offered rate was not reached: 3 of 4 requests waited" in lines
+    assert "mean 150.0 ms" in lines
+    for load in (result(rate=2.0, limit=1), result(rate="inf", limit=1, turn_wait=0.2)):
+        assert "offered rate" not in "\n".join(report(load))
 
 
 def titles(*results):

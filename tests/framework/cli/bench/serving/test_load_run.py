@@ -61,6 +61,15 @@ def test_waiting_for_a_turn_is_not_lateness():
     assert result.figures["client"]["sent_late_p99_ms"] < 12 * 50 / 2
 
 
+def test_waiting_for_a_turn_is_a_figure_of_its_own():
+    result, _ = loaded(LoadPlan(request_rate=1000.0, max_concurrency=1), delay_s=0.05)
+    assert result.figures["waited_for_turn"] == 11
+    assert result.figures["turn_wait_ms"]["p99"] > 5 * 50
+    unlimited, _ = loaded(LoadPlan(request_rate=1000.0), delay_s=0.05)
+    assert unlimited.figures["waited_for_turn"] == 0
+    assert unlimited.figures["turn_wait_ms"]["p99"] == 0
+
+
 def test_errors_are_counted_by_their_status():
     statuses = iter([200, 503, 200, 429, 503] + [200] * 7)
 
