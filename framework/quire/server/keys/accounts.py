@@ -45,6 +45,7 @@ class Accounts:
         self._open = Account(OPEN, has_key=False, clock=clock)
         self._accounts: dict[bytes, Account] = {}  # by the digests of their keys
         self._digests: set[bytes] = set()  # of all API keys since the start
+        self._has_priorities = True  # until `check` says otherwise
         self.num_unauthorized = 0
         self.replace(ring or KeyRing())
 
@@ -64,7 +65,7 @@ class Accounts:
         """Replace the keys whenever their files change; returns at once if there are no files."""
         while self._files is not None and self._files.paths:
             await asyncio.sleep(poll_s)
-            ring = await asyncio.to_thread(self._files.read_changed)
+            ring = await asyncio.to_thread(self._files.read_changed, self._check)
             if ring is not None:
                 self.replace(ring)
 
@@ -83,17 +84,13 @@ class Accounts:
         return [self._accounts[key.digest] for key in self._ring.api] or [self._open]
 
     def check(self, *, has_priorities: bool) -> None:
-        """Check that the engine can do what the limits of the keys say.
+        """Check that the engine can do what the limits of the keys say, now and when they change.
 
         Raises:
             SettingsError: A key has a priority, and the scheduling policy reads none.
         """
-        for key in self._ring.api:
-            if key.limits.priority and not has_priorities:
-                raise SettingsError(
-                    f"the key {key.name!r} has a priority, which the scheduling policy does not "
-                    "read; set --scheduling-policy priority, or leave it out"
-                )
+        self._has_priorities = has_priorities
+        self._check(self._ring)
 
     def replace(self, ring: KeyRing) -> None:
         """Use other keys from now on; the account of a key that stays keeps its usage."""
@@ -126,6 +123,14 @@ class Accounts:
         elif self._ring.api:
             self.num_unauthorized += 1
             raise missing_key()
+
+    def _check(self, ring: KeyRing) -> None:
+        for key in ring.api:
+            if key.limits.priority and not self._has_priorities:
+                raise SettingsError(
+                    f"the key {key.name!r} has a priority, which the scheduling policy does not "
+                    "read; set --scheduling-policy priority, or leave it out"
+                )
 
     def _key_of(self, scope: Scope) -> ApiKey | None:
         values = header_values(scope, b"authorization")

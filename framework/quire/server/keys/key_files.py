@@ -5,6 +5,7 @@ Replace a file by renaming another one over it: then no half of it is read.
 
 import logging
 import os
+from collections.abc import Callable
 
 from quire.config import ServerSettings
 from quire.errors import SettingsError
@@ -37,12 +38,17 @@ class KeyFiles:
         self._stamps = [_stamp(path) for path in self.paths]
         return KeyRing.load(self._settings)
 
-    def read_changed(self) -> KeyRing | None:
-        """Return all keys if a file has changed; None if none has, or if one is invalid now."""
+    def read_changed(self, check: Callable[[KeyRing], None]) -> KeyRing | None:
+        """Return all keys if a file has changed; None if none has, or if one is invalid now.
+
+        Args:
+            check: Function that raises SettingsError for keys that the server cannot use.
+        """
         if [_stamp(path) for path in self.paths] == self._stamps:
             return None
         try:
             ring = self.read()
+            check(ring)
         except SettingsError as error:
             logger.error("the keys stay as they were, because %s", error)
             return None
