@@ -46,7 +46,7 @@ class Acceptor:
     def __init__(
         self,
         listener: socket.socket,
-        make_protocol: Callable[[], asyncio.Protocol],
+        make_protocol: Callable[[], asyncio.BaseProtocol],
         refusals: Refusals,
     ) -> None:
         self.listener = listener

@@ -30,6 +30,7 @@ from quire.server.http.request_head import Head, bad_request
 from quire.server.http.request_parser import RequestParser
 from quire.server.wire.http_errors import HTTPError, error_response
 
+READ_BYTES = 64 * 1024  # at most at once; so much a request may hold before its turn comes
 MAX_PIPELINED = 32  # requests that wait for the response of the first one
 _REFUSED = Head("GET", b"*", [], "1.1")
 
@@ -43,6 +44,7 @@ class Connections:
 
     Attributes:
         open: Open connections.
+        buffer: Memory into which each connection in turn reads.
         idle: Those of them that give way to new ones.
         tasks: Tasks of the requests in flight.
     """
@@ -55,6 +57,7 @@ class Connections:
         self.tasks: set[asyncio.Task[None]] = set()
         self.loop = asyncio.get_running_loop()
         self.peers = PeerWatch()
+        self.buffer = memoryview(bytearray(READ_BYTES))
         self._lost = asyncio.Event()
         self._date_s = 0
         self._date = b""
@@ -121,7 +124,7 @@ class Connections:
         return self._date
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """One connection, which has at most one request in progress.
 
     Args:
@@ -160,6 +163,15 @@ class Connection(asyncio.Protocol):
             "server": _address(transport.get_extra_info("sockname")),
         }
         self._lifetime.await_head()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return the memory of all connections: what is read is parsed at once."""
+        del sizehint
+        return self._shared.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Parse what was read."""
+        self.data_received(bytes(self._shared.buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
         """Parse data; what follows the last request is dropped."""
@@ -260,8 +272,9 @@ class Connection(asyncio.Protocol):
             await self._drained.wait()
 
     def resume_reading(self) -> None:
-        """Receive more."""
-        if not (self._is_reading or self._has_ended or self._transport.is_closing()):
+        """Receive more, unless that would be for requests whose turn has not come."""
+        is_wanted = not (self._is_reading or self._waiting or self._has_ended)
+        if is_wanted and not self._transport.is_closing():
             self._is_reading = True
             self._transport.resume_reading()
 
@@ -291,8 +304,7 @@ class Connection(asyncio.Protocol):
             self._rest()
         else:
             self._lifetime.await_head()
-        if not self._waiting:
-            self.resume_reading()
+        self.resume_reading()
 
     def abort(self) -> None:
         """Close the connection at once."""
