@@ -23,6 +23,11 @@ class Terminal:
     def type(self, text):
         os.write(self._fd, text.encode())
 
+    def interrupt(self):
+        """Press Ctrl-C; Python does not see one that comes between a prompt and its read."""
+        time.sleep(1.0)
+        self.type("\x03")
+
     def read_until(self, text):
         """Read until a text is shown; return whether it was before the command ended."""
         deadline = time.monotonic() + LIMIT_S

@@ -91,6 +91,6 @@ def test_ctrl_c_ends_a_conversation_without_a_traceback(has_asked):
     if has_asked:
         terminal.type("Tell me about the KV cache.\n")
         terminal.read_until("cache.\r\n")
-    terminal.type("\x03")
+    terminal.interrupt()
     assert terminal.status() == 130
     assert "Traceback" not in terminal.shown
