@@ -264,24 +264,31 @@ class AsyncFrontend:
         arrival_s = time.monotonic() if arrival_s is None else arrival_s
         return TimeLimit(arrival_s, timeout_s, self._request_timeout_s)
 
-    def check_room(
-        self, limit: TimeLimit, max_tokens: int | None = None, *, priority: int = 0
-    ) -> None:
+    def check_queue(self) -> None:
+        """Refuse a request while the queue is full; before its body is read.
+
+        Raises:
+            OverloadedError: It must be sent again later.
+        """
+        self.dispatch.backlog.check_queue()
+
+    def check_room(self, limit: TimeLimit, max_tokens: int | None, priority: int) -> None:
         """Refuse a request that could not be queued, or would end too late; before other work.
 
         The estimate of the wait assumes the order of arrival, so it does not apply to a request
         that may go before others.
 
         Args:
-            limit: Time limit of the request, as far as it is known.
-            max_tokens: Maximum number of tokens of its completion; None: not known yet.
+            limit: Time limit of the request.
+            max_tokens: Maximum number of tokens of its completion; None for the model's length.
             priority: Priority of the request.
 
         Raises:
             OverloadedError: It must be sent again later.
         """
         is_urgent = priority < 0 and self.intake.has_priorities
-        self.dispatch.backlog.check_room(limit.left_s, max_tokens, is_urgent=is_urgent)
+        most = self.max_model_len if max_tokens is None else max_tokens
+        self.dispatch.backlog.check_room(limit.left_s, most, is_urgent=is_urgent)
 
     def resolve_adapter(self, name: str | None) -> AdapterRef | None:
         """Return the adapter that a request's `model` names; None for the base model.

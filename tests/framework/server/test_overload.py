@@ -7,11 +7,13 @@ from collections import Counter
 import httpx
 import pytest
 from asgi_parts import JSON, Wire, scope_of
+from engine_parts import make_message
 from scripted_core import ScriptedCore
 from server_parts import Texts, make_frontend, start_server, stop_servers
 
 from quire.config import ServerSettings
-from quire.frontend.dispatch.backlog import QueueLimits
+from quire.frontend.dispatch.backlog import Backlog, QueueLimits
+from quire.messages import EngineOutput, EngineOutputs, EngineStats
 from quire.server.app import create_app
 
 NUM_REQUESTS = 250
@@ -90,3 +92,82 @@ def test_a_full_queue_refuses_before_the_body_is_read(tokenizer):
     wire = asyncio.run(main())
     assert (wire.status, wire.error["code"]) == (503, "overloaded")
     assert "connection" not in wire.headers, "the client may use it for its next try"
+
+
+KEYS = """
+keys:
+- {name: free, key: sk-free}
+- {name: late, key: sk-late, priority: 5}
+- {name: first, key: sk-first, priority: -5}
+"""
+
+
+def long_queue(max_wait_s=None):
+    """Return the backlog of an engine that runs one request, at a token a second, and 20 wait.
+
+    A completion takes about 40 s, as the time of a prompt counts as that of its tokens.
+    """
+    now_s = 0.0
+    backlog = Backlog(QueueLimits(1, 100, max_wait_s), clock=lambda: now_s)
+    backlog.add(make_message(f"q{i}", prompt=[1] * 10, max_tokens=50) for i in range(22))
+    for i in range(51):
+        now_s += 1.0
+        name, reason = ("q0", None) if i < 50 else ("q1", None)
+        output = EngineOutput(
+            request_id=name, token_ids=[7], finish_reason="stop" if i == 49 else reason
+        )
+        backlog.take(EngineOutputs([output], EngineStats(num_running=1, num_waiting=20)), 1)
+    return backlog
+
+
+@pytest.fixture
+def queued(tokenizer, tmp_path):
+    """Return a function that sends a request to a server with a long queue."""
+    file = tmp_path / "keys"
+    file.write_text(KEYS)
+    file.chmod(0o600)
+    running = []
+
+    def send(path, body, key="sk-free", max_wait_s=None, timeout_s=None):
+        core = ScriptedCore(Texts(tokenizer))
+        frontend = make_frontend(tokenizer, core)
+        backlog = frontend.dispatch.backlog = long_queue(max_wait_s)
+        running.append(start_server(core, frontend, api_key_file=str(file)))
+        timeout = {} if timeout_s is None else {"timeout_s": backlog.wait_s + timeout_s}
+        headers = {"authorization": f"Bearer {key}"}
+        url = f"{running[-1].url}/v1/{path}"
+        return httpx.post(url, json=body | timeout, headers=headers, timeout=30).status_code
+
+    yield send
+    stop_servers(running)
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "status"),
+    [
+        ("sk-free", {}, 503),
+        ("sk-free", {"priority": -1}, 200),
+        ("sk-free", {"priority": 1}, 503),
+        ("sk-late", {"priority": -1}, 503),
+        ("sk-first", {}, 200),
+        ("sk-first", {"priority": 3}, 503),
+    ],
+)
+def test_a_long_queue_refuses_by_the_priority_that_a_request_has(queued, key, given, status):
+    body = {"prompt": "x", "max_tokens": 1}
+    assert queued("completions", body | given, key, max_wait_s=10.0) == status
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "status"),
+    [
+        ("completions", {"prompt": "x"}, 200),
+        ("completions", {"prompt": "x", "max_tokens": 50}, 503),
+        ("chat/completions", {"max_completion_tokens": 5}, 200),
+        ("chat/completions", {"max_tokens": 50, "max_completion_tokens": 5}, 200),
+        ("chat/completions", {}, 503),
+    ],
+)
+def test_the_time_of_a_completion_is_that_of_the_tokens_it_may_have(queued, path, given, status):
+    messages = {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {}
+    assert queued(path, messages | given, timeout_s=25.0) == status

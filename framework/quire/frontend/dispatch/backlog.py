@@ -125,16 +125,8 @@ class Backlog:
             return 0.0
         return max(0.0, num_waiting / num_unserved * self._unserved_tokens / rate)
 
-    def check_room(
-        self, left_s: float, max_tokens: int | None = None, *, is_urgent: bool = False
-    ) -> None:
-        """Refuse a request that cannot be queued, would wait too long, or would not end in time.
-
-        Args:
-            left_s: Seconds that the request has; may be infinite.
-            max_tokens: Maximum number of tokens of its completion; None: unknown yet, so that only
-                its wait is estimated.
-            is_urgent: Whether it may go before others, so that the estimate does not apply.
+    def check_queue(self) -> None:
+        """Refuse a request while the queue is full.
 
         Raises:
             OverloadedError: It must be sent again later.
@@ -145,8 +137,22 @@ class Backlog:
                 f"{limits.max_queued} requests are queued beyond those that can run "
                 "(max_num_queued); try again later"
             )
+
+    def check_room(self, left_s: float, max_tokens: int, *, is_urgent: bool = False) -> None:
+        """Refuse a request that cannot be queued, would wait too long, or would not end in time.
+
+        Args:
+            left_s: Seconds that the request has; may be infinite.
+            max_tokens: Maximum number of tokens of its completion.
+            is_urgent: Whether it may go before others, so that the estimate does not apply.
+
+        Raises:
+            OverloadedError: It must be sent again later.
+        """
+        self.check_queue()
+        limits = self._limits
         wait_s = 0.0 if is_urgent else self.wait_s
-        run_s = self._run_s(max_tokens) if wait_s and max_tokens is not None else 0.0
+        run_s = self._run_s(max_tokens) if wait_s else 0.0
         if wait_s + run_s > left_s:
             raise OverloadedError(
                 f"the queue is about {wait_s:.2g} s long, a completion takes about {run_s:.2g} s, "

@@ -38,6 +38,7 @@ from quire.server.wire.protocol import (
     MessageToolCall,
     Usage,
 )
+from quire.server.wire.sender import Sender
 
 RENDERED = 8  # bytes in the time of tokenizing one
 _EMPTY = ChatDelta()
@@ -57,13 +58,15 @@ class ChatRoute:
         """Return the response to a conversation, in full or as a stream."""
         return await respond(request, self._frontend, ChatBody, self._unknown, self._prepare)
 
-    async def _prepare(self, body: Body[ChatBody], extra_args: dict[str, Any]) -> "Chat":
+    async def _prepare(
+        self, body: Body[ChatBody], sender: Sender, extra_args: dict[str, Any]
+    ) -> "Chat":
         typed = body.typed
         adapter = self._frontend.resolve_adapter(typed.model)
         tools = self._tools(typed)
         params = sampling_params(
             typed,
-            max_tokens=_max_tokens(typed),
+            max_tokens=typed.completion_limit,
             logprobs=_num_logprobs(typed),
             prompt_logprobs=typed.prompt_logprobs,
             extra_args=extra_args,
@@ -76,7 +79,7 @@ class ChatRoute:
         prompt = rendered.as_prompt(add_special_tokens=bool(typed.add_special_tokens))
         prompts = [prompt | prompt_options(typed)]
         generation = Generation(
-            self._frontend, self._budget, prompts, params, adapter, typed, body.sender
+            self._frontend, self._budget, prompts, params, adapter, typed, sender
         )
         return Chat(
             generation,
@@ -113,10 +116,6 @@ class ChatRoute:
             continue_final_message=bool(body.continue_final_message),
             unknown=self._unknown,
         )
-
-
-def _max_tokens(body: ChatBody) -> int | None:
-    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
 
 
 def _adds_generation_prompt(body: ChatBody) -> bool:

@@ -21,8 +21,8 @@ from quire.server.routes.generation import Generation, respond
 from quire.server.wire.bodies import Body
 from quire.server.wire.params import StreamUsage, prompt_with_options, sampling_params, stream_usage
 from quire.server.wire.protocol import Completion, CompletionBody, CompletionChoice, Usage
+from quire.server.wire.sender import Sender
 
-DEFAULT_MAX_TOKENS = 16  # OpenAI's
 MAX_PROMPTS = 256
 MAX_CHOICES = 1024
 
@@ -42,17 +42,19 @@ class CompletionRoute:
         return await respond(request, self._frontend, CompletionBody, self._unknown, self._prepare)
 
     async def _prepare(
-        self, body: Body[CompletionBody], extra_args: dict[str, Any]
+        self, body: Body[CompletionBody], sender: Sender, extra_args: dict[str, Any]
     ) -> "CompletionRun":
-        return await in_thread_if(body.is_large, partial(self._run, body, extra_args))
+        run = partial(self._run, body.typed, sender, extra_args)
+        return await in_thread_if(body.is_large, run)
 
-    def _run(self, whole: Body[CompletionBody], extra_args: dict[str, Any]) -> "CompletionRun":
-        body = whole.typed
+    def _run(
+        self, body: CompletionBody, sender: Sender, extra_args: dict[str, Any]
+    ) -> "CompletionRun":
         adapter = self._frontend.resolve_adapter(body.model)
         is_prompt_only = bool(body.echo) and body.max_tokens == 0
         params = sampling_params(
             body,
-            max_tokens=1 if is_prompt_only else _max_tokens(body),
+            max_tokens=1 if is_prompt_only else body.completion_limit,
             logprobs=body.logprobs,
             prompt_logprobs=_num_prompt_logprobs(body),
             extra_args=extra_args,
@@ -67,7 +69,7 @@ class CompletionRoute:
             params,
             adapter,
             body,
-            whole.sender,
+            sender,
             is_prompt_only=is_prompt_only,
         )
         return CompletionRun(
@@ -104,10 +106,6 @@ def split_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
         "prompt must be a string, a list of strings, a list of token ids or a list of such lists",
         param="prompt",
     )
-
-
-def _max_tokens(body: CompletionBody) -> int:
-    return DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
 
 
 def _num_prompt_logprobs(body: CompletionBody) -> int | None:

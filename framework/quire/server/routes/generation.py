@@ -32,12 +32,12 @@ from quire.server.wire.bodies import Body, read_body
 from quire.server.wire.fields import sampler_values
 from quire.server.wire.finish_reason import finish_reason_of
 from quire.server.wire.params import response_id
-from quire.server.wire.protocol import CachedTokens, SamplingBody, Usage
+from quire.server.wire.protocol import CachedTokens, ChatBody, CompletionBody, SamplingBody, Usage
 from quire.server.wire.sender import Sender
 
 LARGE = 1024  # tokens or candidates; more of them are processed in a thread
 
-B = TypeVar("B", bound=SamplingBody)
+B = TypeVar("B", CompletionBody, ChatBody)
 Part = TypeVar("Part", Delta, CompletionOutput)
 
 
@@ -60,7 +60,7 @@ async def respond(
     frontend: AsyncFrontend,
     kind: type[B],
     unknown: UnknownFields,
-    prepare: Callable[[Body[B], dict[str, Any]], Awaitable[PreparedRequest]],
+    prepare: Callable[[Body[B], Sender, dict[str, Any]], Awaitable[PreparedRequest]],
 ) -> Response:
     """Read a request, and respond in full or as a stream.
 
@@ -69,22 +69,22 @@ async def respond(
         frontend: Frontend that serves it.
         kind: Struct of its body.
         unknown: What happens to fields that do not exist.
-        prepare: Function that makes its run, from the body and the samplers' fields.
+        prepare: Function that makes its run, from the body, its sender and the samplers' fields.
     """
     sender = Sender.of(request.scope)
     limit = frontend.time_limit(sender.arrival_s)
-    frontend.check_room(limit)
+    frontend.check_queue()
     async with limit.hold():
-        body = replace(await read_body(request, kind), sender=sender)
+        body = await read_body(request, kind)
     limit = frontend.time_limit(sender.arrival_s, body.typed.timeout_s)
     limit.check()
-    max_tokens = body.typed.max_tokens or frontend.max_model_len
-    frontend.check_room(limit, max_tokens, priority=body.typed.priority or 0)
+    priority = sender.account.priority_of(body.typed.priority)
+    frontend.check_room(limit, body.typed.completion_limit, priority)
     sender.account.check_model(body.typed.model or frontend.model_name)
     intake = frontend.intake
     values = sampler_values(body, intake.extra_fields, intake.offered_fields, unknown)
     async with limit.hold():
-        run = await prepare(body, values)
+        run = await prepare(body, sender, values)
     request.scope[GENERATION] = run.generation
     release = run.generation.release
     if body.typed.stream:

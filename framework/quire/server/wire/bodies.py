@@ -11,7 +11,6 @@ from starlette.requests import Request
 
 from quire.errors import InvalidRequestError
 from quire.server.wire.http_errors import HTTPError
-from quire.server.wire.sender import Sender
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -30,7 +29,6 @@ class Body(Generic[S]):
         typed: Body as its struct.
         undeclared: Fields that the struct does not declare.
         num_bytes: Size of the JSON text.
-        sender: Client that sent it, and when.
         undeclared_of_objects: The same of fields that have a struct of their own, such as
             `stream_options`, by their names.
     """
@@ -38,7 +36,6 @@ class Body(Generic[S]):
     typed: S
     undeclared: dict[str, Any]
     num_bytes: int
-    sender: Sender = field(default_factory=Sender)
     undeclared_of_objects: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property

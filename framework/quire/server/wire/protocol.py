@@ -110,12 +110,20 @@ class SamplingBody(AcceptedFields, kw_only=True):
     stream_options: StreamOptions | None = None
 
 
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, without a chat
+
+
 class CompletionBody(SamplingBody, kw_only=True):
     """POST /v1/completions."""
 
     prompt: str | list[Any]  # text, texts, token ids, or lists of token ids
     logprobs: int | None = None
     echo: bool | None = None
+
+    @property
+    def completion_limit(self) -> int:
+        """Maximum number of tokens of a completion."""
+        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
 
 
 class FunctionCall(msgspec.Struct):
@@ -164,6 +172,12 @@ class ChatBody(SamplingBody, kw_only=True):
     continue_final_message: bool | None = None
     include_reasoning: bool | None = None
     reasoning_effort: str | None = None
+
+    @property
+    def completion_limit(self) -> int | None:
+        """Maximum number of tokens of a completion; None for the model's length."""
+        given = self.max_completion_tokens
+        return self.max_tokens if given is None else given
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

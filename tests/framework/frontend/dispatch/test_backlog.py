@@ -65,7 +65,7 @@ def test_while_nothing_is_measured_nothing_is_said():
     engine.add(50)
     assert engine.backlog.num_waiting == 48
     assert engine.backlog.wait_s == 0
-    engine.backlog.check_room(0.1)
+    engine.backlog.check_room(0.1, 1)
 
 
 def test_requests_that_start_at_once_do_not_wait():
@@ -143,24 +143,24 @@ def test_a_completion_that_a_stop_string_ended_counts_for_the_length_of_others()
 def test_a_full_queue_refuses():
     engine = Engine(max_running=2, max_queued=3)
     engine.add(4)
-    engine.backlog.check_room(math.inf)
+    engine.backlog.check_room(math.inf, 1)
     engine.add(1)
     with pytest.raises(OverloadedError, match="3 requests are queued beyond those that can run"):
-        engine.backlog.check_room(math.inf, is_urgent=True)
+        engine.backlog.check_room(math.inf, 1, is_urgent=True)
 
 
 def test_a_request_that_would_wait_too_long_is_refused():
     engine = Engine(max_queued=1000, max_wait_s=60.0)
     engine.add(80)
     engine.step(40)  # about 36 s wait
-    engine.backlog.check_room(math.inf)
-    engine.backlog.check_room(50.0)
+    engine.backlog.check_room(math.inf, 1)
+    engine.backlog.check_room(50.0, 1)
     with pytest.raises(OverloadedError, match=r"about 3\d s long, .* this request has 10 s left"):
-        engine.backlog.check_room(10.0)
-    engine.backlog.check_room(10.0, is_urgent=True)
+        engine.backlog.check_room(10.0, 1)
+    engine.backlog.check_room(10.0, 1, is_urgent=True)
     engine.add(100)
     with pytest.raises(OverloadedError, match=r"may wait for 60 s \(max_queue_wait_s\)"):
-        engine.backlog.check_room(math.inf)
+        engine.backlog.check_room(math.inf, 1)
 
 
 def test_a_request_that_would_not_end_in_time_is_refused_only_if_it_must_wait():
@@ -172,7 +172,7 @@ def test_a_request_that_would_not_end_in_time_is_refused_only_if_it_must_wait():
     engine.add(60, num_tokens=50, max_tokens=50)
     engine.step(52)  # 50 of them wait for a completion each; one takes 5 s
     wait_s = engine.backlog.wait_s
-    engine.backlog.check_room(wait_s + 1.0)
+    engine.backlog.check_room(wait_s + 1.0, max_tokens=1)
     engine.backlog.check_room(wait_s + 1.0, max_tokens=5)
     engine.backlog.check_room(wait_s + 9.0, max_tokens=50)
     with pytest.raises(OverloadedError, match=r"a completion takes about [34]\.?\d* s"):
