@@ -61,7 +61,7 @@ def create_app(
     lifecycle.wait_s = lambda: frontend.dispatch.backlog.wait_s
     accounts = accounts or Accounts.load(settings)
     accounts.check(has_priorities=frontend.intake.has_priorities)
-    monitor = monitor or Monitor(frontend, settings, lifecycle)
+    monitor = monitor or Monitor(frontend, settings, lifecycle, accounts)
     observed = Middleware(ObservedApp, monitor=monitor)
     guard = Middleware(Guard, settings=settings, lifecycle=lifecycle, accounts=accounts)
     control = control_operations(frontend) + account_operations(accounts)

@@ -68,7 +68,7 @@ class HTTPServer:
         self._stats_hooks = stats_hooks
         self._lifecycle = Lifecycle()
         self._accounts = accounts or Accounts.load(settings)
-        self._monitor = Monitor(frontend, settings, self._lifecycle)
+        self._monitor = Monitor(frontend, settings, self._lifecycle, self._accounts)
         self.app = create_app(
             frontend, settings, plugins_report, self._lifecycle, self._accounts, self._monitor
         )

@@ -28,6 +28,7 @@ class Accounts:
         clock: Clock of the limits, in seconds.
 
     Attributes:
+        with_keys: The accounts of the API keys; replaced as a whole, so any thread may read it.
         num_unauthorized: Requests without a valid key.
     """
 
@@ -81,7 +82,7 @@ class Accounts:
 
     def of_keys(self) -> list[Account]:
         """Return the accounts of the API keys, or the one of all requests if there are no keys."""
-        return [self._accounts[key.digest] for key in self._ring.api] or [self._open]
+        return self.with_keys or [self._open]
 
     def check(self, *, has_priorities: bool) -> None:
         """Check that the engine can do what the limits of the keys say, now and when they change.
@@ -100,6 +101,7 @@ class Accounts:
         if self._salts is None and len(self._digests) > 1 and not self._shares_cache:
             self._salts = CacheSalts(keys)
         self._accounts = {key.digest: self._account(key) for key in keys}
+        self.with_keys = [self._accounts[key.digest] for key in ring.api]
         self._admins = frozenset(key.name for key in ring.admin)
 
     def open(self, scope: Scope) -> None:

@@ -10,6 +10,7 @@ from quire.config import ServerSettings
 from quire.errors import SettingsError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.server.http.lifecycle import Lifecycle
+from quire.server.keys.accounts import Accounts
 from quire.server.observe.access_log import AccessLog
 from quire.server.observe.exposition import Exposition
 from quire.server.observe.loop_lag import measure_loop_lag
@@ -27,6 +28,7 @@ class Monitor:
         frontend: Frontend, which has the metrics of requests and steps.
         settings: Names of metrics, and where to log and to send traces to.
         lifecycle: Lifecycle, which has the requests and connections.
+        accounts: Accounts of the keys; None for none.
 
     Attributes:
         exposition: Metrics of the server.
@@ -36,13 +38,19 @@ class Monitor:
     """
 
     def __init__(
-        self, frontend: AsyncFrontend, settings: ServerSettings, lifecycle: Lifecycle
+        self,
+        frontend: AsyncFrontend,
+        settings: ServerSettings,
+        lifecycle: Lifecycle,
+        accounts: Accounts | None = None,
     ) -> None:
         self._log = AccessLog.open(settings.access_log) if settings.access_log else None
+        accounts = accounts or Accounts()
         readings = Readings(
             frontend,
             lifecycle,
             num_lines_dropped=int if self._log is None else self._log.num_dropped,
+            key_accounts=lambda: accounts.with_keys,
         )
         self._loop_lag_s = readings.loop_lag_s
         self.exposition = Exposition(readings, settings.metrics_names)

@@ -2,6 +2,7 @@
 
 from quire import __version__
 from quire.messages import ReplicaStats
+from quire.server.observe.key_metrics import KEY_METRICS
 from quire.server.observe.metric import (
     Buckets,
     Counter,
@@ -285,4 +286,6 @@ QUIRE_METRICS: tuple[Metric, ...] = (
         (),
         lambda r: [((), r.num_lines_dropped())],
     ),
+    # -- API keys
+    *KEY_METRICS,
 )

@@ -1,6 +1,6 @@
 """All that metrics are read from, at the moment of a scrape."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from quire.frontend.async_frontend import AsyncFrontend
@@ -8,6 +8,7 @@ from quire.frontend.metrics.engine_metrics import ReplicaMetrics
 from quire.frontend.metrics.histogram import SHORT_TIMES_S, Histogram
 from quire.messages import EngineStats, ReplicaStats
 from quire.server.http.lifecycle import Lifecycle
+from quire.server.keys.account import Account
 from quire.server.observe.http_metrics import HTTPMetrics
 
 ENGINE_STATES = ("ready", "stalled", "draining", "dead")
@@ -38,6 +39,7 @@ class Readings:
         http: Metrics of HTTP requests.
         loop_lag_s: Delay of the event loop.
         num_lines_dropped: Function that returns the number of lines that the access log has lost.
+        key_accounts: Function that returns the accounts of the API keys.
     """
 
     frontend: AsyncFrontend
@@ -45,6 +47,7 @@ class Readings:
     http: HTTPMetrics = field(default_factory=HTTPMetrics)
     loop_lag_s: Histogram = field(default_factory=lambda: Histogram(SHORT_TIMES_S))
     num_lines_dropped: Callable[[], int] = int
+    key_accounts: Callable[[], Sequence[Account]] = list
 
     @property
     def model(self) -> str:

@@ -12,6 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from quire.config import ServerSettings
 from quire.errors import SettingsError
 from quire.server.app import create_app
+from quire.server.keys.accounts import Accounts
+from quire.server.keys.api_key import KeyLimits, make_key
+from quire.server.keys.key_ring import KeyRing
 from quire.server.observe.exposition import METRICS
 
 CHAT = "/v1/chat/completions"
@@ -137,3 +140,36 @@ def test_an_unknown_set_of_names_is_refused():
 def test_nothing_is_registered_in_the_global_registry(scrape):
     scrape()
     assert not [family for family in REGISTRY.collect() if family.name.startswith("quire")]
+
+
+def test_the_usage_of_each_key_is_counted_by_its_name(frontend, core):
+    core.num_cached_tokens = 1
+    limited = make_key("a", "one", KeyLimits(requests_per_minute=2))
+    accounts = Accounts(KeyRing([limited, make_key("b", "two")]))
+    app = create_app(frontend, ServerSettings(), list, accounts=accounts)
+
+    async def send():
+        for key in ("one", "one", "one", "two"):
+            headers = JSON | {"authorization": f"Bearer {key}"}
+            body = json.dumps(HI | {"max_tokens": 2}).encode()
+            await call(app, Wire(body), scope_of(CHAT, headers=headers))
+        return await scrape_with(app, "two")
+
+    wire = asyncio.run(send())
+    assert values(wire, "quire_key_requests_total") == {("a",): 2, ("b",): 1}
+    assert values(wire, "quire_key_refused_requests_total") == {("a",): 1, ("b",): 0}
+    assert values(wire, "quire_key_completion_tokens_total") == {("a",): 4, ("b",): 2}
+    prompts = values(wire, "quire_key_prompt_tokens_total")
+    assert prompts[("a",)] == 2 * prompts[("b",)] > 0
+    assert values(wire, "quire_key_cached_prompt_tokens_total") == {("a",): 2, ("b",): 1}
+    accounts.replace(KeyRing([limited]))
+    assert set(values(asyncio.run(scrape_with(app, "one")), "quire_key_requests_total")) == {("a",)}
+
+
+async def scrape_with(app, key):
+    scope = scope_of("/metrics", "GET", {"authorization": f"Bearer {key}"})
+    return await call(app, Wire(b""), scope)
+
+
+def test_without_keys_no_client_is_in_the_metrics(scrape):
+    assert values(scrape((CHAT, HI)), "quire_key_requests_total") == {}
