@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run a conversation until the end of the input."""
     params = read_sampling_params(arguments, DEFAULT_MAX_TOKENS)
     settings = read_settings(arguments, enable_lora=True if arguments.adapter else None)
-    from quire.cli.conversation import converse  # loads the engine
+    from quire.cli.terminal_chat import converse  # loads the engine
 
     converse(settings, params, arguments.system, arguments.adapter)
     return 0

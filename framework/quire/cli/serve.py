@@ -16,7 +16,7 @@ def add_arguments(parser: CommandParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal stops the server."""
     settings = read_settings(arguments)
-    from quire.cli.serving import run_server  # loads the engine and the server
+    from quire.cli.server_process import run_server  # loads the engine and the server
 
     run_server(settings)
     return 0

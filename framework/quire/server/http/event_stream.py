@@ -38,7 +38,6 @@ class EventStream(Response):
 
     Args:
         events: JSON texts, each one line.
-        headers: Further response headers.
         request_id: Request id made by the server, for the log.
         keep_alive_s: Seconds of silence after which a comment is sent.
         on_close: Function called once no data of the response is held any more.
@@ -47,12 +46,11 @@ class EventStream(Response):
     def __init__(
         self,
         events: AsyncGenerator[bytes],
-        headers: dict[str, str],
         request_id: str,
         keep_alive_s: float = KEEP_ALIVE_S,
         on_close: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(headers=_HEADERS | headers)
+        super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
         self._events = events
         self._request_id = request_id

@@ -25,17 +25,13 @@ class EncodedResponse(Response):
 
     Args:
         make: Function that computes the response as JSON.
-        headers: Further response headers.
         on_close: Function called once no data of the response is held any more.
     """
 
     def __init__(
-        self,
-        make: Callable[[], Coroutine[Any, Any, bytes]],
-        headers: dict[str, str],
-        on_close: Callable[[], None],
+        self, make: Callable[[], Coroutine[Any, Any, bytes]], on_close: Callable[[], None]
     ) -> None:
-        super().__init__(headers=headers, media_type="application/json")
+        super().__init__(media_type="application/json")
         self._make = make
         self._on_close = on_close
 

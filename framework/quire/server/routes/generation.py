@@ -89,8 +89,8 @@ async def respond(
     release = run.generation.release
     if body.typed.stream:
         request_id = request.scope["quire_request_id"]
-        return EventStream(run.events(), {}, request_id, on_close=release)
-    return EncodedResponse(partial(_full_response, run), {}, release)
+        return EventStream(run.events(), request_id, on_close=release)
+    return EncodedResponse(partial(_full_response, run), release)
 
 
 async def _full_response(run: PreparedRequest) -> bytes:

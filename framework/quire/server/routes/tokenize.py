@@ -45,7 +45,7 @@ class TokenRoutes:
         check_declared(body, self._unknown)
         check_model(request, self._frontend, body.typed.model)
         limit = self._frontend.time_limit(Sender.of(request.scope).arrival_s)
-        return EncodedResponse(partial(self._tokens, body.typed, limit), {}, lambda: None)
+        return EncodedResponse(partial(self._tokens, body.typed, limit), lambda: None)
 
     async def detokenize(self, request: Request) -> Response:
         """Return the text of token ids."""

@@ -26,11 +26,10 @@ def test_events_are_data_lines_and_done_is_the_last():
 
     async def main():
         wire = Wire()
-        await run(EventStream(events(), {"x-more": "1"}, "req-1"), wire)
+        await run(EventStream(events(), "req-1"), wire)
         assert wire.body == b'data: {"a":1}\n\ndata: {"a":2}\n\ndata: [DONE]\n\n'
         headers = dict(wire.sent[0]["headers"])
         assert headers[b"content-type"] == b"text/event-stream; charset=utf-8"
-        assert headers[b"x-more"] == b"1"
         assert b"content-length" not in headers
         assert [message["more_body"] for message in wire.sent[1:]] == [True, True, False]
 
@@ -44,7 +43,7 @@ def test_an_error_before_the_first_event_has_a_status():
 
     async def main():
         wire = Wire()
-        await run(EventStream(events(), {}, "req-1"), wire)
+        await run(EventStream(events(), "req-1"), wire)
         assert wire.status == 503
         assert wire.error["code"] == "overloaded"
 
@@ -58,7 +57,7 @@ def test_an_error_after_it_is_an_event():
 
     async def main():
         wire = Wire()
-        await run(EventStream(events(), {}, "req-1"), wire)
+        await run(EventStream(events(), "req-1"), wire)
         first, error, done, end = wire.body.decode().split("\n\n")
         assert (first, done, end) == ("data: {}", "data: [DONE]", "")
         assert json.loads(error.removeprefix("data: "))["error"]["code"] == "internal_error"
@@ -76,7 +75,7 @@ def test_long_silences_are_broken_by_comments():
 
     async def main():
         wire = Wire()
-        await run(EventStream(events(), {}, "req-1", keep_alive_s=0.1), wire)
+        await run(EventStream(events(), "req-1", keep_alive_s=0.1), wire)
         assert wire.body.count(b": keep-alive\n\n") == 4
         assert wire.body.startswith(b": keep-alive")
         assert wire.status == 200
@@ -98,7 +97,7 @@ def test_a_client_that_goes_away_closes_the_generator():
     async def main():
         wire = Wire()
         asyncio.get_running_loop().call_later(0.05, wire.gone.set)
-        await run(EventStream(events(), {}, "req-1"), wire)
+        await run(EventStream(events(), "req-1"), wire)
         assert closed == [True]
         assert wire.sent[-1]["more_body"]  # no end is sent to a client that is gone
 

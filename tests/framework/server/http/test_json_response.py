@@ -28,7 +28,7 @@ class Case:
     def __init__(self, make, wire):
         self.num_over = 0
         self.wire = wire
-        self.response = EncodedResponse(make, {"x-more": "1"}, self.end)
+        self.response = EncodedResponse(make, self.end)
 
     def end(self):
         self.num_over += 1
@@ -48,7 +48,6 @@ def test_it_leaves_in_pieces_and_is_over_behind_the_last_one():
         await case.run()
         head, *pieces = wire.sent
         assert dict(head["headers"])[b"content-length"] == str(len(BODY)).encode()
-        assert dict(head["headers"])[b"x-more"] == b"1"
         assert b"".join(piece["body"] for piece in pieces) == BODY
         assert [piece["more_body"] for piece in pieces] == [True, True, False]
         assert max(len(piece["body"]) for piece in pieces) == PIECE_BYTES
@@ -95,7 +94,7 @@ def test_a_client_that_reads_nothing_is_taken_for_gone(monkeypatch):
         await case.run()
         assert (len(case.wire.sent), case.num_over) == (2, 1)
         wire, over = Wire(num_read=3), []
-        stream = EventStream(events(), {}, "req-1", on_close=lambda: over.append(len(closed)))
+        stream = EventStream(events(), "req-1", on_close=lambda: over.append(len(closed)))
         await asyncio.wait_for(stream({"type": "http"}, wire.receive, wire.send), 10)
         assert over == [1]  # and by then nothing makes events any more
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from terminal import Terminal
 
-from quire.cli import serving as command
+from quire.cli import server_process as command
 from quire.cli.main import main
 from quire.plugins.loading import load_plugins
 
