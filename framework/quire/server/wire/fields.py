@@ -72,7 +72,7 @@ REFUSED: dict[str, Refusal] = {
     "guided_decoding_backend": Refusal('send structured_outputs with "backend"'),
     "guided_whitespace_pattern": Refusal("the backend decides which blanks JSON may have"),
     # of other engines
-    "custom_logit_processor": Refusal("send logits_processors: the names of a plugin's logits processors"),
+    "custom_logit_processor": Refusal("send logits_processors: names that a plugin registers"),
     "custom_params": Refusal(_SAMPLER_FIELD, ({},)),
     "regex": Refusal(_REGEX),
     "ebnf": Refusal(_GRAMMAR),
