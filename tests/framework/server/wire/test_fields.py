@@ -106,7 +106,7 @@ def test_false_is_no_other_value(value):
 @pytest.mark.parametrize(
     ("name", "value", "way_out"),
     [
-        ("custom_logit_processor", "{...}", "send logits_processors: the names of a plugin's"),
+        ("custom_logit_processor", "{...}", "send logits_processors: names that a plugin"),
         ("custom_params", {"a": 1}, "fields of the body"),
         ("min_new_tokens", 3, "send min_tokens"),
         ("max_new_tokens", 3, "send max_tokens"),
