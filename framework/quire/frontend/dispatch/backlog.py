@@ -1,13 +1,19 @@
 """The work that waits for an engine, and an estimate of how long a new request would wait.
 
-Work is counted in tokens: those of a prompt, and those that its completion is expected to have. The
-estimate divides the work of the waiting requests by the rate at which the engine served such work
-lately. It assumes the order of arrival, and is 0 while nothing waits or nothing was measured.
+Work is counted in tokens: those of a prompt that are not computed yet, and those that its
+completion is expected to have. The estimate divides the prompts of all requests and the completions
+of the waiting ones by the rate at which the engine served such work lately, while any was left. It
+assumes the order of arrival, and is 0 while nothing waits or nothing was measured.
+
+The engine says how many tokens a step computed, and not of which prompts. They count for the
+prompts that arrived first, until the first token of a completion says that all of its prompt is
+there. So each token of a prompt counts once, also one that was cached.
 """
 
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from quire.errors import OverloadedError
 from quire.frontend.dispatch.service_rate import ServiceRate
@@ -32,12 +38,12 @@ class QueueLimits:
     max_wait_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Work:
-    """Work of a request that has not had any output."""
+    """Work of a request whose completion has no token yet."""
 
-    num_prompt_tokens: int
-    num_tokens: float  # with those expected of the completion
+    num_left: int  # tokens of the prompt that are not computed yet
+    num_expected: float  # tokens of the completion
 
 
 class Backlog:
@@ -54,9 +60,10 @@ class Backlog:
         self._limits = limits or QueueLimits()
         self._clock = clock
         self._rate = ServiceRate()
-        self._open: dict[str, _Work | None] = {}  # None: it has had output
-        self._num_unserved = 0
-        self._unserved_tokens = 0.0
+        self._open: set[str] = set()
+        self._unserved: dict[str, _Work] = {}  # those without a token, in the order of arrival
+        self._prompt_tokens = 0  # left of these
+        self._expected_tokens = 0.0  # of their completions
         self._stats = EngineStats()
         self._num_ended = 0.0  # lately
         self._num_generated = 0.0
@@ -68,24 +75,27 @@ class Backlog:
         """Count requests that are given to the engine."""
         self._rate.begin(self._clock())
         for request in requests:
-            num_prompt_tokens = len(request.token_ids)
             expected = min(request.max_tokens, self._completion_tokens)
-            self._open[request.request_id] = _Work(num_prompt_tokens, num_prompt_tokens + expected)
-            self._num_unserved += 1
-            self._unserved_tokens += num_prompt_tokens + expected
+            work = _Work(len(request.token_ids), expected)
+            self._open.add(request.request_id)
+            self._unserved[request.request_id] = work
+            self._prompt_tokens += work.num_left
+            self._expected_tokens += expected
 
     def take(self, outputs: EngineOutputs, num_generated: int) -> None:
         """Take the outputs of a step, with the number of tokens that it generated in all."""
         self._stats = outputs.stats
         served, num_ended = num_generated, 0
+        num_computed = outputs.stats.num_scheduled_tokens - num_generated
         for output in outputs.outputs:
-            work = self._open.get(output.request_id)
-            if work is not None:
-                served += work.num_prompt_tokens
-                self._serve(output.request_id, work)
+            if output.token_ids or output.finish_reason is not None:
+                num_left = self._end_waiting(output.request_id)
+                num_computed -= max(0, num_left - output.num_cached_tokens)
+                served += num_left
             if output.finish_reason is not None:
                 num_ended += 1
-                self._open.pop(output.request_id, None)
+                self._open.discard(output.request_id)
+        served += self._compute_prompts(num_computed)
         self._rate.count(served, self._clock())
         self._num_generated += num_generated
         self._num_ended += num_ended
@@ -99,11 +109,11 @@ class Backlog:
         for request_id in request_ids:
             if request_id not in self._open:
                 continue
-            if (work := self._open[request_id]) is not None:
-                self._serve(request_id, work)
+            if request_id in self._unserved:
+                self._end_waiting(request_id)
             else:
                 self._num_ended += 1
-            del self._open[request_id]
+            self._open.remove(request_id)
         self._end_if_idle()
 
     @property
@@ -114,16 +124,17 @@ class Backlog:
             num_waiting -= stats.num_running
         else:  # those that the engine has not seen yet start at once, if there are slots
             num_waiting -= self._limits.max_running
-        return max(0, min(num_waiting, self._num_unserved))
+        return max(0, min(num_waiting, len(self._unserved)))
 
     @property
     def wait_s(self) -> float:
         """Seconds that a new request would wait, as far as anything was measured."""
-        num_waiting, num_unserved = self.num_waiting, self._num_unserved
+        num_waiting = self.num_waiting
         rate = self._rate.per_second(self._clock()) if num_waiting else None
-        if rate is None or num_unserved == 0:
+        if rate is None:
             return 0.0
-        return max(0.0, num_waiting / num_unserved * self._unserved_tokens / rate)
+        expected = num_waiting / len(self._unserved) * self._expected_tokens
+        return (self._prompt_tokens + expected) / rate
 
     def check_queue(self) -> None:
         """Refuse a request while the queue is full.
@@ -178,13 +189,29 @@ class Backlog:
         num_tokens = min(max_tokens, self._completion_tokens)
         return 0.0 if rate is None else self._stats.num_running * num_tokens / rate
 
-    def _serve(self, request_id: str, work: _Work) -> None:
-        """Count no more work of a request as waiting."""
-        self._open[request_id] = None
-        self._num_unserved -= 1
-        self._unserved_tokens = max(0.0, self._unserved_tokens - work.num_tokens)
+    def _compute_prompts(self, num_computed: int) -> int:
+        """Count computed tokens for the prompts that are in progress; return how many did count."""
+        num_served = len(self._open) - len(self._unserved)
+        num_begun = self._stats.num_running - num_served + self._stats.num_grammars_waiting
+        num_left = num_computed = max(0, num_computed)
+        for work in islice(self._unserved.values(), max(0, num_begun)):
+            num_tokens = min(num_left, work.num_left)
+            work.num_left -= num_tokens
+            num_left -= num_tokens
+        self._prompt_tokens -= num_computed - num_left
+        return num_computed - num_left
+
+    def _end_waiting(self, request_id: str) -> int:
+        """Count no more work of a request as waiting; return what was left of its prompt."""
+        work = self._unserved.pop(request_id, None)
+        if work is None:
+            return 0
+        self._prompt_tokens -= work.num_left
+        self._expected_tokens = max(0.0, self._expected_tokens - work.num_expected)
+        return work.num_left
 
     def _end_if_idle(self) -> None:
-        if not self._open:
-            self._unserved_tokens = 0.0  # without the rounding of sums
+        """Measure nothing while no request waits for its first token: the engine may idle then."""
+        if not self._unserved:
+            self._expected_tokens = 0.0  # without the rounding of sums
             self._rate.end(self._clock())

@@ -30,8 +30,8 @@ class ServiceRate:
         """Count tokens that were served since the last call, or since work began."""
         elapsed_s = now_s - self._counted_s
         self._age(now_s)
-        self._tokens += num_tokens
         if self._is_working:
+            self._tokens += num_tokens
             self._seconds += elapsed_s
 
     def end(self, now_s: float) -> None:

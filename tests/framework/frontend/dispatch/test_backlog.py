@@ -179,6 +179,114 @@ def test_a_request_that_would_not_end_in_time_is_refused_only_if_it_must_wait():
         engine.backlog.check_room(wait_s + 1.0, max_tokens=50)
 
 
+class ChunkedEngine:
+    """An engine with one decoding chat, that computes the rest of 2048 tokens in order a second."""
+
+    def __init__(self, num_decode_steps=0):
+        self.now_s = 0.0
+        self.backlog = Backlog(QueueLimits(2, 100), clock=lambda: self.now_s)
+        self.prompts = {}
+        self.backlog.add([make_message("chat", prompt=[1] * 10, max_tokens=1000)])
+        for _ in range(num_decode_steps):
+            self.now_s += 1.0
+            self.take([EngineOutput(request_id="chat", token_ids=[7])], 1)
+
+    def add(self, name, num_prompt_tokens=100_000):
+        self.prompts[name] = num_prompt_tokens
+        self.backlog.add([make_message(name, prompt=[1] * num_prompt_tokens, max_tokens=10)])
+
+    def step(self, num_cached_tokens=0):
+        self.now_s += 1.0
+        left = 2047
+        outputs = [EngineOutput(request_id="chat", token_ids=[7])]
+        for name in list(self.prompts)[:1]:
+            num = min(left, max(1, self.prompts[name] - num_cached_tokens))
+            left -= num
+            self.prompts[name] -= num + num_cached_tokens
+            if not self.prompts[name]:
+                del self.prompts[name]
+                outputs.append(EngineOutput(request_id=name, token_ids=[7], finish_reason="length"))
+        self.take(outputs, 2048 - left)
+
+    def take(self, outputs, num_scheduled):
+        waiting = max(0, len(self.prompts) - 1)
+        stats = EngineStats(
+            num_running=1 + len(self.prompts) - waiting,
+            num_waiting=waiting,
+            num_scheduled_tokens=num_scheduled,
+        )
+        num_generated = sum(len(output.token_ids) for output in outputs)
+        self.backlog.take(EngineOutputs(outputs, stats), num_generated)
+
+    @property
+    def true_wait_s(self):
+        return sum(self.prompts.values()) / 2047
+
+
+@pytest.mark.parametrize("num_decode_steps", [1, 30])
+def test_the_wait_behind_long_prompts_in_chunks_is_the_time_of_what_is_left(num_decode_steps):
+    engine = ChunkedEngine(num_decode_steps)
+    engine.add("a")
+    engine.add("b")
+    for i in range(48):
+        engine.step()
+        assert engine.backlog.num_waiting == 1
+        rel = 1.0 if i < 10 else 0.1  # the first steps computed less
+        assert engine.backlog.wait_s == pytest.approx(engine.true_wait_s, rel=rel)
+    engine.add("c")
+    while len(engine.prompts) > 1:
+        engine.step()
+        if len(engine.prompts) > 1:
+            assert engine.backlog.wait_s == pytest.approx(engine.true_wait_s, rel=0.1)
+    assert engine.backlog.wait_s == 0
+
+
+def test_cached_tokens_of_a_prompt_end_their_wait_with_its_first_output():
+    engine = ChunkedEngine(1)
+    for i in range(10):
+        engine.add(f"r{i}", 2000)
+    for _ in range(10):
+        engine.step(num_cached_tokens=1999)  # one is computed
+    assert (engine.backlog._prompt_tokens, engine.backlog._expected_tokens) == (0, 0)
+    engine.add("a")
+    engine.add("b")
+    engine.step()
+    assert engine.backlog.wait_s == pytest.approx(engine.true_wait_s, rel=0.3)
+
+
+def test_prompts_that_are_aborted_in_chunks_leave_no_work_and_take_none():
+    engine = ChunkedEngine(1)
+    for i in range(20):
+        engine.add(f"r{i}")
+    for i in range(10):
+        engine.step()
+        engine.step()
+        del engine.prompts[f"r{i}"]
+        engine.backlog.remove([f"r{i}"])
+    engine.step()
+    assert engine.backlog._prompt_tokens == sum(engine.prompts.values())
+
+
+def test_a_prompt_whose_log_probabilities_come_in_chunks_is_not_done_at_the_first():
+    engine = ChunkedEngine(1)
+    engine.add("a")
+    engine.now_s += 1.0
+    engine.take([EngineOutput(request_id="a", token_ids=[], prompt_logprobs=[])], 2000)
+    assert engine.backlog._prompt_tokens == 98_000
+
+
+def test_rejected_drafts_are_no_work_on_prompts_that_wait():
+    engine = ChunkedEngine(1)
+    engine.backlog.add([make_message("other", prompt=[1] * 10, max_tokens=10)])
+    engine.take([EngineOutput(request_id="other", token_ids=[7])], 10)
+    engine.backlog.add([make_message("waits", prompt=[1] * 1000, max_tokens=10)])
+    outputs = [EngineOutput(request_id=name, token_ids=[7]) for name in ("chat", "other")]
+    stats = EngineStats(num_running=2, num_waiting=1, num_scheduled_tokens=10)
+    for _ in range(50):
+        engine.backlog.take(EngineOutputs(outputs, stats), 2)
+    assert engine.backlog._prompt_tokens == 1000
+
+
 ACTIONS = st.lists(
     st.one_of(
         st.tuples(st.just("add"), st.integers(1, 5), st.integers(1, 500), st.integers(1, 50)),
