@@ -4,9 +4,7 @@ One prompt becomes n requests that differ in `child` alone: same tokens, same se
 """
 
 import math
-import secrets
 import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +26,7 @@ from quire.frontend.intake.prompt import EncodedPrompt, check_token_ids, prompt_
 from quire.frontend.intake.prompt_encoder import PromptEncoder
 from quire.frontend.intake.request_hooks import RequestHook, WatchedHook
 from quire.frontend.intake.time_limit import check_timeout
+from quire.frontend.random_bytes import random_bytes
 from quire.frontend.text.stop_regex import compile_stop_regexes
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.interfaces.field_types import MAX_SHOWN, FieldType, FieldVocabulary, shown
@@ -207,13 +206,13 @@ class Intake:
             lambda: self._resolve_fields(SamplingParams(temperature=0.0)),
         )
         longest = max(len(encoded.token_ids), len(companion.token_ids) if companion else 0)
-        request_id = uuid.uuid4().hex
+        request_id = random_bytes.hex(16)
         first = EngineRequest(
             request_id=f"{request_id}-0",
             token_ids=encoded.token_ids,
             params=self.companions.without_prompt(resolved),
             max_tokens=self._resolve_max_tokens(longest, params),
-            seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed,
+            seed=random_bytes.bits(SEED_BITS) if params.seed is None else params.seed,
             stop_token_ids=self._resolve_stop_token_ids(params),
             thinking_end_token_id=self._resolve_constraint(encoded, params),
             thinking_budget=self._resolve_budget(encoded, params),

@@ -6,11 +6,14 @@ without CORS headers is nothing, and may change nothing.
 """
 
 import ipaddress
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
 from quire.server.wire.http_errors import HTTPError
+
+MAX_HOST_CHARACTERS = 256
 
 
 def is_loopback(host: str) -> bool:
@@ -30,14 +33,18 @@ def check_host(scope: Scope) -> None:
         HTTPError: A Host header names another machine.
     """
     for value in header_values(scope, b"host"):
-        host = (urlsplit(f"//{value}").hostname or "") if _is_netloc(value) else ""
-        if not is_loopback(host):
+        if len(value) > MAX_HOST_CHARACTERS or not _names_loopback(value):
             raise HTTPError(
                 403,
                 "this server listens on a loopback address and accepts no other Host; "
                 "call it as 127.0.0.1 or localhost, or start it with --host",
                 code="forbidden_host",
             )
+
+
+@lru_cache(maxsize=256)  # nearly all requests have the same
+def _names_loopback(value: str) -> bool:
+    return _is_netloc(value) and is_loopback(urlsplit(f"//{value}").hostname or "")
 
 
 def check_origin(scope: Scope) -> None:

@@ -5,9 +5,10 @@ are made by the server, so any number of requests may have the same one.
 """
 
 import re
-import secrets
 
 from starlette.types import Scope
+
+from quire.frontend.random_bytes import random_bytes
 
 MAX_LENGTH = 128
 _PLAIN = re.compile(rb"[!-~]{1,%d}" % MAX_LENGTH)  # printable ASCII, no blank
@@ -18,4 +19,4 @@ def request_id_of(scope: Scope) -> str:
     given = [value for name, value in scope["headers"] if name.lower() == b"x-request-id"]
     if len(given) == 1 and _PLAIN.fullmatch(given[0]):
         return str(given[0], "ascii")
-    return f"req-{secrets.token_hex(12)}"
+    return f"req-{random_bytes.hex(12)}"

@@ -4,10 +4,10 @@ A stream differs from a full response in one thing only: a tool call that breaks
 begun in the stream, where its text follows; a full response has only the text.
 """
 
-import secrets
 from collections.abc import Iterable
 
 from quire.frontend.chat.completion_parser import CompletionEvent, CompletionParser
+from quire.frontend.random_bytes import random_bytes
 from quire.interfaces.reasoning import ReasoningDelta
 from quire.interfaces.tool_parsing import (
     TextDelta,
@@ -78,7 +78,7 @@ class ChatPieces:
 
 def new_call_id() -> str:
     """Return a new id of a tool call."""
-    return f"call_{secrets.token_hex(12)}"
+    return f"call_{random_bytes.hex(12)}"
 
 
 def _events(parser: CompletionParser, delta: Delta) -> list[CompletionEvent]:

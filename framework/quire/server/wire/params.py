@@ -1,10 +1,10 @@
 """Conversion of a body to `SamplingParams`, which has the defaults of absent fields."""
 
 import re
-import secrets
 from typing import Any, Literal
 
 from quire.errors import InvalidRequestError
+from quire.frontend.random_bytes import random_bytes
 from quire.frontend.unknown_fields import UnknownFields
 from quire.sampling_params import (
     BeamSearchParams,
@@ -136,7 +136,7 @@ def response_id(prefix: str, request_id: str | None) -> str:
         InvalidRequestError: The client's is not short and plain.
     """
     if request_id is None:
-        return f"{prefix}-{secrets.token_hex(14)}"
+        return f"{prefix}-{random_bytes.hex(14)}"
     if not _REQUEST_ID.fullmatch(request_id):
         raise InvalidRequestError(
             f"request_id must be 1 to 128 visible ASCII characters, got {request_id!r:.140}",
