@@ -27,7 +27,7 @@ class ServiceRate:
             self._is_working = True
 
     def count(self, num_tokens: int, now_s: float) -> None:
-        """Count tokens that were served since the last call, or since work began."""
+        """Count tokens served since the last call, or since work began; without work, none."""
         elapsed_s = now_s - self._counted_s
         self._age(now_s)
         if self._is_working:

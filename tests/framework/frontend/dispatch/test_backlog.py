@@ -254,6 +254,19 @@ def test_cached_tokens_of_a_prompt_end_their_wait_with_its_first_output():
     assert engine.backlog.wait_s == pytest.approx(engine.true_wait_s, rel=0.3)
 
 
+def test_cached_tokens_of_one_prompt_are_no_computed_ones_less_of_another():
+    engine = ChunkedEngine(1)
+    engine.add("a")
+    engine.add("cached", 5000)
+    engine.now_s += 1.0
+    del engine.prompts["cached"]
+    hit = EngineOutput(
+        request_id="cached", token_ids=[7], finish_reason="length", num_cached_tokens=4990
+    )
+    engine.take([hit], 2011)
+    assert engine.backlog._prompt_tokens == 98_000
+
+
 def test_prompts_that_are_aborted_in_chunks_leave_no_work_and_take_none():
     engine = ChunkedEngine(1)
     for i in range(20):

@@ -55,6 +55,14 @@ def test_idle_time_is_no_service_and_ages_what_was_measured():
     assert 0 < rate.per_second(22.0 + WINDOW_S) < 1000
 
 
+def test_tokens_while_nothing_is_measured_are_no_service_in_no_time():
+    rate = working(1000, 20)
+    rate.end(20.0)
+    before = rate.per_second(20.0)
+    rate.count(10**6, 20.0)
+    assert rate.per_second(20.0) == before
+
+
 def test_a_step_that_takes_long_lowers_the_rate_before_it_ends():
     rate = working(1000, 20)
     seen = [rate.per_second(20.0 + waited_s) for waited_s in (0, 1, 10, 100, 1000)]
