@@ -101,7 +101,7 @@ class PromptEncoder:
         """Return the ids of a part of a text."""
         if breaks:
             inner = [at - start for at in breaks if start < at < end]
-            return self._tokenizer.encode_broken(text[start:end], inner)
+            return self._tokenizer.encode_broken(text[start:end], inner, add_special_tokens)
         return self._tokenizer.encode(text[start:end], add_special_tokens)
 
     def _check_size(self, text: str, field: str) -> None:
