@@ -7,7 +7,8 @@ from functools import cache
 from typing import Any, Generic, TypeVar, get_args
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
 
 from quire.errors import InvalidRequestError
 from quire.server.wire.http_errors import HTTPError
@@ -54,12 +55,24 @@ async def read_body(request: Request, kind: type[S]) -> Body[S]:
     check_content_type(request)
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
-            data = await request.body()
+            data = await _received(request.receive)
     except TimeoutError:
         raise HTTPError(408, "the body did not arrive in time", code="timeout") from None
     if len(data) < LARGE_BYTES:
         return decode(data, kind)
     return await asyncio.to_thread(decode, data, kind)
+
+
+async def _received(receive: Receive) -> bytes:
+    """Return the whole body; nearly all bodies are one message."""
+    pieces: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        pieces.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(pieces)
 
 
 def check_content_type(request: Request) -> None:
