@@ -115,7 +115,7 @@ def test_a_revision_that_does_not_exist_is_an_error(hub, cache):
         (404, "RepoNotFound", "the hub has no such model, or it is private; check its name, and"),
         (401, "GatedRepo", "access to it is restricted: ask for it at {url}/acme/tiny, and set HF"),
         (403, "GatedRepo", "access to it is restricted: ask for it at {url}/acme/tiny, and set HF"),
-        (503, "", "HfHubHTTPError: Server error '503 Service Unavailable' for url"),
+        (503, "", "Error: Server error '503 Service Unavailable' for url"),
     ],
 )
 def test_a_hub_that_refuses_is_an_error_with_the_way_out(hub, cache, status, code, advice):
