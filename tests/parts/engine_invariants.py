@@ -216,7 +216,11 @@ def check_stats(trial: EngineTrial, stats: EngineStats, plan: StepPlan | None) -
         num_prefix_hits=counts["prefix hits"],
         prefix_hit_rate=stats.prefix_hit_rate,
         num_store_hits=store_hits,
+        num_grammars_waiting=len(scheduler.requests.keys() & set(trial.grammars.due)),
+        num_grammars_compiled=stats.num_grammars_compiled,
+        grammar_wait_s=stats.grammar_wait_s,
     )
+    assert bool(stats.grammar_wait_s) <= bool(stats.num_grammars_compiled)
 
 
 def check_late(trial: EngineTrial, began_s: float) -> None:
