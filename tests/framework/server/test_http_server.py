@@ -330,7 +330,9 @@ def test_what_does_not_finish_in_time_is_aborted_with_an_error(serve, wait_for, 
 
 
 PROGRAM = """
-import sys
+import signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the background of a script
 from scripted_core import ScriptedCore
 from server_parts import CHECKPOINT, Texts, make_frontend
 from quire.config import ServerSettings
