@@ -402,7 +402,7 @@ class ParallelSettings:
         choices=("auto",),
     )
     engine_process: bool | None = option(
-        None, "Run the engine in a separate process; None: when serving on a GPU."
+        None, "Run the engine in a separate process; None: when serving, on Linux."
     )
     worker_address: str = option(
         "",

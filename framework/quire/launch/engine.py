@@ -1,6 +1,7 @@
 """Start-up of a whole engine, and its parts; the core may run in another process."""
 
 import logging
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -117,11 +118,11 @@ def stall_limit(parallel: ParallelSettings) -> float:
 
 
 def has_engine_process(
-    settings: Settings, composition: Composition, *, is_serving: bool = False
+    settings: Settings, *, is_serving: bool = False, platform: str = sys.platform
 ) -> bool:
-    """Whether the engine runs in a separate process: by setting, else if a GPU server."""
+    """Whether the engine runs in a separate process: by setting, else for a server on Linux."""
     wanted = settings.parallel.engine_process
-    return wanted if wanted is not None else is_serving and composition.device == "cuda"
+    return wanted if wanted is not None else is_serving and platform == "linux"
 
 
 def start_engine(settings: Settings, *, is_serving: bool = False) -> Engine:
@@ -129,8 +130,8 @@ def start_engine(settings: Settings, *, is_serving: bool = False) -> Engine:
 
     Args:
         settings: Settings as given by the user.
-        is_serving: Whether the engine is for a server. On a GPU, the engine of a server runs in
-            another process by default, so that the event loop never delays a step.
+        is_serving: Whether the engine is for a server. It runs in another process by default, so
+            that the event loop never delays a step.
 
     Raises:
         QuireError: The engine cannot be started; the message says why and what would help.
@@ -189,6 +190,6 @@ def start_engine(settings: Settings, *, is_serving: bool = False) -> Engine:
 def _start_core(composed: Composed, is_serving: bool) -> tuple[EngineCoreClient, Started]:
     if composed.settings.parallel.data_parallel_size > 1:
         return start_replicas(composed)
-    if has_engine_process(composed.settings, composed.composition, is_serving=is_serving):
+    if has_engine_process(composed.settings, is_serving=is_serving):
         return RemoteCore.start(composed)
     return start_core(composed)
