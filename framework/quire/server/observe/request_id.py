@@ -9,14 +9,15 @@ import re
 from starlette.types import Scope
 
 from quire.frontend.random_bytes import random_bytes
+from quire.server.http.origins import header_values
 
 MAX_LENGTH = 128
-_PLAIN = re.compile(rb"[!-~]{1,%d}" % MAX_LENGTH)  # printable ASCII, no blank
+_PLAIN = re.compile(rf"[!-~]{{1,{MAX_LENGTH}}}")  # printable ASCII, no blank
 
 
 def request_id_of(scope: Scope) -> str:
     """Return the `X-Request-Id` that a client sent once and plainly, else a new id."""
-    given = [value for name, value in scope["headers"] if name.lower() == b"x-request-id"]
+    given = header_values(scope, b"x-request-id")
     if len(given) == 1 and _PLAIN.fullmatch(given[0]):
-        return str(given[0], "ascii")
+        return given[0]
     return f"req-{random_bytes.hex(12)}"
