@@ -5,7 +5,9 @@ that follows an offer to change the protocol (`Upgrade: h2c`, which Java's clien
 request) would be taken for data of that protocol, so its parser is replaced by one that reads it.
 """
 
-from typing import Protocol
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, cast
 
 import httptools
 
@@ -17,9 +19,9 @@ from quire.server.http.request_head import (
     checked_head,
     head_too_large,
 )
-from quire.server.wire.http_errors import HTTPError
 
 MAX_FRAMING = 16  # bytes around each byte of a body, above those that a head may have
+_Callback = TypeVar("_Callback", bound=Callable[..., Any])
 _BODY_HEADERS = frozenset({b"content-length", b"transfer-encoding"})
 
 
@@ -43,6 +45,20 @@ class RequestSink(Protocol):
         """It is complete."""
 
 
+def _keeps_error(callback: _Callback) -> _Callback:
+    """Keep the error of a callback: the parser's own may name another as its context."""
+
+    @functools.wraps(callback)
+    def keeping(parser: "RequestParser", *args: bytes) -> None:
+        try:
+            callback(parser, *args)
+        except BaseException as error:
+            parser._callback_error = error
+            raise
+
+    return cast("_Callback", keeping)
+
+
 class RequestParser:
     """Parses the requests of one connection.
 
@@ -64,6 +80,7 @@ class RequestParser:
         self._num_framing_bytes = 0
         self._body_head: bytes | None = None  # of the request whose body another parser reads
         self._is_skipping = False
+        self._callback_error: BaseException | None = None
 
     def feed(self, data: bytes) -> None:
         """Parse data.
@@ -74,10 +91,11 @@ class RequestParser:
         self._num_framing_bytes += len(data)
         try:
             self._parse(data)
-        except httptools.HttpParserCallbackError as error:
-            if isinstance(error.__context__, HTTPError):
-                raise error.__context__ from None
-            raise
+        except httptools.HttpParserCallbackError:
+            error, self._callback_error = self._callback_error, None
+            if error is None:
+                raise
+            raise error from None
         except httptools.HttpParserError as error:
             raise bad_request(f"the request is not valid HTTP: {error}") from None
         self._check_framing()
@@ -107,6 +125,7 @@ class RequestParser:
 
     # -- from the parser ---------------------------------------------------------------------------
 
+    @_keeps_error
     def on_message_begin(self) -> None:
         """Begin a request."""
         if not self._is_skipping:
@@ -126,6 +145,7 @@ class RequestParser:
             self._headers.append((name.lower(), value))
             self._num_head_bytes += len(name) + len(value) + 4
 
+    @_keeps_error
     def on_headers_complete(self) -> None:
         """Report a head."""
         if self._is_skipping:
@@ -142,12 +162,14 @@ class RequestParser:
             self._body_head = _body_head(self._headers)
         self._sink.on_head(head, keep_alive=keep_alive)
 
+    @_keeps_error
     def on_body(self, data: bytes) -> None:
         """Report a piece of a body."""
         self._num_framing_bytes -= len(data)
         self._num_body_bytes += len(data)
         self._sink.on_body(data)
 
+    @_keeps_error
     def on_message_complete(self) -> None:
         """Report the end of a request."""
         if self._body_head is None:
