@@ -264,6 +264,11 @@ class AsyncFrontend:
         arrival_s = time.monotonic() if arrival_s is None else arrival_s
         return TimeLimit(arrival_s, timeout_s, self._request_timeout_s)
 
+    @property
+    def may_refuse(self) -> bool:
+        """Whether `check_queue` or `check_room` would refuse some request."""
+        return self.dispatch.backlog.may_refuse
+
     def check_queue(self) -> None:
         """Refuse a request while the queue is full; before its body is read.
 

@@ -12,7 +12,9 @@ from quire.config import ServerSettings
 from quire.errors import QuireError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.unknown_fields import UnknownFields
-from quire.server.http.guard import METRICS_PATH, Guard
+from quire.server.http.early_refusals import EarlyRefusals
+from quire.server.http.entry_checks import METRICS_PATH, EntryChecks
+from quire.server.http.guard import Guard
 from quire.server.http.lifecycle import Lifecycle
 from quire.server.http.logprob_budget import LogprobBudget
 from quire.server.keys.accounts import Accounts
@@ -37,6 +39,12 @@ from quire.server.wire.protocol import (
     DetokenizeBody,
     TokenizeBody,
 )
+
+CHAT_PATH, COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"
+QUEUED_BODIES: dict[str, type[ChatBody | CompletionBody]] = {
+    CHAT_PATH: ChatBody,
+    COMPLETION_PATH: CompletionBody,
+}
 
 
 def create_app(
@@ -75,6 +83,10 @@ def create_app(
         monitor=monitor,
     )
     app.state.accounts = accounts
+    checks = EntryChecks(settings, lifecycle, accounts)
+    app.state.early_refusals = EarlyRefusals(
+        frontend, checks, lifecycle, accounts, monitor, QUEUED_BODIES
+    )
     return app
 
 
@@ -140,7 +152,7 @@ def _operations(
         Operation("/v1/models/{model:path}", models.retrieve_model, response=ModelCard),
         Operation("/v1/plugins", health.plugins),
         Operation(
-            "/v1/chat/completions",
+            CHAT_PATH,
             ChatRoute(frontend, budget, unknown).create,
             "POST",
             ChatBody,
@@ -149,7 +161,7 @@ def _operations(
             has_sampler_fields=True,
         ),
         Operation(
-            "/v1/completions",
+            COMPLETION_PATH,
             CompletionRoute(frontend, budget, unknown).create,
             "POST",
             CompletionBody,

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from quire.errors import QuireError
 from quire.server.http.acceptor import Acceptor
 from quire.server.http.connections import Connections
-from quire.server.http.guard import METRICS_PATH
+from quire.server.http.entry_checks import METRICS_PATH
 from quire.server.http.refusals import Refusals
 from quire.server.routes.health import HealthRoutes
 from quire.server.routes.metrics import MetricsRoute

@@ -133,8 +133,19 @@ class Backlog:
         rate = self._rate.per_second(self._clock()) if num_waiting else None
         if rate is None:
             return 0.0
-        expected = num_waiting / len(self._unserved) * self._expected_tokens
+        num_unserved = max(1, len(self._unserved))  # it may have changed meanwhile
+        expected = num_waiting / num_unserved * self._expected_tokens
         return (self._prompt_tokens + expected) / rate
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further request may wait."""
+        return len(self._open) >= self._limits.max_running + self._limits.max_queued
+
+    @property
+    def may_refuse(self) -> bool:
+        """Whether there are requests that would be refused; false while none waits."""
+        return self.num_waiting > 0 or self.is_full
 
     def check_queue(self) -> None:
         """Refuse a request while the queue is full.
@@ -142,10 +153,9 @@ class Backlog:
         Raises:
             OverloadedError: It must be sent again later.
         """
-        limits = self._limits
-        if len(self._open) >= limits.max_running + limits.max_queued:
+        if self.is_full:
             raise OverloadedError(
-                f"{limits.max_queued} requests are queued beyond those that can run "
+                f"{self._limits.max_queued} requests are queued beyond those that can run "
                 "(max_num_queued); try again later"
             )
 

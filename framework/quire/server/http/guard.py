@@ -1,31 +1,23 @@
-"""Guard middleware in front of all routes: checks of Host, key, Origin, limits and body size.
+"""Guard middleware in front of all routes: the checks of a head, limits of keys, and body size.
 
-It denies by default: it runs before routing, so new routes and unknown paths are guarded too. Only
-`/livez` and `/readyz`, spelt exactly so, need no key.
+It denies by default: it runs before routing, so new routes and unknown paths are guarded too.
 """
 
-import logging
 import time
 from contextlib import nullcontext
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.config import ServerSettings
-from quire.server.http.body_budget import BodyBudget, too_large
+from quire.server.http.body_budget import BodyBudget
+from quire.server.http.entry_checks import SAFE_METHODS, EntryChecks
 from quire.server.http.lifecycle import Lifecycle
-from quire.server.http.origins import check_host, check_origin, header_values, is_loopback
 from quire.server.keys.account import account_of
 from quire.server.keys.accounts import Accounts
 from quire.server.observe.observed_exchange import STATUS
 from quire.server.observe.request_id import request_id_of
-from quire.server.wire.http_errors import error_response, unavailable
-from quire.server.wire.retry_after import with_measured_wait
-
-logger = logging.getLogger(__name__)
-
-OPEN_PATHS = frozenset({"/livez", "/readyz"})
-METRICS_PATH = "/metrics"  # needs the key unless `open_metrics`; served also while draining
-SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # the limits of keys do not count them
+from quire.server.wire.http_errors import error_response
+from quire.server.wire.retry_after import Header, with_measured_wait
 
 
 class Guard:
@@ -51,10 +43,9 @@ class Guard:
     ) -> None:
         self._app = app
         self._accounts = accounts
-        self._checks_host = is_loopback(settings.host)
+        self._checks = EntryChecks(settings, lifecycle, accounts)
         self._bodies = BodyBudget(settings.max_body_bytes, settings.max_received_bytes)
         self._lifecycle = lifecycle
-        self._open_paths = OPEN_PATHS | ({METRICS_PATH} if settings.open_metrics else set())
         lifecycle.num_received_bytes = lambda: self._bodies.num_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,7 +66,7 @@ class Guard:
         body = self._bodies.receive(receive)
         self._lifecycle.enter()
         try:
-            self._check(scope)
+            self._checks.check(scope)
             is_counted = scope["method"] not in SAFE_METHODS
             with account_of(scope).request() if is_counted else nullcontext():
                 await self._app(scope, body, guarded_send)
@@ -87,35 +78,21 @@ class Guard:
             body.release()
             self._lifecycle.leave()
 
-    def _check(self, scope: Scope) -> None:
-        if self._checks_host:
-            check_host(scope)
-        if scope["path"] in self._open_paths:
-            return
-        self._accounts.identify(scope)
-        if scope["method"] not in SAFE_METHODS:
-            check_origin(scope)
-        if scope["path"] == METRICS_PATH:
-            return
-        if self._lifecycle.is_draining:
-            raise unavailable(
-                "the server is shutting down and takes no new requests", "shutting_down"
-            )
-        if self._lifecycle.is_crowded:
-            raise unavailable("the server has too many open connections; try again later")
-        self._check_length(scope)
 
-    def _check_length(self, scope: Scope) -> None:
-        for value in header_values(scope, b"content-length"):
-            if value.isdecimal() and int(value[:20]) > self._bodies.max_body_bytes:
-                raise too_large(self._bodies.max_body_bytes)
+def guarded_headers(start: Message, scope: Scope, lifecycle: Lifecycle) -> list[Header]:
+    """Return the headers of a response with those that every response has.
+
+    A client that shall try again is told when that makes sense, as far as it is known.
+    """
+    headers = list(start.get("headers", ()))
+    if start["status"] == 503:
+        headers = with_measured_wait(headers, lifecycle.wait_s())
+    own = (b"x-request-id", scope["quire_request_id"].encode())
+    return [*headers, own, *account_of(scope).headers()]
 
 
 class _GuardedSend:
-    """A `send` that adds the guard's headers, and records whether and how a response started.
-
-    It also tells a client that shall try again when that makes sense, as far as it is known.
-    """
+    """A `send` that adds the guard's headers, and records whether and how a response started."""
 
     def __init__(self, send: Send, scope: Scope, lifecycle: Lifecycle) -> None:
         self._send = send
@@ -127,10 +104,6 @@ class _GuardedSend:
         if message["type"] == "http.response.start":
             self.has_started = True
             self._scope[STATUS] = message["status"]
-            own = [(b"x-request-id", self._scope["quire_request_id"].encode())]
-            own += account_of(self._scope).headers()
-            headers = list(message.get("headers", ()))
-            if message["status"] == 503:
-                headers = with_measured_wait(headers, self._lifecycle.wait_s())
-            message = {**message, "headers": [*headers, *own]}
+            headers = guarded_headers(message, self._scope, self._lifecycle)
+            message = {**message, "headers": headers}
         await self._send(message)

@@ -8,12 +8,12 @@ the application in `send`.
 import asyncio
 import logging
 from collections.abc import Coroutine
-from http import HTTPStatus
 from typing import Any, Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Scope
 
+from quire.server.http.whole_response import status_line
 from quire.server.wire.http_errors import error_response
 
 logger = logging.getLogger(__name__)
@@ -23,9 +23,6 @@ T = TypeVar("T")
 MAX_UNREAD_BYTES = 64 * 1024  # of a body: more are received once the application has read them
 MAX_JOINED_BYTES = 64 * 1024  # of a response, before they are written in any case
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_STATUS_LINES = {
-    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
-}
 _DISCONNECT: Message = {"type": "http.disconnect"}
 
 
@@ -223,7 +220,7 @@ class HTTPExchange:
             raise RuntimeError("the response has started already")
         self.has_started = True
         status = message["status"]
-        lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status, self._wire.date()]
+        lines = [status_line(status), self._wire.date()]
         for name, value in message.get("headers", ()):
             if b"\n" in value or b"\r" in value:
                 raise RuntimeError(f"the response header {name!r} has a line break")

@@ -18,6 +18,7 @@ from quire.errors import UnknownModelError
 from quire.server.keys.api_key import NO_LIMITS, KeyLimits
 from quire.server.keys.token_bucket import TokenBucket
 from quire.server.wire.http_errors import HTTPError
+from quire.server.wire.retry_after import retry_headers
 
 MINUTE_S = 60.0
 BUSY_RETRY_S = 1.0  # after a refusal by max_concurrent: when a request ends is unknown
@@ -168,13 +169,10 @@ class Account:
     def _refusal(self, what: str, limit: int | None, wait_s: float) -> HTTPError:
         """Count a refusal, and return its error."""
         self.usage.num_refused += 1
-        headers = {
-            "retry-after": str(math.ceil(wait_s)),
-            "retry-after-ms": str(math.ceil(wait_s * 1000)),
-        }
         message = (
             f"the key {self.name!r} may have {limit} {what}; try again in {duration_text(wait_s)}"
         )
+        headers = retry_headers(wait_s, math.inf)  # it is exact
         return HTTPError(429, message, code="rate_limit_exceeded", headers=headers)
 
     def _bucket(self, limit: int | None) -> TokenBucket | None:

@@ -68,8 +68,15 @@ class Monitor:
         """Measure what needs a clock, until cancelled."""
         await measure_loop_lag(self._loop_lag_s)
 
-    def add(self, exchange: ObservedExchange) -> None:
-        """Take an HTTP request that is over."""
+    def observe(self, scope: Scope, began_s: float) -> None:
+        """Take an HTTP request that is over.
+
+        Args:
+            scope: Its ASGI scope, with what guard and routes added.
+            began_s: Time of its begin, by `time.monotonic`, if the scope has no earlier one.
+        """
+        duration_s = time.monotonic() - scope.get("quire_arrival_s", began_s)
+        exchange = ObservedExchange(scope, time.time(), duration_s)
         for sink in self._sinks:
             sink(exchange)
 
@@ -128,5 +135,4 @@ class ObservedApp:
         try:
             await self._app(scope, receive, send)
         finally:
-            duration_s = time.monotonic() - scope.get("quire_arrival_s", began_s)
-            self._monitor.add(ObservedExchange(scope, time.time(), duration_s))
+            self._monitor.observe(scope, began_s)

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from quire import __version__
 from quire.interfaces.sampling import RequestField
 from quire.sampling_params import MAX_LOGITS_PROCESSORS
-from quire.server.http.guard import OPEN_PATHS
+from quire.server.http.entry_checks import OPEN_PATHS
 from quire.server.http.json_response import json_response
 from quire.server.routes.operation import Operation
 from quire.server.wire.http_errors import ErrorBody

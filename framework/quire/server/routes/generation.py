@@ -20,6 +20,7 @@ from quire.frontend.unknown_fields import UnknownFields
 from quire.messages import AdapterRef, CompletedRequest
 from quire.outputs import CompletionOutput, Delta, PromptLogprobs
 from quire.sampling_params import BeamSearchParams, SamplingParams
+from quire.server.http.early_refusals import limit_of
 from quire.server.http.event_stream import EventStream
 from quire.server.http.json_response import EncodedResponse, in_thread_if
 from quire.server.http.logprob_budget import MAX_UNCOUNTED, LogprobBudget, LogprobReservation
@@ -76,10 +77,7 @@ async def respond(
     frontend.check_queue()
     async with limit.hold():
         body = await read_body(request, kind)
-    limit = frontend.time_limit(sender.arrival_s, body.typed.timeout_s)
-    limit.check()
-    priority = sender.account.priority_of(body.typed.priority)
-    frontend.check_room(limit, body.typed.completion_limit, priority)
+    limit = limit_of(frontend, sender, body.typed)
     sender.account.check_model(body.typed.model or frontend.model_name)
     intake = frontend.intake
     values = sampler_values(body, intake.extra_fields, intake.offered_fields, unknown)

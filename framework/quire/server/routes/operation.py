@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Scope
 
-from quire.server.http.guard import SAFE_METHODS
+from quire.server.http.entry_checks import SAFE_METHODS
 from quire.server.keys.account import account_of
 from quire.server.keys.accounts import missing_key
 from quire.server.observe.observed_exchange import ROUTE

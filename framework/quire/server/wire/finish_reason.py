@@ -6,7 +6,7 @@ from quire.errors import RequestFailedError
 from quire.outputs import CompletionOutput, Delta
 from quire.server.wire.http_errors import HTTPError
 from quire.server.wire.protocol import FinishReason
-from quire.server.wire.retry_after import RETRY_AFTER_S
+from quire.server.wire.retry_after import retry_headers
 
 
 @overload
@@ -31,7 +31,7 @@ def finish_reason_of(
             503,
             "the request was aborted; the server may be shutting down",
             code="aborted",
-            headers={"retry-after": str(RETRY_AFTER_S)},
+            headers=retry_headers(),
         )
     if part.finish_reason == "error":
         raise RequestFailedError("the request failed while it ran")

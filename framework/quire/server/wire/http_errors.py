@@ -23,7 +23,7 @@ from quire.errors import (
     RequestTimeoutError,
     UnknownModelError,
 )
-from quire.server.wire.retry_after import RETRY_AFTER_S, retry_headers
+from quire.server.wire.retry_after import retry_headers
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class HTTPError(RequestError):
 
 def unavailable(message: str, code: str = "overloaded") -> HTTPError:
     """Return the error of a server that takes no request now: try again, by another connection."""
-    headers = {"retry-after": str(RETRY_AFTER_S), "connection": "close"}
+    headers = retry_headers() | {"connection": "close"}
     return HTTPError(503, message, code=code, headers=headers)
 
 

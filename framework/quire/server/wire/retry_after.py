@@ -9,23 +9,24 @@ from collections.abc import Sequence
 RETRY_AFTER_S = 1  # while nothing is measured
 MAX_RETRY_AFTER_S = 60
 
-Headers = Sequence[tuple[bytes, bytes]]
+Header = tuple[bytes, bytes]
 
 
-def retry_headers(wait_s: float) -> dict[str, str]:
-    """Return the headers of a 503.
+def retry_headers(wait_s: float = 0.0, most_s: float = MAX_RETRY_AFTER_S) -> dict[str, str]:
+    """Return the headers of a 429 or a 503.
 
     Args:
         wait_s: Seconds after which to try again; 0: unknown.
+        most_s: Seconds after which to try again at the latest, as an estimate may be wrong.
     """
     if wait_s <= 0:
         return {"retry-after": str(RETRY_AFTER_S)}
-    wait_s = min(wait_s, MAX_RETRY_AFTER_S)
+    wait_s = min(wait_s, most_s)
     seconds, milliseconds = max(1, math.ceil(wait_s)), math.ceil(wait_s * 1000)
     return {"retry-after": str(seconds), "retry-after-ms": str(milliseconds)}
 
 
-def with_measured_wait(headers: Headers, wait_s: float) -> list[tuple[bytes, bytes]]:
+def with_measured_wait(headers: Sequence[Header], wait_s: float) -> list[Header]:
     """Return headers with the measured wait in place of a `Retry-After` that is the default.
 
     Args:

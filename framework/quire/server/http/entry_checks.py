@@ -1,0 +1,62 @@
+"""Checks of the head of a request: Host, key, Origin, drain, connections and the declared length.
+
+Only `/livez` and `/readyz`, spelt exactly so, need no key.
+"""
+
+from starlette.types import Scope
+
+from quire.config import ServerSettings
+from quire.server.http.body_budget import too_large
+from quire.server.http.lifecycle import Lifecycle
+from quire.server.http.origins import check_host, check_origin, header_values, is_loopback
+from quire.server.keys.accounts import Accounts
+from quire.server.wire.http_errors import unavailable
+
+OPEN_PATHS = frozenset({"/livez", "/readyz"})
+METRICS_PATH = "/metrics"  # needs the key unless `open_metrics`; served also while draining
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # the limits of keys do not count them
+
+
+class EntryChecks:
+    """Checks of a head, in this order: Host, key, Origin, drain, connections, declared length.
+
+    Args:
+        settings: Address and body limits.
+        lifecycle: Lifecycle, which has the drain state and the number of connections.
+        accounts: Accounts of the keys.
+    """
+
+    def __init__(self, settings: ServerSettings, lifecycle: Lifecycle, accounts: Accounts) -> None:
+        self._accounts = accounts
+        self._lifecycle = lifecycle
+        self._checks_host = is_loopback(settings.host)
+        self._max_body_bytes = settings.max_body_bytes
+        self._open_paths = OPEN_PATHS | ({METRICS_PATH} if settings.open_metrics else set())
+
+    def check(self, scope: Scope) -> None:
+        """Check a head, and set in the scope whose key it has.
+
+        Raises:
+            HTTPError: The request is refused.
+        """
+        if self._checks_host:
+            check_host(scope)
+        if scope["path"] in self._open_paths:
+            return
+        self._accounts.identify(scope)
+        if scope["method"] not in SAFE_METHODS:
+            check_origin(scope)
+        if scope["path"] == METRICS_PATH:
+            return
+        if self._lifecycle.is_draining:
+            raise unavailable(
+                "the server is shutting down and takes no new requests", "shutting_down"
+            )
+        if self._lifecycle.is_crowded:
+            raise unavailable("the server has too many open connections; try again later")
+        self._check_length(scope)
+
+    def _check_length(self, scope: Scope) -> None:
+        for value in header_values(scope, b"content-length"):
+            if value.isdecimal() and int(value[:20]) > self._max_body_bytes:
+                raise too_large(self._max_body_bytes)
