@@ -10,6 +10,7 @@ import asyncio
 import logging
 import socket
 import threading
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -17,6 +18,7 @@ from starlette.routing import Route
 
 from quire.errors import QuireError
 from quire.server.http.acceptor import Acceptor
+from quire.server.http.connection import Connection
 from quire.server.http.connections import Connections
 from quire.server.http.entry_checks import METRICS_PATH
 from quire.server.http.refusals import Refusals
@@ -76,7 +78,7 @@ class HealthServer:
         self._loop = asyncio.get_running_loop()
         refusals = Refusals()
         connections = Connections(self._app, refusals)
-        acceptor = Acceptor(self._listener, connections.make, refusals)
+        acceptor = Acceptor(self._listener, partial(Connection, connections), refusals)
         acceptor.start()
         self._is_started.set()
         await self._end.wait()

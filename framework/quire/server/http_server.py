@@ -11,6 +11,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from quire.config import ServerSettings
@@ -20,6 +21,7 @@ from quire.frontend.intake.request_hooks import RequestHook
 from quire.server.app import create_app
 from quire.server.health_server import HealthServer
 from quire.server.http.acceptor import Acceptor
+from quire.server.http.connection import Connection
 from quire.server.http.connection_limit import connection_limits
 from quire.server.http.connections import Connections
 from quire.server.http.lifecycle import Lifecycle
@@ -112,7 +114,10 @@ class HTTPServer:
         connection_limits()  # it raises the limit of open files, or says what is missing
         self.connections = Connections(self.app, self._refusals, self.app.state.early_refusals)
         self._lifecycle.connections = self.connections.open
-        acceptors = [Acceptor(each, self.connections.make, self._refusals) for each in listeners]
+        acceptors = [
+            Acceptor(each, partial(Connection, self.connections), self._refusals)
+            for each in listeners
+        ]
         tasks = [
             asyncio.create_task(log_stats(self._frontend, hooks=self._stats_hooks)),
             asyncio.create_task(self._monitor.measure()),

@@ -12,21 +12,19 @@ See `lifetime` for the deadlines of a connection.
 import asyncio
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.types import ASGIApp, Scope
 
 from quire.server.http import lifetime
 from quire.server.http.client_probe import ClientProbe
+from quire.server.http.connections import Connections
 from quire.server.http.held_request import HeldRequest
 from quire.server.http.http_exchange import HTTPExchange
 from quire.server.http.lifetime import Lifetime
 from quire.server.http.request_head import Head, bad_request
 from quire.server.http.request_parser import RequestParser
 from quire.server.wire.http_errors import HTTPError, error_response
-
-if TYPE_CHECKING:
-    from quire.server.http.connections import Connections
 
 MAX_PIPELINED = 32  # requests that wait for the response of the first one
 _REFUSED = Head("GET", b"*", [], "1.1")
@@ -42,7 +40,7 @@ class Connection(asyncio.BufferedProtocol):
     _transport: asyncio.Transport
     _lifetime: Lifetime
 
-    def __init__(self, shared: "Connections") -> None:
+    def __init__(self, shared: Connections) -> None:
         self._shared = shared
         self._parser = RequestParser(self)
         self._current: HTTPExchange | None = None  # its response is in progress

@@ -7,10 +7,10 @@ import asyncio
 import time
 from contextlib import suppress
 from email.utils import formatdate
+from typing import Protocol
 
 from starlette.types import ASGIApp
 
-from quire.server.http.connection import Connection
 from quire.server.http.connection_limit import connection_limits
 from quire.server.http.early_refusals import EarlyRefusals
 from quire.server.http.http_exchange import HTTPExchange
@@ -19,6 +19,16 @@ from quire.server.http.peer_watch import PeerWatch
 from quire.server.http.refusals import Refusals
 
 READ_BYTES = 64 * 1024  # at most at once; so much a request may hold before its turn comes
+
+
+class OpenConnection(Protocol):
+    """A connection, as the server ends it."""
+
+    def close_when_idle(self) -> None:
+        """Close the connection now, or after the response in progress."""
+
+    def abort(self) -> None:
+        """Close the connection at once."""
 
 
 class Connections:
@@ -42,8 +52,8 @@ class Connections:
         self.app = app
         self.early_refusals = early_refusals
         self.refusals = refusals
-        self.open: set[Connection] = set()
-        self.idle: IdleConnections[Connection] = IdleConnections()
+        self.open: set[OpenConnection] = set()
+        self.idle: IdleConnections[OpenConnection] = IdleConnections()
         self.tasks: set[asyncio.Task[None]] = set()
         self.loop = asyncio.get_running_loop()
         self.peers = PeerWatch()
@@ -51,10 +61,6 @@ class Connections:
         self._lost = asyncio.Event()
         self._date_s = 0
         self._date = b""
-
-    def make(self) -> Connection:
-        """Return the protocol of a new connection."""
-        return Connection(self)
 
     def start(self, exchange: HTTPExchange, app: ASGIApp) -> None:
         """Run an application for a request."""
@@ -77,7 +83,7 @@ class Connections:
         await asyncio.sleep(0)  # for the transports to report their ends
         self.peers.close()
 
-    def admit(self, connection: Connection) -> bool:
+    def admit(self, connection: OpenConnection) -> bool:
         """Count a new connection; return whether it may stay, maybe in place of an idle one."""
         most = connection_limits().most
         self.open.add(connection)
@@ -92,7 +98,7 @@ class Connections:
         self.idle.add_fresh(connection)
         return True
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: OpenConnection) -> None:
         """Count a connection no more."""
         self.open.discard(connection)
         self.idle.discard(connection)

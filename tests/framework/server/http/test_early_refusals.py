@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+from functools import partial
 
 import httpx
 import pytest
@@ -15,6 +16,7 @@ from quire.config import ServerSettings
 from quire.frontend.dispatch.backlog import QueueLimits
 from quire.server.app import create_app
 from quire.server.http.acceptor import Acceptor
+from quire.server.http.connection import Connection
 from quire.server.http.connections import Connections
 from quire.server.http.lifecycle import Lifecycle
 from quire.server.http.refusals import Refusals
@@ -73,7 +75,7 @@ def converse(frontend_of, tmp_path):
             listener, refusals = socket.socket(), Refusals()
             listener.bind(("127.0.0.1", 0))
             connections = Connections(unreachable, refusals, app.state.early_refusals)
-            acceptor = Acceptor(listener, connections.make, refusals)
+            acceptor = Acceptor(listener, partial(Connection, connections), refusals)
             acceptor.start()
             reader, writer = await asyncio.open_connection(*listener.getsockname())
             received = b""

@@ -3,12 +3,14 @@
 import asyncio
 import socket
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 from starlette.responses import Response
 
 from quire.server.http import lifetime
 from quire.server.http.acceptor import Acceptor
+from quire.server.http.connection import Connection
 from quire.server.http.connections import Connections
 from quire.server.http.refusals import Refusals
 
@@ -28,7 +30,7 @@ async def serving(body=b"x" * SIZE):
     """Serve one response to every request, through small buffers of the kernel."""
     refusals = Refusals()
     connections = Connections(Response(body), refusals)
-    acceptor = Acceptor(listening(), connections.make, refusals)
+    acceptor = Acceptor(listening(), partial(Connection, connections), refusals)
     acceptor.start()
     try:
         yield connections, acceptor.listener.getsockname()

@@ -2,11 +2,13 @@
 
 import asyncio
 import socket
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
 from quire.server.http.acceptor import Acceptor
+from quire.server.http.connection import Connection
 from quire.server.http.connections import READ_BYTES, Connections
 from quire.server.http.refusals import Refusals
 
@@ -30,7 +32,7 @@ def test_a_pipelined_body_is_received_when_its_turn_comes():
         listener, refusals = socket.socket(), Refusals()
         listener.bind(("127.0.0.1", 0))
         connections = Connections(app, refusals)
-        acceptor = Acceptor(listener, connections.make, refusals)
+        acceptor = Acceptor(listener, partial(Connection, connections), refusals)
         acceptor.start()
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
