@@ -1,9 +1,9 @@
 """A server from its settings: it listens, loads the model, and serves until a signal."""
 
-from quire.cli.garbage import settle
 from quire.config import Settings
 from quire.launch import start_engine
 from quire.plugins.report import plugins_report
+from quire.process.garbage import settle
 from quire.server.http_server import bound_health_socket, bound_socket, serve
 from quire.server.keys.accounts import Accounts
 from quire.server.observe.monitor import check_outputs

@@ -1,6 +1,7 @@
 """Start-up of an engine: the package that connects all layers.
 
 composing         settings -> composition, tokenizer and chat template; no torch
+torch_modules     modules of torch that need not be executed when it is imported
 core_startup      composition -> a scheduler with its workers, weights and cache
 kv_memory         size of the KV cache
 kv_store_setup    code and options of the external KV store

@@ -1,6 +1,6 @@
 """Start-up of an engine core: the workers first, because they measure the memory for the cache."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from quire.engine.core import EngineCore
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
@@ -17,8 +17,19 @@ from quire.launch.workers.placing.worker_start import start_workers
 from quire.messages import Started
 
 
-def start_core(composed: Composed) -> tuple[EngineCore, Started]:
+def _do_nothing() -> None:
+    pass
+
+
+def start_core(
+    composed: Composed, before_load: Callable[[], None] = _do_nothing
+) -> tuple[EngineCore, Started]:
     """Start the workers, load the weights and allocate the cache.
+
+    Args:
+        composed: Composition of the engine.
+        before_load: Function that is called when the workers have started: their code is imported,
+            and nothing is loaded yet.
 
     Returns:
         The core, ready for requests, and what its start-up found.
@@ -30,6 +41,7 @@ def start_core(composed: Composed) -> tuple[EngineCore, Started]:
     check_store_options(composed)  # before the weights, which take long to load
     worker = start_workers(composed)
     try:
+        before_load()
         info = worker.load()
         plans, runner = _allocate(composed, worker, info.kv_bytes)
         wanted = settings.scheduler.async_scheduling

@@ -9,6 +9,8 @@ launch_key      secret of a launch, with which processes on other machines conne
 start_key       file of that secret
 wake_event      event that any thread may set
 interrupts      Ctrl-C that waits
+deferred_modules  modules that are executed when they are first used
+garbage         garbage collection while a process starts, and while it serves
 error_message   an exception as a message
 traceback_text  an exception as text
 """

@@ -65,6 +65,11 @@ def test_the_cache_is_allocated_and_its_length_is_returned(folder, executor):
     assert executor.events == ["start", "load", 65]
 
 
+def test_code_is_known_to_be_imported_before_anything_is_loaded(folder, executor):
+    core.start_core(composed(folder), before_load=lambda: executor.events.append("imported"))
+    assert executor.events[:3] == ["start", "imported", "load"]
+
+
 @pytest.mark.parametrize("broken", ["load", "allocate"])
 def test_a_core_that_cannot_start_shuts_its_workers_down(folder, executor, monkeypatch, broken):
     def fail(*_):

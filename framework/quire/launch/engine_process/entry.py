@@ -10,6 +10,7 @@ import sys
 from quire.process.call_trace import trace_calls_if_asked
 from quire.process.children.stack_dump import enable_stack_dumps
 from quire.process.children.watchdog import die_with, leave_to_parent
+from quire.process.garbage import pause_collections
 
 
 def main(arguments: list[str]) -> int:
@@ -20,6 +21,7 @@ def main(arguments: list[str]) -> int:
     """
     # The parent handles these signals and shuts the engine down; the watchdog sees its death.
     leave_to_parent(signal.SIGINT, signal.SIGTERM)
+    pause_collections()
     enable_stack_dumps()
     trace_calls_if_asked()
     die_with(int(arguments[0]), arguments[1]).guard()

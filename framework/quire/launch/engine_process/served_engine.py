@@ -4,7 +4,6 @@ The process composes by itself from the parent's settings, and then checks that 
 parts as the parent.
 """
 
-import gc
 import logging
 from contextlib import suppress
 
@@ -25,9 +24,11 @@ from quire.launch.engine_process.engine_wire import (
     Refused,
     ToEngine,
 )
+from quire.launch.torch_modules import defer_unused_modules
 from quire.messages import Started
 from quire.plugins.loading import load_plugins
 from quire.process.error_message import ErrorMessage
+from quire.process.garbage import leave_out_code, leave_out_engine
 from quire.process.local.channel import Channel
 from quire.process.log_lines import log_handler
 
@@ -48,8 +49,7 @@ def run(config: EngineConfig) -> int:
         _tell(channel, Refused(ErrorMessage.of(error)))
         channel.close(LINGER_S)
         return 1
-    gc.collect()
-    gc.freeze()  # these objects stay alive, so that collections during steps can skip them
+    leave_out_engine()  # so that collections during steps can skip it
     _tell(channel, Ready(started))
     was_stopped = serve(core, channel)
     channel.close(LINGER_S)
@@ -65,7 +65,8 @@ def start(config: EngineConfig) -> tuple[EngineCore, Started]:
     """
     composed = compose_engine(config.settings, load_plugins(config.settings.plugins))
     check_agreement(config, composed.composition)
-    return start_core(composed)
+    defer_unused_modules(composed)
+    return start_core(composed, before_load=leave_out_code)
 
 
 def serve(core: EngineCore, channel: Channel) -> bool:

@@ -10,6 +10,7 @@ import sys
 from quire.process.call_trace import trace_calls_if_asked
 from quire.process.children.stack_dump import enable_stack_dumps, offer_stack
 from quire.process.children.watchdog import die_with, leave_to_parent
+from quire.process.garbage import pause_collections
 
 
 def main(arguments: list[str]) -> int:
@@ -22,6 +23,7 @@ def main(arguments: list[str]) -> int:
     """
     # The engine handles these signals and stops its workers; the watchdog sees its death.
     leave_to_parent(signal.SIGINT, signal.SIGTERM)
+    pause_collections()
     enable_stack_dumps()
     trace_calls_if_asked()
     stack_fd = offer_stack()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import socket
@@ -18,6 +17,7 @@ from quire.interfaces.executor import StepRunner
 from quire.launch.agreement import own_choices
 from quire.launch.composing import Composed, compose_engine
 from quire.launch.kv_memory import plan_memory
+from quire.launch.torch_modules import defer_unused_modules
 from quire.launch.workers.key_exchange import KeyExchange
 from quire.launch.workers.worker_wire import (
     Allocate,
@@ -45,6 +45,7 @@ from quire.launch.workers.worker_wire import (
 from quire.messages import RankPlace, StepPlan
 from quire.plugins.loading import load_plugins
 from quire.process.error_message import ErrorMessage
+from quire.process.garbage import leave_out_code, leave_out_engine
 from quire.process.hub import HubChannel
 from quire.process.launch_key import LaunchKey
 from quire.process.local.local_channel import LocalChannel
@@ -211,11 +212,13 @@ class WorkerServer:
                 raise EngineDeadError(f"the engine sent {message!r} unexpectedly")
 
     def _load(self, places: Sequence[RankPlace]) -> None:
+        defer_unused_modules(self._composed)
         from quire.worker.parts import WorkerParts  # loads torch, after what must be set before it
         from quire.worker.rank_worker import make_worker
 
         settings, composition = self._composed.settings, self._composed.composition
         parts = WorkerParts.load(settings, composition, self._composed.plugins.registries)
+        leave_out_code()
         exchange = KeyExchange(self._channel)
         self._worker = make_worker(settings, parts, self._rank, exchange, places)
         self._channel.send(Loaded(self._worker.worker.load()))
@@ -227,8 +230,7 @@ class WorkerServer:
         )
         self._runner = self._loaded.worker.allocate(plans)
         self._loaded.set_timeout(composed.settings.parallel.step_timeout_s)
-        gc.collect()
-        gc.freeze()  # these objects stay alive, so that collections during steps can skip them
+        leave_out_engine()  # so that collections during steps can skip it
         self._channel.send(Allocated(plans[0].num_blocks, plans[0].max_model_len))
 
     def _compute(self, plan_id: int, phase: Callable[[], None]) -> None:
