@@ -2,318 +2,237 @@
 
     python benchmarks/overload.py --write
 
-The capacity is measured first with as many clients as requests can run, each of which sends its
-next request when it has its response. Then requests are sent at ten times that rate, each over a
-connection of its own and whatever becomes of those before, while a thread asks for `/livez`.
+The capacity is measured with as many clients as requests can run, each of which sends its next
+request when it has its response: before the overload and after it, as other programs may slow the
+machine down meanwhile; the larger one counts. Between these phases the same requests are sent at
+ten times that rate, each over a connection of its own and whatever becomes of those before.
 
-The goodput is also compared by the CPU time of the server, which other programs on the machine
-influence less than the time that passes.
+The clients are a process of their own that gives way to the server, and two more ask for `/livez`,
+one on the port of the server and one on its health port, in all phases. All of them measure how
+late they are themselves. The kernel's account says how long the event loop waited for a core. The
+goodput is also compared by the CPU time of all processes of the server, which other programs on the
+machine influence less than the time that passes.
 """
 
 import argparse
-import asyncio
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from quire.config import Settings
-from quire.launch import start_engine
-from quire.server.http_server import HTTPServer, bound_socket
+from overload_load import NICENESS, Load
+from overload_server import Lag
 
-RESULTS = Path(__file__).parent / "results"
-NUM_CLIENTS = 64  # that measure the capacity
-LAG_INTERVAL_S = 0.01
-LIVEZ_INTERVAL_S = 0.05
-PROMPT = "The server that stays up answers each request, or says when to come back. "
+from quire.cli.bench.serving.percentiles import percentile
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+NUM_CLIENTS = 64  # that measure the capacity; so many requests run at once
+WARM_UP_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the kernel has counted for a server until one moment, in seconds.
+
+    Attributes:
+        front: CPU time of the process with the event loop.
+        rest: CPU time of its descendants: the engine's process.
+        waited: Time that the thread of the event loop was ready to run, and had no core.
+    """
+
+    front: float
+    rest: float
+    waited: float
+
+    @classmethod
+    def of(cls, pid: int) -> "Usage":
+        """Return the usage of a server by the id of its process."""
+        waited = int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+        return cls(_cpu_s(pid), sum(map(_cpu_s, _descendants(pid))), waited)
+
+    def since(self, before: "Usage") -> "Usage":
+        """Return what was added since."""
+        return Usage(
+            self.front - before.front, self.rest - before.rest, self.waited - before.waited
+        )
 
 
 @dataclass(slots=True)
-class Outcome:
-    """What became of one request; status 0: its connection ended without a response."""
+class Phase:
+    """A load, and what the server used for it until its last response."""
 
-    began_s: float
-    ended_s: float = 0.0
-    status: int = 0
-    has_retry_after: bool = False
-
-    @property
-    def seconds(self) -> float:
-        """Time from the start of the connection to the end of the response."""
-        return self.ended_s - self.began_s
-
-
-@dataclass(slots=True)
-class Load:
-    """The outcomes of a phase, and when it began and ended."""
-
-    began_s: float = field(default_factory=time.monotonic)
-    ended_s: float = 0.0
-    outcomes: list[Outcome] = field(default_factory=list)
-    cpu_s: float = 0.0  # of the server, until the last response
+    load: Load
+    usage: Usage
 
     @property
     def completed_per_cpu_second(self) -> float:
         """Number of completions by the CPU time of the server, that for refusals included."""
-        return sum(o.status == 200 for o in self.outcomes) / self.cpu_s
-
-    def completed_per_second(self, after_s: float = 0.0) -> float:
-        """Return the rate of responses with a completion that ended within the phase."""
-        began_s = self.began_s + after_s
-        ended = [o.ended_s for o in self.outcomes if o.status == 200]
-        return sum(began_s <= at <= self.ended_s for at in ended) / (self.ended_s - began_s)
-
-
-class Call(asyncio.Protocol):
-    """One request over a connection of its own."""
-
-    def __init__(self, request: bytes, outcome: Outcome, done: asyncio.Future[None]) -> None:
-        self._request = request
-        self._outcome = outcome
-        self._done = done
-        self._data = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the request."""
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        """Read the response, and close the connection after it."""
-        self._data += data
-        head, end, body = self._data.partition(b"\r\n\r\n")
-        if not end:
-            return
-        status, *lines = head.decode("latin-1").split("\r\n")
-        headers = dict(line.lower().split(": ", 1) for line in lines)
-        if len(body) < int(headers.get("content-length", 0)):
-            return
-        self._outcome.ended_s = time.monotonic()
-        self._outcome.status = int(status.split()[1])
-        self._outcome.has_retry_after = headers.get("retry-after", "").isdecimal()
-        self._transport.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """End the call; without a response it failed."""
-        del exc
-        self._outcome.ended_s = self._outcome.ended_s or time.monotonic()
-        if not self._done.done():
-            self._done.set_result(None)
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A server, and the request that is sent to it."""
-
-    port: int
-    pid: int
-    request: bytes
+        return self.load.num_completed / (self.usage.front + self.usage.rest)
 
     @property
-    def cpu_s(self) -> float:
-        """CPU time of the server until now, with that of its threads."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    async def call(self, load: Load) -> Outcome:
-        """Send the request, and wait for its end."""
-        loop, outcome = asyncio.get_running_loop(), Outcome(time.monotonic())
-        load.outcomes.append(outcome)
-        done = loop.create_future()
-        try:
-            await loop.create_connection(
-                lambda: Call(self.request, outcome, done), "127.0.0.1", self.port
-            )
-            await done
-        except OSError:
-            outcome.ended_s = time.monotonic()
-        return outcome
+    def front_s(self) -> float:
+        """CPU time of the front end for a completion, if nothing was refused."""
+        return self.usage.front / self.load.num_completed
 
 
-async def closed_loop(target: Target, seconds: float) -> Load:
-    """Send requests from some clients, each of which waits for its responses."""
-    load, cpu_s = Load(), target.cpu_s
+@dataclass(slots=True)
+class Server:
+    """A server that runs."""
 
-    async def client() -> None:
-        while time.monotonic() < load.began_s + seconds:
-            await target.call(load)
+    pid: int
+    port: int
+    health_port: int
+    lags: list[Lag] = field(default_factory=list)  # once it has ended
 
-    await asyncio.gather(*(client() for _ in range(NUM_CLIENTS)))
-    load.ended_s = load.began_s + seconds
-    load.cpu_s = target.cpu_s - cpu_s
-    return load
-
-
-async def open_loop(target: Target, seconds: float, per_second: float) -> Load:
-    """Send requests at a rate, with random distances; then wait for the last response."""
-    load, calls, chance = Load(), set[asyncio.Task[Outcome]](), random.Random(0)
-    cpu_s = target.cpu_s
-    next_s = load.began_s
-    while next_s < load.began_s + seconds:
-        await asyncio.sleep(max(0.0, next_s - time.monotonic()))
-        calls.add(asyncio.create_task(target.call(load)))
-        next_s += chance.expovariate(per_second)
-    load.ended_s = time.monotonic()
-    await asyncio.gather(*calls)
-    load.cpu_s = target.cpu_s - cpu_s
-    return load
+    def run(self, arguments: argparse.Namespace, **options: float) -> Phase:
+        """Run a phase with these options of the clients."""
+        options |= {"max-tokens": arguments.max_tokens, "timeout-s": arguments.timeout_s}
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+        command = [sys.executable, str(HERE / "overload_load.py"), str(self.port), *flags]
+        before = Usage.of(self.pid)
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        return Phase(Load.from_json(done.stdout), Usage.of(self.pid).since(before))
 
 
 @contextmanager
-def asking_livez(port: int) -> Iterator[list[float]]:
-    """Ask for `/livez` from a thread, over new connections; yield the seconds that it takes."""
-    seconds: list[float] = []
-    is_done = threading.Event()
-    request = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
-
-    def ask() -> None:
-        while not is_done.wait(LIVEZ_INTERVAL_S):
-            began_s = time.monotonic()
-            with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
-                connection.sendall(request)
-                if not connection.recv(4096).startswith(b"HTTP/1.1 200"):
-                    raise RuntimeError("/livez does not answer with 200")
-            seconds.append(time.monotonic() - began_s)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    try:
-        yield seconds
-    finally:
-        is_done.set()
-        thread.join()
-
-
-async def serve_observed(server: HTTPServer, bound: socket.socket) -> list[float]:
-    """Serve until a signal; return by how many seconds the event loop was late, again and again."""
-    lags_s: list[float] = []
-
-    async def measure() -> None:
-        while True:
-            due_s = time.monotonic() + LAG_INTERVAL_S
-            await asyncio.sleep(LAG_INTERVAL_S)
-            lags_s.append(max(0.0, time.monotonic() - due_s))
-
-    measuring = asyncio.create_task(measure())
-    await server.serve([bound])
-    measuring.cancel()
-    return lags_s
-
-
-def serve(options: Sequence[str]) -> None:
-    """Serve until a signal; print the port first, and the lags of the event loop last."""
-    given = dict(option.split("=", 1) for option in options)
-    settings = Settings.from_options({"model": "demo", "port": 0} | json_values(given))
-    with bound_socket(settings.server) as bound:
-        frontend = start_engine(settings, is_serving=True).async_frontend()
-
-        async def run_server() -> list[float]:
-            tell = partial(print, flush=True)
-            server = HTTPServer(
-                frontend, settings.server, list, lambda url: tell(url.rsplit(":", 1)[1])
-            )
-            return await serve_observed(server, bound)
-
-        print(json.dumps(asyncio.run(run_server())))
-
-
-def json_values(given: dict[str, str]) -> dict[str, Any]:
-    """Return options whose values are JSON, or else text."""
-    values: dict[str, Any] = {}
-    for name, value in given.items():
+def served(options: Sequence[str]) -> Iterator[Server]:
+    """Serve the demo model until the block ends."""
+    command = [sys.executable, str(HERE / "overload_server.py"), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
-            values[name] = json.loads(value)
-        except ValueError:
-            values[name] = value
-    return values
+            if process.stdout is None:
+                raise RuntimeError("the server has no output")
+            server = Server(process.pid, *json.loads(process.stdout.readline()))
+            yield server
+        finally:
+            process.send_signal(signal.SIGTERM)
+        server.lags = json.loads(process.stdout.read().splitlines()[-1])
 
 
-def request_of(max_tokens: int, timeout_s: float | None) -> bytes:
-    """Return the bytes of a request."""
-    body = {"prompt": PROMPT * 2, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
-    if timeout_s is not None:
-        body["timeout_s"] = timeout_s
-    data = json.dumps(body).encode()
-    head = (
-        "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n"
-    )
-    return head.encode() + data
-
-
-def percentile(values: Sequence[float], part: float) -> float:
-    """Return the value below which a part of the values is; 0 if there are none."""
-    return sorted(values)[min(len(values) - 1, int(part * len(values)))] if values else 0.0
-
-
-async def measure(port: int, pid: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measure the capacity, then the overload; return the figures without those of the server."""
-    target = Target(port, pid, request_of(arguments.max_tokens, arguments.timeout_s))
-    patient = Target(port, pid, request_of(arguments.max_tokens, None))
-    await closed_loop(patient, 3.0)
-    peak = await closed_loop(patient, arguments.seconds)
-    capacity = peak.completed_per_second()
-    print(json.dumps({"capacity_per_s": capacity}), file=sys.stderr)
-    with asking_livez(port) as livez_s:
-        load = await open_loop(target, arguments.seconds, arguments.factor * capacity)
-    settled_s = min(arguments.timeout_s or 0.0, arguments.seconds / 2)
-    goodput = load.completed_per_second(settled_s)
-    statuses = Counter(outcome.status for outcome in load.outcomes)
-    refused = [outcome for outcome in load.outcomes if outcome.status == 503]
-    served_s = [outcome.seconds for outcome in load.outcomes if outcome.status == 200]
-    return {
-        "capacity_per_s": capacity,
-        "sent_per_s": len(load.outcomes) / (load.ended_s - load.began_s),
-        "goodput_per_s": goodput,
-        "goodput_ratio": goodput / capacity,
-        "goodput_ratio_by_cpu": load.completed_per_cpu_second / peak.completed_per_cpu_second,
-        "load_average": os.getloadavg()[0],
-        "statuses": {str(status): num for status, num in sorted(statuses.items())},
-        "resets": statuses[0],
-        "refused_with_retry_after": sum(o.has_retry_after for o in refused) / max(1, len(refused)),
-        "served_p50_s": percentile(served_s, 0.5),
-        "served_p99_s": percentile(served_s, 0.99),
-        "refused_p50_ms": 1e3 * percentile([o.seconds for o in refused], 0.5),
-        "refused_p99_ms": 1e3 * percentile([o.seconds for o in refused], 0.99),
-        "livez_p50_ms": 1e3 * percentile(livez_s, 0.5),
-        "livez_p99_ms": 1e3 * percentile(livez_s, 0.99),
-    }
+@contextmanager
+def asking_livez(port: int) -> Iterator[dict[str, list[float]]]:
+    """Ask for `/livez`; what was measured is there when the block has ended."""
+    found: dict[str, list[float]] = {}
+    command = [sys.executable, str(HERE / "livez_probe.py"), str(port)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as probe:
+        try:
+            yield found
+        finally:
+            output, _ = probe.communicate()
+        found |= json.loads(output)
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Start a server, measure, and stop it."""
-    command = [sys.executable, __file__, "--serve", *arguments.options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            if server.stdout is None:
-                raise RuntimeError("the server has no output")
-            figures = asyncio.run(measure(int(server.stdout.readline()), server.pid, arguments))
-        finally:
-            server.send_signal(signal.SIGTERM)
-        lags_s = json.loads(server.stdout.read().splitlines()[-1])
-    lag_ms = {f"lag_{name}_ms": 1e3 * percentile(lags_s, part) for name, part in PARTS.items()}
-    return figures | lag_ms
+    """Start a server, measure, and stop it; return the figures."""
+    with served(arguments.options) as server:
+        with asking_livez(server.port), asking_livez(server.health_port):
+            server.run(arguments, seconds=WARM_UP_S, clients=NUM_CLIENTS)
+            before = server.run(arguments, seconds=arguments.seconds, clients=NUM_CLIENTS)
+        rate = arguments.factor * before.load.completed_per_second()
+        print(json.dumps({"capacity_per_s": rate / arguments.factor}), file=sys.stderr)
+        with asking_livez(server.port) as main, asking_livez(server.health_port) as health:
+            over = server.run(arguments, seconds=arguments.seconds, per_second=rate)
+        with asking_livez(server.port), asking_livez(server.health_port):
+            after = server.run(arguments, seconds=arguments.seconds, clients=NUM_CLIENTS)
+    probes = {"livez": main["seconds"], "livez_health_port": health["seconds"]}
+    probes["probe_late"] = main["late_s"]
+    load = over.load
+    probes["lag"] = [lag_s for at_s, lag_s in server.lags if load.began_s <= at_s <= load.ended_s]
+    return figures(arguments, (before, over, after), probes)
 
 
-PARTS = {"p50": 0.5, "p99": 0.99}
+def figures(
+    arguments: argparse.Namespace,
+    phases: tuple[Phase, Phase, Phase],
+    delays_s: dict[str, list[float]],
+) -> dict[str, Any]:
+    """Return the figures of the capacity before, the overload, and the capacity after it."""
+    before, over, after = phases
+    load = over.load
+    capacities = [phase.load.completed_per_second() for phase in (before, after)]
+    capacity = max(capacities)
+    goodput = load.completed_per_second(arguments.timeout_s)
+    refused = [outcome for outcome in load.outcomes if outcome.status == 503]
+    statuses = Counter(outcome.status for outcome in load.outcomes)
+    served_s = [outcome.seconds for outcome in load.outcomes if outcome.status == 200]
+    front_s = min(before.front_s, after.front_s)
+    by_cpu = max(before.completed_per_cpu_second, after.completed_per_cpu_second)
+    refusals_s = over.usage.front - front_s * load.num_completed
+    delays_s = delays_s | {"refused": [o.seconds for o in refused], "clients_late": load.lags_s}
+    return {
+        "capacity_per_s": capacity,
+        "capacities_before_and_after_per_s": capacities,
+        "sent_per_s": len(load.outcomes) / (load.ended_s - load.began_s),
+        "goodput_per_s": goodput,
+        "goodput_ratio": goodput / capacity,
+        "goodput_ratio_by_cpu": over.completed_per_cpu_second / by_cpu,
+        "statuses": {str(status): num for status, num in sorted(statuses.items())},
+        "resets": statuses[0],
+        "refused_with_retry_after": sum(o.has_retry_after for o in refused) / max(1, len(refused)),
+        "front_cpu_of_a_completion_ms": 1e3 * front_s,
+        "front_cpu_of_a_refusal_ms": 1e3 * refusals_s / max(1, len(refused)),
+        "front_cpu_s": over.usage.front,
+        "engine_cpu_s": over.usage.rest,
+        "clients_cpu_s": load.cpu_s,
+        "clients_niceness": NICENESS,
+        "event_loop_waited_for_a_core_s": over.usage.waited,
+        "overload_s": max(o.ended_s for o in load.outcomes) - load.began_s,
+        "load_average": os.getloadavg()[0],
+        "served_p50_s": _percentile(served_s, 50),
+        "served_p99_s": _percentile(served_s, 99),
+    } | {
+        f"{name}_p{percent}_ms": 1e3 * _percentile(values, percent)
+        for name, values in delays_s.items()
+        for percent in (50, 99)
+    }
+
+
+def _percentile(values: Sequence[float], percent: float) -> float:
+    return percentile(sorted(values), percent) if values else 0.0
+
+
+def _cpu_s(pid: int) -> float:
+    """Return the CPU time of a process until now, with that of its threads; 0 if it has ended."""
+    fields = _stat(pid)
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
+
+
+def _descendants(pid: int) -> list[int]:
+    parents = {
+        int(name): int(fields[1])
+        for name in os.listdir("/proc")
+        if name.isdigit() and (fields := _stat(int(name)))
+    }
+    found = [pid]
+    for parent in found:
+        found += [child for child, of in parents.items() if of == parent]
+    return found[1:]
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of a process after its name; none if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 def report(figures: dict[str, Any], arguments: argparse.Namespace) -> str:
     """Return the figures as a page."""
+    two = "{:.1f} / {:.1f}".format
     rows = [
         ("capacity, requests/s", f"{figures['capacity_per_s']:.1f}"),
+        ("the same before / after", two(*figures["capacities_before_and_after_per_s"])),
         ("sent, requests/s", f"{figures['sent_per_s']:.0f}"),
         ("goodput, requests/s", f"{figures['goodput_per_s']:.1f}"),
         ("goodput / capacity", f"{figures['goodput_ratio']:.2f}"),
@@ -321,32 +240,48 @@ def report(figures: dict[str, Any], arguments: argparse.Namespace) -> str:
         ("responses by status", ", ".join(f"{s}: {n}" for s, n in figures["statuses"].items())),
         ("connections without a response", str(figures["resets"])),
         ("503 with `Retry-After`", f"{figures['refused_with_retry_after']:.0%}"),
-        ("completions, p50 / p99", _both(figures, "served_p50_s", "served_p99_s", "s")),
-        ("refusals, p50 / p99", _both(figures, "refused_p50_ms", "refused_p99_ms", "ms")),
-        ("`/livez`, p50 / p99", _both(figures, "livez_p50_ms", "livez_p99_ms", "ms")),
-        ("event loop late by, p50 / p99", _both(figures, "lag_p50_ms", "lag_p99_ms", "ms")),
+        (
+            "CPU time of the front end for a completion / a refusal, ms",
+            f"{figures['front_cpu_of_a_completion_ms']:.2f} / "
+            f"{figures['front_cpu_of_a_refusal_ms']:.2f}",
+        ),
+        (
+            "CPU time of front end / engine / clients, s",
+            f"{figures['front_cpu_s']:.1f} / {figures['engine_cpu_s']:.1f} / "
+            f"{figures['clients_cpu_s']:.1f}, of {figures['overload_s']:.1f}",
+        ),
+        ("event loop without a core, s", f"{figures['event_loop_waited_for_a_core_s']:.1f}"),
+        ("completions, p50 / p99", _both(figures, "served", "s")),
+        ("refusals, p50 / p99", _both(figures, "refused", "ms")),
+        ("`/livez`, p50 / p99", _both(figures, "livez", "ms")),
+        ("`/livez` on the health port, p50 / p99", _both(figures, "livez_health_port", "ms")),
+        (
+            "the process that asks for `/livez` late by, p50 / p99",
+            _both(figures, "probe_late", "ms"),
+        ),
+        ("event loop of the clients late by, p50 / p99", _both(figures, "clients_late", "ms")),
+        ("event loop of the server late by, p50 / p99", _both(figures, "lag", "ms")),
     ]
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
     return (
         "# Overload\n\n"
         f"`python benchmarks/overload.py --write`, {time.strftime('%Y-%m-%d')}: the demo model on "
-        "two cores, which also run the\nload generator, at a load average of "
-        f"{figures['load_average']:.1f}. Completions of {arguments.max_tokens} tokens with "
-        f"`timeout_s` {arguments.timeout_s:g} are sent at\n{arguments.factor:g} times the capacity "
-        f"for {arguments.seconds:g} s, each over a connection of its own. The goodput counts from "
-        "the moment\nat which the queue may be as long as the timeout allows.\n\n"
-        f"| figure | value |\n|---|---|\n{table}\n"
+        "two cores, which also run the\nload generator (niceness "
+        f"{NICENESS}), at a load average of {figures['load_average']:.1f}. Completions of "
+        f"{arguments.max_tokens} tokens with\n`timeout_s` {arguments.timeout_s:g} are sent at "
+        f"{arguments.factor:g} times the capacity for {arguments.seconds:g} s, each over a "
+        "connection of its own. The goodput counts\nfrom the moment at which the first request may "
+        f"have timed out.\n\n| figure | value |\n|---|---|\n{table}\n"
     )
 
 
-def _both(figures: dict[str, Any], low: str, high: str, unit: str) -> str:
-    return f"{figures[low]:.2f} / {figures[high]:.2f} {unit}"
+def _both(figures: dict[str, Any], name: str, unit: str) -> str:
+    return f"{figures[f'{name}_p50_{unit}']:.2f} / {figures[f'{name}_p99_{unit}']:.2f} {unit}"
 
 
 def main() -> None:
     """Measure, print the figures as JSON, and write the files if asked to."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--factor", type=float, default=10.0)
     parser.add_argument("--timeout-s", type=float, default=10.0)
@@ -354,15 +289,14 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write results/overload.json and .md")
     parser.add_argument("options", nargs="*", help="options of the server, NAME=VALUE")
     arguments = parser.parse_args()
-    if arguments.serve:
-        serve(arguments.options)
-        return
-    figures = run(arguments)
-    text = json.dumps(figures, indent=2)
+    if arguments.seconds < 2 * arguments.timeout_s:
+        parser.error("the goodput counts from --timeout-s on, so --seconds must be twice as much")
+    found = run(arguments)
+    text = json.dumps(found, indent=2)
     print(text)
     if arguments.write:
         (RESULTS / "overload.json").write_text(text + "\n")
-        (RESULTS / "overload.md").write_text(report(figures, arguments))
+        (RESULTS / "overload.md").write_text(report(found, arguments))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ from pathlib import Path
 import httpx
 from process_tree import child_of_module, is_alive, wait_until
 from row import Limits, Measured
-from served import Server, Stream, end, join, percentile, serve, start_streams
+from served import Server, Stream, end, join, serve, start_streams
 
+from quire.cli.bench.serving.percentiles import percentile
 from quire.testing.checkpoints import write_checkpoint
 
 ENGINE = "quire.launch.engine_process"
@@ -31,7 +32,7 @@ def disconnects(limits: Limits) -> Measured:
     with serve(*flags, faults="step.execute:delay:10ms") as server:
         waits = [_wait_behind_disconnect(server) for _ in range(NUM_DISCONNECTS)]
         step = _step_s(server)
-    p99 = percentile(waits, 0.99)
+    p99 = percentile(sorted(waits), 99)
     text = (
         f"p50 {statistics.median(waits) * 1e3:.0f} ms, p99 {p99 * 1e3:.0f} ms over "
         f"{NUM_DISCONNECTS} disconnects, until a waiting request has its first token; a step takes "

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import httpx
 from row import Limits, Measured
-from served import Server, join, percentile, serve, start_streams
+from served import Server, join, serve, start_streams
+
+from quire.cli.bench.serving.percentiles import percentile
 
 PARTS = (
     "--samplers", "default", "faults", "--attention-backend", "faults",
@@ -94,7 +96,7 @@ def _itl_p99_s(server: Server) -> float:
     for _ in range(3):
         got = join(start_streams(server, NUM_STREAMS, max_tokens=400))
         gaps = [b - a for each in got for a, b in pairwise(each.arrivals_s)]
-        rounds.append(percentile(gaps, 0.99))
+        rounds.append(percentile(sorted(gaps), 99))
     return statistics.median(rounds)
 
 

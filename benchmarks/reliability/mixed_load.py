@@ -111,12 +111,16 @@ def judged(figures: Mapping[str, Any]) -> Measured:
     text = (
         f"goodput {figures['goodput_ratio']:.0%} of the capacity "
         f"({figures['goodput_ratio_by_cpu']:.0%} by CPU time); event loop late by "
-        f"{figures['lag_p99_ms']:.0f} ms, `/livez` {figures['livez_p99_ms']:.0f} ms (p99); "
+        f"{figures['lag_p99_ms']:.0f} ms, `/livez` {figures['livez_p99_ms']:.0f} ms, on the health "
+        f"port {figures['livez_health_port_p99_ms']:.0f} ms, its client late by "
+        f"{figures['probe_late_p99_ms']:.0f} ms (p99); CPU of a refusal "
+        f"{figures['front_cpu_of_a_refusal_ms']:.2f} ms; "
         f"`Retry-After` in {figures['refused_with_retry_after']:.0%} of the refusals; "
         f"{figures['resets']} resets"
     )
-    is_met = goodput >= 0.9 and figures["lag_p99_ms"] <= 50 and not figures["resets"]
-    return Measured(text, is_met and figures["refused_with_retry_after"] == 1)
+    is_responsive = figures["lag_p99_ms"] <= 50 and figures["livez_p99_ms"] <= 100
+    is_polite = figures["refused_with_retry_after"] == 1 and not figures["resets"]
+    return Measured(text, goodput >= 0.9 and is_responsive and is_polite)
 
 
 @dataclass

@@ -203,9 +203,3 @@ def join(streams: Sequence[Stream], timeout_s: float = 180.0) -> list[Streamed]:
     for stream in streams:
         stream.join(max(0.0, deadline - time.monotonic()))
     return [stream.got for stream in streams]
-
-
-def percentile(values: Sequence[float], fraction: float) -> float:
-    """Return the smallest value that this fraction of the values does not exceed."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * fraction))]

@@ -82,6 +82,9 @@ GOOD = {
     "goodput_ratio_by_cpu": 0.99,
     "lag_p99_ms": 20.0,
     "livez_p99_ms": 30.0,
+    "livez_health_port_p99_ms": 10.0,
+    "probe_late_p99_ms": 1.0,
+    "front_cpu_of_a_refusal_ms": 0.2,
     "refused_with_retry_after": 1.0,
     "resets": 0,
 }
@@ -94,6 +97,7 @@ GOOD = {
         ({"goodput_ratio": 0.5}, True),
         ({"goodput_ratio": 0.5, "goodput_ratio_by_cpu": 0.8}, False),
         ({"lag_p99_ms": 51.0}, False),
+        ({"livez_p99_ms": 101.0}, False),
         ({"refused_with_retry_after": 0.99}, False),
         ({"resets": 1}, False),
     ],

@@ -12,7 +12,7 @@ from scripted_core import ScriptedCore
 from server_parts import Texts, make_frontend, start_server, stop_servers
 
 from quire.config import ServerSettings
-from quire.frontend.dispatch.backlog import QueueLimits
+from quire.frontend.dispatch.backlog import MARGIN, QueueLimits
 from quire.server.app import create_app
 
 NUM_REQUESTS = 250
@@ -114,7 +114,7 @@ def queued(tokenizer, tmp_path):
         frontend = make_frontend(tokenizer, core)
         backlog = frontend.dispatch.backlog = long_queue(max_wait_s)
         running.append(start_server(core, frontend, api_key_file=str(file)))
-        timeout = {} if timeout_s is None else {"timeout_s": backlog.wait_s + timeout_s}
+        timeout = {} if timeout_s is None else {"timeout_s": MARGIN * (backlog.wait_s + timeout_s)}
         headers = {"authorization": f"Bearer {key}"}
         url = f"{running[-1].url}/v1/{path}"
         return httpx.post(url, json=body | timeout, headers=headers, timeout=30).status_code

@@ -20,6 +20,7 @@ from quire.frontend.dispatch.service_rate import ServiceRate
 from quire.messages import EngineOutputs, EngineRequest, EngineStats
 
 UNKNOWN_COMPLETION = 256  # tokens expected at most before any completion has ended
+MARGIN = 1.25  # of a request's time over the estimate: under overload all queue up to the limit
 RECENT = 64  # completions; older ones count 1/e as much for the length of the next
 
 
@@ -174,11 +175,11 @@ class Backlog:
         limits = self._limits
         wait_s = 0.0 if is_urgent else self.wait_s
         run_s = self._run_s(max_tokens) if wait_s else 0.0
-        if wait_s + run_s > left_s:
+        if (wait_s + run_s) * MARGIN > left_s:
             raise OverloadedError(
                 f"the queue is about {wait_s:.2g} s long, a completion takes about {run_s:.2g} s, "
-                f"and this request has {left_s:.2g} s left; try again later, or give it a longer "
-                "timeout_s"
+                f"and this request has {left_s:.2g} s left, of which these may take "
+                f"{1 / MARGIN:.0%}; try again later, or give it a longer timeout_s"
             )
         if limits.max_wait_s is not None and wait_s > limits.max_wait_s:
             raise OverloadedError(

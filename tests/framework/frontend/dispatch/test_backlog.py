@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import OverloadedError
-from quire.frontend.dispatch.backlog import Backlog, QueueLimits
+from quire.frontend.dispatch.backlog import MARGIN, Backlog, QueueLimits
 from quire.messages import EngineOutput, EngineOutputs, EngineStats
 
 
@@ -172,11 +172,20 @@ def test_a_request_that_would_not_end_in_time_is_refused_only_if_it_must_wait():
     engine.add(60, num_tokens=50, max_tokens=50)
     engine.step(52)  # 50 of them wait for a completion each; one takes 5 s
     wait_s = engine.backlog.wait_s
-    engine.backlog.check_room(wait_s + 1.0, max_tokens=1)
-    engine.backlog.check_room(wait_s + 1.0, max_tokens=5)
-    engine.backlog.check_room(wait_s + 9.0, max_tokens=50)
+    for run_s, max_tokens in ((1.0, 1), (1.0, 5), (9.0, 50)):
+        engine.backlog.check_room(MARGIN * (wait_s + run_s), max_tokens)
     with pytest.raises(OverloadedError, match=r"a completion takes about [34]\.?\d* s"):
-        engine.backlog.check_room(wait_s + 1.0, max_tokens=50)
+        engine.backlog.check_room(MARGIN * (wait_s + 1.0), max_tokens=50)
+
+
+def test_a_request_must_have_more_time_than_the_estimate():
+    engine = Engine(max_running=10)
+    engine.add(20, num_tokens=50, max_tokens=50)
+    engine.step(49)
+    wait_s = engine.backlog.wait_s
+    engine.backlog.check_room(MARGIN * wait_s + 0.5, max_tokens=1)
+    with pytest.raises(OverloadedError, match=r"of which these may take 80%"):
+        engine.backlog.check_room(MARGIN * wait_s - 0.1, max_tokens=1)
 
 
 class ChunkedEngine:
