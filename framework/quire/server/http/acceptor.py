@@ -9,12 +9,15 @@ that queue: that is one line in an interval too, and the next connection is acce
 import asyncio
 import errno
 import socket
+import time
 from collections.abc import Callable
 
 from quire.server.http.refusals import Refusals
+from quire.server.http.socket_transport import SocketTransport
 
 BACKLOG = 2048
-MAX_AT_ONCE = 64  # connections accepted in one turn of the event loop
+MAX_AT_ONCE = 64  # connections accepted in one turn of the event loop, which lasts as long
+MAX_TURN_S = 0.005  # as that at most, but for the last connection of the turn
 PAUSE_S = 0.1
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _BROKEN_NAMES = {  # of which not every system has all
@@ -46,14 +49,13 @@ class Acceptor:
     def __init__(
         self,
         listener: socket.socket,
-        make_protocol: Callable[[], asyncio.BaseProtocol],
+        make_protocol: Callable[[], asyncio.BufferedProtocol],
         refusals: Refusals,
     ) -> None:
         self.listener = listener
         self._make_protocol = make_protocol
         self._refusals = refusals
         self._loop = asyncio.get_running_loop()
-        self._starting: set[asyncio.Task[object]] = set()
         self._resumption: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -75,9 +77,10 @@ class Acceptor:
         self._loop.add_reader(self.listener.fileno(), self._accept)
 
     def _accept(self) -> None:
+        end_s = time.monotonic() + MAX_TURN_S
         for _ in range(MAX_AT_ONCE):
             try:
-                connection, _ = self.listener.accept()
+                connection, peername = self.listener.accept()
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
@@ -88,7 +91,9 @@ class Acceptor:
                     raise
                 self._pause(error)
                 return
-            self._begin(connection)
+            self._begin(connection, peername)
+            if time.monotonic() > end_s:
+                return
 
     def _note_broken(self, error: OSError) -> None:
         line = f"a connection broke before it was accepted: {error.strerror} ({{num}} of them)"
@@ -103,11 +108,8 @@ class Acceptor:
         self._loop.remove_reader(self.listener.fileno())
         self._resumption = self._loop.call_later(PAUSE_S, self._resume)
 
-    def _begin(self, connection: socket.socket) -> None:
+    def _begin(self, connection: socket.socket, peername: object) -> None:
         connection.setblocking(False)
         if connection.family in (socket.AF_INET, socket.AF_INET6):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        start = self._loop.connect_accepted_socket(self._make_protocol, connection)
-        task: asyncio.Task[object] = self._loop.create_task(start)
-        self._starting.add(task)
-        task.add_done_callback(self._starting.discard)
+        SocketTransport(connection, self._make_protocol(), peername).start()

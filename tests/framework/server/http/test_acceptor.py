@@ -4,6 +4,7 @@ import asyncio
 import errno
 import resource
 import socket
+import time
 
 import pytest
 
@@ -11,7 +12,7 @@ from quire.server.http.acceptor import Acceptor
 from quire.server.http.refusals import Refusals
 
 
-class Greeting(asyncio.Protocol):
+class Greeting(asyncio.BufferedProtocol):
     def connection_made(self, transport):
         transport.write(b"hello")
         transport.close()
@@ -41,6 +42,32 @@ def test_connections_are_accepted_until_it_is_stopped():
         assert listener.fileno() == -1
 
     asyncio.run(main())
+
+
+def test_a_turn_of_the_event_loop_does_not_accept_for_long():
+    turns = []
+
+    class Slow(Greeting):
+        def connection_made(self, transport):
+            turns.append(time.monotonic())
+            time.sleep(0.01)
+            super().connection_made(transport)
+
+    async def main():
+        acceptor = Acceptor(listener := bound(), Slow, Refusals())
+        acceptor.start()
+        address = listener.getsockname()
+        clients = [socket.create_connection(address, timeout=5) for _ in range(8)]
+        num_turns = 0
+        while len(turns) < len(clients):
+            num_turns += 1
+            await asyncio.sleep(0)
+        assert num_turns >= len(clients), "none accepts a second one after more than 5 ms"
+        for client in clients:
+            client.close()
+        acceptor.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
 
 
 def test_exhausted_descriptors_are_one_line_and_a_pause(caplog):
