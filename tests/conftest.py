@@ -7,10 +7,14 @@ asks for two, the idle one sleeps and does not spin, because other processes nee
 import gc
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from quick_interpreter import quicken_interpreter
+
+# Asserts of the shared parts hold with `python -O` too, as those of test modules do.
+pytest.register_assert_rewrite(*(path.stem for path in Path(__file__).parent.glob("parts/*.py")))
+from quick_interpreter import quicken_interpreter  # noqa: E402
 
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[variable] = "1"

@@ -11,10 +11,12 @@ class Limits:
     Attributes:
         soak_s: Seconds of the mixed load.
         num_fuzzed: Number of random bodies for each route.
+        num_events: Number of random events for the scheduler.
     """
 
     soak_s: float = 60.0
     num_fuzzed: int = 1000
+    num_events: int = 10_000
 
 
 @dataclass(frozen=True)
@@ -24,10 +26,12 @@ class Measured:
     Attributes:
         text: What was measured, for the table.
         is_met: Whether the aim is met.
+        source: Page that has the figures, with their date, if they were not measured just now.
     """
 
     text: str
     is_met: bool
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -38,12 +42,14 @@ class Row:
         id: Name of the row in the table.
         measure: What is measured.
         aim: What it should be.
-        run: Function that measures it.
+        run: Function that measures it; None: nothing does.
+        missing: Reason why nothing measures it.
         is_timed: Whether the aim is a time that other work on the machine makes longer.
     """
 
     id: str
     measure: str
     aim: str
-    run: Callable[[Limits], Measured]
+    run: Callable[[Limits], Measured] | None = None
+    missing: str = ""
     is_timed: bool = False

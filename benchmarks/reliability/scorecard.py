@@ -18,7 +18,9 @@ BUSY_LOAD = 1.5  # processes that wait for a core, for each core
 
 
 def entry(measured: Measured, command: str) -> dict[str, Any]:
-    """Return a result with its date, machine and command."""
+    """Return a result with its source, or with its date, machine and command."""
+    if measured.source:
+        return {"text": measured.text, "is_met": measured.is_met, "source": measured.source}
     cores = os.cpu_count() or 1
     busy = ", busy with other work" if is_busy() else ""
     return {
@@ -48,14 +50,21 @@ def table(rows: Sequence[Row], results: Mapping[str, Mapping[str, Any]]) -> str:
     for row in rows:
         found = results.get(row.id)
         if found is None:
-            lines.append(f"| {row.id} | {row.measure} | {row.aim} | {NOT_YET} | | |")
+            reason = f": {row.missing}" if row.missing else ""
+            lines.append(f"| {row.id} | {row.measure} | {row.aim} | {NOT_YET}{reason} | | |")
             continue
         met = "yes" if found["is_met"] else "**no**"
-        where = f"{found['date']}, {found['machine']}: `{found['command']}`"
         lines.append(
-            f"| {row.id} | {row.measure} | {row.aim} | {found['text']} | {met} | {where} |"
+            f"| {row.id} | {row.measure} | {row.aim} | {found['text']} | {met} | {_where(found)} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _where(found: Mapping[str, Any]) -> str:
+    """Return when and where a result was measured."""
+    if "source" in found:
+        return str(found["source"])
+    return f"{found['date']}, {found['machine']}: `{found['command']}`"
 
 
 def _processor() -> str:

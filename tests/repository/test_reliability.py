@@ -2,10 +2,14 @@
 
 import json
 import os
+import re
 import socket
+from itertools import combinations
 from pathlib import Path
 
 import pytest
+
+from quire.testing.tool_parsing import ToolSample
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks" / "reliability"
@@ -21,10 +25,11 @@ def test_the_page_has_the_table_of_the_results(benchmark):
 
 def test_the_table_says_what_was_not_measured_and_what_is_not_met(benchmark, monkeypatch, tmp_path):
     scorecard, row = benchmark("scorecard"), benchmark("row")
-    rows = [
-        row.Row(name, "a measure", "an aim", lambda limits: None) for name in ("R1", "R2", "R3")
-    ]
+    rows = [row.Row(f"R{i}", "a measure", "an aim", lambda limits: None) for i in (1, 2, 3)]
+    rows.append(row.Row("R4", "a measure", "an aim", missing="it needs a laboratory"))
+    rows.append(row.Row("R5", "a measure", "an aim", lambda limits: None))
     results = {
+        "R5": scorecard.entry(row.Measured("read", True, "a page, 2026-11-27"), "do it"),
         "R1": scorecard.entry(row.Measured("good", True), "do it"),
         "R2": scorecard.entry(row.Measured("bad", False), "do it"),
     }
@@ -38,8 +43,51 @@ def test_the_table_says_what_was_not_measured_and_what_is_not_met(benchmark, mon
     assert "| R2 | a measure | an aim | bad | **no** |" in lines[4]
     assert "`do it`" in lines[4]
     assert lines[5] == "| R3 | a measure | an aim | not measured yet | | |"
-    assert lines[6].endswith("after")
+    assert lines[6] == "| R4 | a measure | an aim | not measured yet: it needs a laboratory | | |"
+    assert lines[7] == "| R5 | a measure | an aim | read | yes | a page, 2026-11-27 |"
+    assert lines[8].endswith("after")
     assert "old" not in page.read_text()
+
+
+def test_the_table_has_every_row_and_a_row_is_measured_or_says_why_not(benchmark):
+    rows = benchmark("rows").ROWS
+    assert [row.id for row in rows] == [f"R{i}" for i in range(1, 25)]
+    assert [row.id for row in rows if (row.run is None) != bool(row.missing)] == []
+
+
+def test_figures_of_other_results_are_read_with_their_dates(benchmark):
+    committed, limits = benchmark("committed"), benchmark("row").Limits()
+    rows = ("grammar_decisions", "suite_accepts", "grammar_times", "suite_time", "mutation_score")
+    for name in rows:
+        measured = getattr(committed, name)(limits)
+        assert re.search(r"\[\w+\.md\]\(\.\./benchmarks/results/\w+\.md\), 2\d{3}", measured.source)
+        assert re.search(r"\d", measured.text)
+    assert committed.suite_accepts(limits).text.startswith("0 of ")
+
+
+def test_splits_are_all_places_of_one_and_two_cuts(benchmark):
+    splits = list(benchmark("parser_splits")._splits(5))
+    assert sorted(splits) == sorted([(1,), (2,), (3,), (4,), *combinations(range(1, 5), 2)])
+    assert benchmark("parser_splits")._pieces("abcde", (1, 3)) == ["a", "bc", "de"]
+    assert any(len(split) > 2 for split in benchmark("parser_splits")._splits(20))
+
+
+def test_a_parser_that_depends_on_the_cut_is_found(benchmark):
+    class Leaky:
+        def feed(self, delta):
+            return [delta.strip()]
+
+        def close(self):
+            return []
+
+    class Kit:
+        samples = (ToolSample("a b", "a b"),)
+
+        def read(self, sample, pieces):
+            parser = Leaky()
+            return "".join(event for piece in pieces for event in parser.feed(piece))
+
+    assert not all(benchmark("parser_splits")._cases(Kit()))
 
 
 def test_a_slope_leaves_the_warm_up_out(benchmark):

@@ -9,13 +9,23 @@ from typing import BinaryIO
 
 import msgspec
 
-from quire.engine.grammar.grammar_wire import Kill, Setup, Spawn, SpawnMatcher, send
+from quire.engine.grammar.grammar_wire import (
+    Ended,
+    Explain,
+    Kill,
+    Setup,
+    Spawn,
+    SpawnMatcher,
+    receive,
+    send,
+)
 from quire.errors import GrammarError
 from quire.process.children.python_child import child_environment, python_arguments
 
 MODULE = "quire.engine.grammar.grammar_process"
 SEND_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
+EXPLAIN_TIMEOUT_S = 3.0  # the fork server may be building a backend
 
 
 class GrammarForkServer:
@@ -69,6 +79,20 @@ class GrammarForkServer:
         except OSError:
             self.shutdown()  # it does not read any more: end it, and with it its children
 
+    def exit_status(self, process: int) -> int | None:
+        """Return the exit status of a process that has ended, negative for a signal; or None."""
+        if not self.is_alive:
+            return None
+        ours, theirs = socket.socketpair()
+        with ours:
+            try:
+                with theirs:
+                    self._send(Explain(process), [theirs.fileno()])
+                ours.settimeout(EXPLAIN_TIMEOUT_S)
+                return receive(ours, Ended).status
+            except (OSError, EOFError, msgspec.DecodeError):
+                return None
+
     def shutdown(self) -> None:
         """End the fork server and all grammar processes. A later `spawn` starts it again."""
         self._disconnect()
@@ -85,13 +109,13 @@ class GrammarForkServer:
         self.shutdown()
         self._setup_file.close()
 
-    def _send(self, command: Spawn | SpawnMatcher | Kill, fds: list[int]) -> None:
+    def _send(self, command: Spawn | SpawnMatcher | Kill | Explain, fds: list[int]) -> None:
         try:
             self._send_once(command, fds)
         except BrokenPipeError:  # the fork server just died: start a new one and send again
             self._send_once(command, fds)
 
-    def _send_once(self, command: Spawn | SpawnMatcher | Kill, fds: list[int]) -> None:
+    def _send_once(self, command: Spawn | SpawnMatcher | Kill | Explain, fds: list[int]) -> None:
         """Send a whole message, or disconnect: a partial one would corrupt the stream."""
         if self._control is None or not self.is_alive:
             self.shutdown()

@@ -33,6 +33,7 @@ from quire.engine.grammar.fork_server_client import GrammarForkServer
 from quire.engine.grammar.grammar_link import (
     TURN_TIMEOUT_S,
     BackendFailedError,
+    CrashedError,
     GrammarLink,
     LinkLostError,
     NotStartedError,
@@ -509,7 +510,7 @@ class GrammarHost:
         if lost.__cause__ is not None:  # the process is gone; otherwise it reported the reason
             logger.warning("%s; failing requests %s", lost, _request_ids(requests))
         error: RequestError
-        if isinstance(lost, NotStartedError):
+        if isinstance(lost, NotStartedError | CrashedError):
             error = RequestFailedError(str(lost))
         else:
             failure = Failure(str(lost), not isinstance(lost, BackendFailedError))

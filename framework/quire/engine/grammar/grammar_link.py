@@ -4,6 +4,7 @@ A process matches one grammar, which it has compiled itself, or several, which i
 """
 
 import contextlib
+import signal
 import socket
 import time
 from collections.abc import Sequence
@@ -33,6 +34,8 @@ from quire.sampling_params import StructuredOutputsParams
 
 START_TIMEOUT_S = 30.0  # for the fork server to load plugins, on top of the compile timeout
 TURN_TIMEOUT_S = 10.0  # for masks to be filled, which usually takes microseconds, and replays
+# Alarms of a compilation, and what libraries do if they cannot allocate memory.
+LIMIT_SIGNALS = (signal.SIGPROF, signal.SIGALRM, signal.SIGABRT)
 SHARED_TURN_TIMEOUT_S = 2.0  # in a process that others share: a backend that hangs stops them too
 
 
@@ -46,6 +49,12 @@ class NotStartedError(LinkLostError):
     """The processes of grammars cannot be started: a failure of the server, not of a grammar."""
 
     code = "grammar_process_not_started"
+
+
+class CrashedError(LinkLostError):
+    """A grammar process ended for another reason than a limit: a failure of the server."""
+
+    code = "grammar_process_crashed"
 
 
 class BackendFailedError(LinkLostError):
@@ -142,12 +151,15 @@ class GrammarLink:
 
         Raises:
             LinkLostError: The grammar could not be compiled, for the reason in the message.
+            CrashedError: The process ended, and not by its limits.
         """
         self._connection.settimeout(max(self.deadline - time.monotonic(), 0.001))
         try:
             compiled = receive(self._connection, Compiled)
+        except TimeoutError as error:
+            raise self._too_costly() from error
         except (OSError, EOFError, msgspec.DecodeError) as error:
-            raise self._lost() from error
+            raise self._lost_compiling() from error
         if (failure := compiled.failure) is not None:
             error_type = LinkLostError if failure.is_for_client else BackendFailedError
             raise error_type(failure.message)
@@ -197,15 +209,20 @@ class GrammarLink:
         """Wait for the response to the turn, by default as long as a turn may usually take.
 
         Raises:
-            LinkLostError: The process is gone or does not respond.
+            LinkLostError: The process does not respond, or has run out of memory.
+            CrashedError: The process is gone for another reason.
         """
         if self._is_lost:
-            raise LinkLostError("a grammar process died")
+            raise self._lost_matching()
+        timeout_s = timeout_s or self._turn_timeout_s
         try:
-            self._connection.settimeout(timeout_s or self._turn_timeout_s)
+            self._connection.settimeout(timeout_s)
             done = receive(self._connection, TurnDone)
+        except TimeoutError as error:
+            message = f"a grammar process has not filled its masks within {timeout_s:g} s"
+            raise LinkLostError(message) from error
         except (OSError, EOFError, msgspec.DecodeError) as error:
-            raise LinkLostError(f"a grammar process died while it filled masks: {error}") from error
+            raise self._lost_matching() from error
         self.is_in_turn = False
         return done
 
@@ -222,12 +239,35 @@ class GrammarLink:
         """Close the connection, on which the process ends by itself."""
         self._connection.close()
 
-    def _lost(self) -> LinkLostError:
+    def _lost_compiling(self) -> LinkLostError:
         if not self._fork_server.is_alive:
             return NotStartedError(
                 "the process that compiles grammars has ended; see its messages in the log"
             )
+        status = self._fork_server.exit_status(self.number)
+        if status is None or -status in LIMIT_SIGNALS:
+            return self._too_costly()
+        return CrashedError(f"the process that compiled the grammar has {_written(status)}")
+
+    def _lost_matching(self) -> LinkLostError:
+        status = self._fork_server.exit_status(self.number)
+        if status is not None and -status in LIMIT_SIGNALS:
+            return LinkLostError("a grammar process ran out of memory while it filled masks")
+        how = "died" if status is None else _written(status)
+        return CrashedError(f"a grammar process has {how} while it filled masks")
+
+    def _too_costly(self) -> LinkLostError:
         return LinkLostError(
             f"the grammar cannot be compiled within {self._timeout_s:g} s of CPU time and the "
             "memory limit of one grammar; make it simpler"
         )
+
+
+def _written(status: int) -> str:
+    """Return an exit status in words; a negative one is that of a signal."""
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        return f"been ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"been ended by signal {-status}"

@@ -33,6 +33,8 @@ from quire.engine.grammar.grammar_wire import (
     ELAPSED_PER_CPU,
     RUNNING,
     Compiled,
+    Ended,
+    Explain,
     Failure,
     Kill,
     Sendable,
@@ -55,6 +57,8 @@ from quire.process.children.stack_dump import enable_stack_dumps
 from quire.process.children.watchdog import Watchdog, die_with, leave_to_parent
 
 REAP_INTERVAL_S = 1.0
+ENDING_S = 2.0  # for a process whose socket is closed to end
+MAX_ENDED = 256  # processes whose status is kept
 _PR_SET_PDEATHSIG = 1
 
 
@@ -76,6 +80,7 @@ class ForkServer:
         self._vocabulary: Vocabulary = setup.vocabulary.vocabulary()
         self._backends: dict[str, StructuredOutputBackend] = {}
         self._pids: dict[int, int] = {}  # by number, of processes that are not reaped yet
+        self._statuses: dict[int, int] = {}  # by number, of those that ended, oldest first
 
     def serve(self) -> None:
         """Execute the engine's messages until it disconnects."""
@@ -88,7 +93,9 @@ class ForkServer:
             if not ready:
                 continue
             try:
-                command, fds = receive_with_fds(self._control, Spawn | SpawnMatcher | Kill)
+                command, fds = receive_with_fds(
+                    self._control, Spawn | SpawnMatcher | Kill | Explain
+                )
             except (EOFError, ConnectionError):
                 return
             except msgspec.DecodeError as error:
@@ -96,6 +103,8 @@ class ForkServer:
                 continue  # the engine sees that the socket sent with it was closed
             if isinstance(command, Kill):
                 self._kill(command.process)
+            elif fds and isinstance(command, Explain):
+                self._explain(command.process, socket.socket(fileno=fds[0]))
             elif fds:
                 self._spawn(command, socket.socket(fileno=fds[0]))
 
@@ -127,10 +136,24 @@ class ForkServer:
             os.kill(pid, signal.SIGKILL)  # not reaped, so the pid cannot have been reused
             os.waitpid(pid, 0)
 
+    def _explain(self, process: int, connection: socket.socket) -> None:
+        """Send the status of a process, which has ended or is about to."""
+        until = time.monotonic() + ENDING_S
+        self._reap()
+        while process in self._pids and time.monotonic() < until:
+            time.sleep(0.002)
+            self._reap()
+        with connection, contextlib.suppress(OSError):  # the engine has closed the socket
+            send(connection, Ended(self._statuses.get(process)))
+
     def _reap(self) -> None:
         for process, pid in list(self._pids.items()):
-            if os.waitpid(pid, os.WNOHANG)[0]:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
                 del self._pids[process]
+                self._statuses[process] = os.waitstatus_to_exitcode(status)
+        for oldest in list(self._statuses)[:-MAX_ENDED]:
+            del self._statuses[oldest]
 
 
 def _run(

@@ -1,7 +1,7 @@
 """Messages between the engine and its grammar processes: msgpack frames over sockets.
 
 engine -> fork server   Setup, in a file; then Spawn and SpawnMatcher (with the socket of the new
-                        process) and Kill
+                        process), Kill, and Explain (with a socket for Ended)
 engine -> process       Turn: operations for its grammars and requests, in order
 process -> engine       Compiled once, unless it compiles nothing; then one TurnDone for each Turn
 
@@ -76,6 +76,22 @@ class Kill(msgspec.Struct, frozen=True, tag=True):
     """Kill a process."""
 
     process: int
+
+
+class Explain(msgspec.Struct, frozen=True, tag=True):
+    """Report the end of a process on the socket that is sent with this message."""
+
+    process: int
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """End of a process.
+
+    Attributes:
+        status: Exit status, or the negative number of a signal; None: unknown, or it runs.
+    """
+
+    status: int | None
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):

@@ -224,8 +224,8 @@ def test_a_refused_token_fails_its_request_where_it_is(make_host, caplog):
 @pytest.mark.parametrize(
     ("fault", "error", "reason"),
     [
-        (b"k", GrammarError, "died while it filled masks"),
-        (b"h", GrammarError, "died while it filled masks"),
+        (b"k", RequestFailedError, "while it filled masks"),
+        (b"h", GrammarError, "has not filled its masks within 0.5 s"),
         (b"m", GrammarError, "exceeds the memory limit"),
         (b"r", RequestFailedError, "the structured-output backend failed"),
         (b"s", GrammarError, "takes too long to follow"),
