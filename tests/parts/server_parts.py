@@ -35,7 +35,8 @@ from quire.interfaces.tool_parsing import (
 )
 from quire.messages import AdapterRef, EngineRequest
 from quire.plugins.registry import Source
-from quire.server.http_server import HTTPServer, bound_socket
+from quire.server.bound_sockets import bound_socket
+from quire.server.http_server import HTTPServer
 
 CHECKPOINT = Path(__file__).parents[2] / "plugins" / "demo" / "quire_demo" / "checkpoint"
 MAX_MODEL_LEN = 512

@@ -1,32 +1,26 @@
-"""A server from its settings: it listens, loads the model, and serves until a signal."""
+"""A server from its settings: it listens, loads the model, and serves until a signal.
+
+The engine process, if there is one, loads the model while this process imports the server.
+"""
 
 from quire.config import Settings
-from quire.launch import start_engine
-from quire.plugins.report import plugins_report
-from quire.process.garbage import settle
-from quire.server.http_server import bound_health_socket, bound_socket, serve
-from quire.server.keys.accounts import Accounts
-from quire.server.observe.monitor import check_outputs
+from quire.launch.engine_process.engine_start import EngineStart
+from quire.launch.starting_engine import begin_engine
+from quire.server.bound_sockets import bound_health_socket, bound_socket
 
 
-def run_server(settings: Settings) -> None:
+def run_server(settings: Settings, process: EngineStart | None) -> None:
     """Serve until a signal stops the server.
+
+    Args:
+        settings: Settings as given by the user.
+        process: Process for the engine, not configured yet; None if it has none of its own.
 
     Raises:
         QuireError: The address cannot be bound, the model cannot be served, or the engine died.
     """
-    accounts = Accounts.load(settings.server)
     with bound_socket(settings.server) as bound, bound_health_socket(settings.server) as health:
-        check_outputs(settings.server)
-        engine = start_engine(settings, is_serving=True)
-        settle()
-        serve(
-            engine.async_frontend(),
-            settings.server,
-            lambda: plugins_report(engine.plugins),
-            on_ready=lambda url: print(f"{engine.model_name} is served at {url}", flush=True),
-            bound=bound,
-            bound_health=health,
-            accounts=accounts,
-            stats_hooks=engine.plugins.hooks("stats_logged"),
-        )
+        starting = begin_engine(settings, is_serving=True, early=process)
+        from quire.cli.served_engine import serve_engine  # imports the server
+
+        serve_engine(starting, settings.server, bound, health)

@@ -11,6 +11,7 @@ adapters          LoRA adapters that requests can name
 cache_root        root hash of the prefix cache
 estimate          memory of an engine, estimated before start-up
 profile_estimate  its part for a GPU
+starting_engine   the first part of a start: chosen parts, and a process that is configured
 engine            all parts of a running engine, for `LLM`, `AsyncEngine` and the server
 
 engine_process  an engine in a separate process:
@@ -18,6 +19,8 @@ engine_process  an engine in a separate process:
   engine_link    messages to and from the process, and detection of its death
   engine_wire    message types
   engine_start   launch of the process, until its engine is ready
+  engine_config  its configuration, once the parts are chosen
+  early_start    its launch before that, for a server
   entry          entry point of the process; then served_engine and core_server
 
 workers  workers in processes of their own:

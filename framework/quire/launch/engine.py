@@ -1,7 +1,6 @@
 """Start-up of a whole engine, and its parts; the core may run in another process."""
 
 import logging
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,15 +21,15 @@ from quire.frontend.metrics.request_observer import RequestObserver
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.interfaces.lora import LoRASource
 from quire.launch.adapters import find_adapters, resolve_adapter
-from quire.launch.composing import Composed, compose_engine, log_composition
-from quire.launch.core_startup import start_core
+from quire.launch.composing import Composed
+from quire.launch.engine_process.engine_start import EngineStart
 from quire.launch.engine_process.remote_core import RemoteCore
 from quire.launch.grammar_setup import make_grammar_check
 from quire.launch.parsers import load_parsers, make_thinking
-from quire.launch.replicas.replica_launch import start_replicas
+from quire.launch.starting_engine import StartingEngine, begin_engine
 from quire.messages import AdapterRef, LoadAdapter, Started
 from quire.outputs import LoRARequest
-from quire.plugins.loading import Plugins, load_plugins
+from quire.plugins.loading import Plugins
 
 logger = logging.getLogger(__name__)
 
@@ -117,14 +116,6 @@ def stall_limit(parallel: ParallelSettings) -> float:
     return max(STALL_LIMIT_S, parallel.step_timeout_s)
 
 
-def has_engine_process(
-    settings: Settings, *, is_serving: bool = False, platform: str = sys.platform
-) -> bool:
-    """Whether the engine runs in a separate process: by setting, else for a server on Linux."""
-    wanted = settings.parallel.engine_process
-    return wanted if wanted is not None else is_serving and platform == "linux"
-
-
 def start_engine(settings: Settings, *, is_serving: bool = False) -> Engine:
     """Start an engine with its workers.
 
@@ -136,18 +127,32 @@ def start_engine(settings: Settings, *, is_serving: bool = False) -> Engine:
     Raises:
         QuireError: The engine cannot be started; the message says why and what would help.
     """
-    started = time.perf_counter()
-    plugins = load_plugins(settings.plugins)
-    for record in plugins.failed:
-        logger.warning("plugin %s failed to load: %s", record.source, record.error)
-    composed = compose_engine(settings, plugins)
-    log_composition(composed.composition, composed.settings.parallel.data_parallel_size)
+    return finish_engine(begin_engine(settings, is_serving=is_serving))
+
+
+def finish_engine(starting: StartingEngine) -> Engine:
+    """Wait until an engine is ready for requests, or start it in this process; return it.
+
+    Raises:
+        QuireError: The engine cannot be started; the message says why and what would help.
+    """
+    try:
+        engine = _engine(starting)
+    except BaseException as error:
+        starting.close(f"the engine did not start: {error}")
+        raise
+    logger.info("engine ready after %.2f s", time.perf_counter() - starting.began)
+    return engine
+
+
+def _engine(starting: StartingEngine) -> Engine:
+    composed, plugins = starting.composed, starting.composed.plugins
     # Imported first: a broken part is reported before the weights are loaded.
     parsers = load_parsers(composed.composition, plugins.registries)
     check_grammar = make_grammar_check(composed.composition, plugins)
-    lora_sources = load_sources(settings.lora, composed.composition, plugins.registries)
-    adapters = find_adapters(settings, composed.composition, lora_sources)
-    core, began = _start_core(composed, is_serving)
+    lora_sources = load_sources(composed.settings.lora, composed.composition, plugins.registries)
+    adapters = find_adapters(composed.settings, composed.composition, lora_sources)
+    core, began = _start_core(composed, starting.process)
     try:
         for adapter in adapters.values():  # an unusable adapter fails start-up, not a request
             core.control(LoadAdapter(adapter))
@@ -172,7 +177,6 @@ def start_engine(settings: Settings, *, is_serving: bool = False) -> Engine:
     except BaseException:
         core.shutdown()
         raise
-    logger.info("engine ready after %.2f s", time.perf_counter() - started)
     return Engine(
         settings=composed.settings,
         plugins=plugins,
@@ -187,9 +191,15 @@ def start_engine(settings: Settings, *, is_serving: bool = False) -> Engine:
     )
 
 
-def _start_core(composed: Composed, is_serving: bool) -> tuple[EngineCoreClient, Started]:
+def _start_core(
+    composed: Composed, process: EngineStart | None
+) -> tuple[EngineCoreClient, Started]:
+    if process is not None:
+        return RemoteCore.of(process)
     if composed.settings.parallel.data_parallel_size > 1:
+        from quire.launch.replicas.replica_launch import start_replicas  # needed by few
+
         return start_replicas(composed)
-    if has_engine_process(composed.settings, is_serving=is_serving):
-        return RemoteCore.start(composed)
+    from quire.launch.core_startup import start_core  # not needed beside an engine process
+
     return start_core(composed)

@@ -6,6 +6,8 @@ until the code is imported, and leaves it out from then on.
 """
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 YOUNGEST = 10_000  # objects made before the youngest are looked at; 700 is a request's
 
@@ -13,6 +15,16 @@ YOUNGEST = 10_000  # objects made before the youngest are looked at; 700 is a re
 def pause_collections() -> None:
     """Collect no garbage from now on; to be called before a process imports its code."""
     gc.disable()
+
+
+@contextmanager
+def paused_collections() -> Iterator[None]:
+    """Collect no garbage inside, until `leave_out_code` or `settle` is called."""
+    pause_collections()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def leave_out_code() -> None:

@@ -10,7 +10,7 @@ from quire.config import ParallelSettings, Settings
 from quire.engine.core import EngineCore
 from quire.launch import engine, start_engine
 from quire.launch.composing import compose_engine
-from quire.launch.engine import has_engine_process, stall_limit
+from quire.launch.engine import stall_limit
 from quire.launch.engine_process.remote_core import RemoteCore
 from quire.plugins.loading import load_plugins
 from quire.sampling_params import SamplingParams
@@ -22,24 +22,6 @@ site = pytest.fixture(sites)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return str(write_checkpoint(tmp_path_factory.mktemp("model"), "Qwen3ForCausalLM").folder)
-
-
-@pytest.mark.parametrize(
-    ("asked", "platform", "is_serving", "expected"),
-    [
-        (None, "linux", True, True),
-        (None, "darwin", True, False),
-        (None, "linux", False, False),
-        (True, "linux", False, True),
-        (False, "linux", True, False),
-    ],
-)
-def test_by_default_only_a_server_has_its_engine_elsewhere(
-    folder, asked, platform, is_serving, expected
-):
-    settings = Settings.from_options({"model": folder, "engine_process": asked})
-    found = has_engine_process(settings, is_serving=is_serving, platform=platform)
-    assert found is expected
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, 60), (5, 60), (120, 120), (900, 900)])

@@ -34,6 +34,16 @@ def test_collections_pause_until_the_code_is_imported(restored):
     assert not any(found is code[0] for found in gc.get_objects())
 
 
+@pytest.mark.parametrize("is_left_out", [True, False])
+def test_collections_go_on_after_a_start_that_failed(restored, is_left_out):
+    with garbage.paused_collections():
+        assert not gc.isenabled()
+        if is_left_out:
+            garbage.settle()
+            assert gc.isenabled()
+    assert gc.isenabled()
+
+
 def test_the_garbage_of_the_start_is_collected_and_the_engine_is_left_out(restored):
     class Part:
         pass

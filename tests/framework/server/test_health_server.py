@@ -14,8 +14,9 @@ from server_parts import Texts, make_frontend
 
 from quire.config import ServerSettings
 from quire.errors import SettingsError
+from quire.server.bound_sockets import bound_socket
 from quire.server.http import lifecycle
-from quire.server.http_server import HTTPServer, bound_health_socket, bound_socket
+from quire.server.http_server import HTTPServer
 
 
 @pytest.fixture
@@ -77,23 +78,6 @@ def test_a_step_that_hangs_is_seen(checked):
     checked.frontend.thread._busy_since = time.monotonic() - 1
     assert httpx.get(f"{checked.url}/health").json() == {"status": "stalled"}
     checked.frontend.thread._busy_since = None
-
-
-def test_its_address_is_bound_before_the_server_starts_and_closed_in_the_end():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with (
-            pytest.raises(SettingsError, match=f"port {port}.*--health-port"),
-            bound_health_socket(ServerSettings(health_port=port)),
-        ):
-            raise AssertionError("two sockets have one address")
-    with bound_health_socket(ServerSettings(health_port=port)) as bound:
-        assert bound.getsockname()[1] == port
-    assert bound.fileno() == -1
-    with bound_health_socket(ServerSettings()) as none:
-        assert none is None
 
 
 @pytest.mark.parametrize(("port", "message"), [(-1, "0 to 65535"), (8000, "both 8000")])

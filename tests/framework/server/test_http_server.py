@@ -3,14 +3,12 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -19,11 +17,12 @@ from scripted_core import ScriptedCore
 from server_parts import Texts, make_frontend
 
 from quire.config import ServerSettings
-from quire.errors import EngineDeadError, SettingsError
+from quire.errors import EngineDeadError
 from quire.frontend import failure_streak
 from quire.plugins.registry import Source
 from quire.server import http_server as serve_module
-from quire.server.http_server import HTTPServer, bound_socket, url_of
+from quire.server.bound_sockets import bound_socket
+from quire.server.http_server import HTTPServer
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -69,51 +68,6 @@ def test_a_response_on_a_kept_connection_is_not_held_back(served):
             client.get(f"{served.url}/livez")
             delays.append(time.monotonic() - start)
     assert sorted(delays)[10] < 0.03  # Nagle and a delayed acknowledgement cost 0.04
-
-
-def test_a_port_in_use_is_a_typed_error(served):
-    port = int(served.url.rpartition(":")[2])
-    with pytest.raises(SettingsError, match=f"port {port}.*--port"):
-        bound_socket(ServerSettings(port=port))
-
-
-def test_a_socket_that_cannot_be_bound_is_closed(served):
-    port = int(served.url.rpartition(":")[2])
-    listener = socket.socket()
-    with pytest.raises(OSError, match="in use"):
-        serve_module._bound(listener, ("127.0.0.1", port))
-    assert listener.fileno() == -1
-
-
-def test_nobody_can_connect_before_the_server_listens():
-    with bound_socket(ServerSettings(port=0)) as bound, pytest.raises(ConnectionRefusedError):
-        socket.create_connection(bound.getsockname(), timeout=5)
-
-
-@pytest.mark.parametrize(
-    ("host", "key", "is_open"),
-    [("0.0.0.0", (), True), ("0.0.0.0", ("sesame",), False), ("127.0.0.1", (), False)],
-)
-def test_an_address_for_all_without_a_key_is_warned_of(caplog, host, key, is_open):
-    bound_socket(ServerSettings(host=host, port=0, api_key=key)).close()
-    assert ("no key is asked for" in caplog.text) is is_open
-
-
-def test_of_several_addresses_the_ipv4_one_is_taken(monkeypatch):
-    four = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))
-    six = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0))
-    for found in ([six, four], [four, six]):
-        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, found=found, **__: list(found))
-        with bound_socket(ServerSettings(host="localhost", port=0)) as listener:
-            assert listener.family == socket.AF_INET
-
-
-def test_an_address_is_a_url():
-    for address, url in (
-        (("127.0.0.1", 80), "http://127.0.0.1:80"),
-        (("::1", 8000, 0, 0), "http://[::1]:8000"),
-    ):
-        assert url_of(SimpleNamespace(getsockname=lambda given=address: given)) == url
 
 
 def test_responses_do_not_name_the_software_and_requests_are_not_logged(served):

@@ -51,6 +51,10 @@ class EngineLink:
         """Process id of the engine."""
         return self._process.pid
 
+    def configure(self, config: bytes) -> None:
+        """Give the process its configuration, encoded; it has waited for it since its launch."""
+        self._process.configure(config)
+
     def send(self, command: ToEngine) -> None:
         """Send a command without blocking.
 

@@ -1,15 +1,10 @@
 """Start of an engine process: its launch, and the wait until its engine is ready for requests."""
 
-import logging
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Self
 
-from quire.config import ServerSettings
 from quire.errors import EngineDeadError
-from quire.launch.agreement import own_choices
-from quire.launch.composing import Composed
 from quire.launch.engine_process.engine_link import EXIT_GRACE_S, EngineLink
 from quire.launch.engine_process.engine_wire import (
     Connected,
@@ -42,17 +37,11 @@ class EngineStart:
 
     @classmethod
     def launch(
-        cls,
-        composed: Composed,
-        name: str = "engine",
-        environment: Mapping[str, str] | None = None,
-        exit_grace_s: float = EXIT_GRACE_S,
+        cls, environment: Mapping[str, str] | None = None, exit_grace_s: float = EXIT_GRACE_S
     ) -> Self:
-        """Launch a process; it starts while the caller goes on.
+        """Launch a process; it imports its code while the caller goes on, and is then configured.
 
         Args:
-            composed: Composition of the engine.
-            name: Name of the engine in its log.
             environment: Variables to set, beside those of this process.
             exit_grace_s: Time for a process that failed to exit by itself, before it is killed.
 
@@ -67,12 +56,21 @@ class EngineStart:
             raise
         try:
             arguments = python_arguments(MODULE, [str(os.getpid()), str(folder.path)])
-            process = ChildProcess(arguments, _config(composed, folder, name), environment)
+            process = ChildProcess(arguments, None, environment)
         except BaseException:
             channel.close()
             folder.remove()
             raise
         return cls(EngineLink(channel, process, exit_grace_s), folder)
+
+    @property
+    def address(self) -> str:
+        """Address of the socket to which the process connects."""
+        return self._folder.address
+
+    def configure(self, config: EngineConfig) -> None:
+        """Let the process start its engine; to be called once."""
+        self.link.configure(encode(config))
 
     def wait(self) -> Started:
         """Wait until the engine is ready for requests.
@@ -123,14 +121,3 @@ class EngineStart:
             case _:
                 self.link.die(EngineDeadError(f"the engine sent {message!r} unexpectedly"))
         return None
-
-
-def _config(composed: Composed, folder: SocketFolder, name: str) -> bytes:
-    config = EngineConfig(
-        settings=replace(composed.settings, server=ServerSettings()),  # without the API key
-        name=name,
-        address=folder.address,
-        log_level=logging.getLogger("quire").getEffectiveLevel(),
-        choices=own_choices(composed.composition),
-    )
-    return encode(config)

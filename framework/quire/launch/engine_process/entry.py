@@ -30,4 +30,5 @@ def main(arguments: list[str]) -> int:
     from quire.launch.engine_process.served_engine import run
     from quire.process.ipc import decode
 
-    return run(decode(sys.stdin.buffer.read(), EngineConfig))
+    config = sys.stdin.buffer.read()  # the parent may compose meanwhile
+    return run(decode(config, EngineConfig)) if config else 0  # nothing: it needs no engine

@@ -14,7 +14,6 @@ from typing import Any, NoReturn, Self
 
 from quire.engine.results import failed_output, outcome_of, report_of
 from quire.errors import EngineDeadError, InvalidRequestError, QuireError
-from quire.launch.composing import Composed
 from quire.launch.engine_process.engine_link import EngineLink
 from quire.launch.engine_process.engine_start import EngineStart
 from quire.launch.engine_process.engine_wire import (
@@ -69,14 +68,13 @@ class RemoteCore:
         self._replies: dict[int, Reply] = {}
 
     @classmethod
-    def start(cls, composed: Composed) -> tuple[Self, Started]:
-        """Start a process, and wait until its engine is ready for requests.
+    def of(cls, start: EngineStart) -> tuple[Self, Started]:
+        """Wait until the engine of a process is ready for requests.
 
         Raises:
             QuireError: The engine cannot start, or it chose other parts than this process.
             EngineDeadError: The process ended.
         """
-        start = EngineStart.launch(composed)
         started = start.wait()
         return cls(start.link), started
 

@@ -9,6 +9,7 @@ from quire.config import DEFAULT_EXECUTOR
 from quire.engine.kv_cache.block_hash import BlockHasher
 from quire.engine.kv_cache.kv_plan import NULL_BLOCKS, fixed_plan
 from quire.launch.composing import Composed
+from quire.launch.engine_process.engine_config import launch_engine
 from quire.launch.engine_process.engine_start import EngineStart
 from quire.launch.replicas.replica import Replica, ReplicaLimits
 from quire.launch.replicas.replica_devices import divide_devices
@@ -80,4 +81,4 @@ def _launch(
             settings.cache, num_kv_blocks=num_blocks + NULL_BLOCKS, kv_cache_memory_bytes=None
         )
         composed = replace(composed, settings=replace(settings, cache=cache))
-    return EngineStart.launch(composed, name, environment, exit_grace_s=0.0)
+    return launch_engine(composed, name, environment, exit_grace_s=0.0)

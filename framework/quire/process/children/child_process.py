@@ -66,7 +66,7 @@ class ChildProcess:
 
     Args:
         arguments: Command line after `python`.
-        config: Bytes for its standard input.
+        config: Bytes for its standard input; None: they follow (`configure`).
         environment: Variables to set, beside those of this process.
         fds: File descriptors that the process inherits.
 
@@ -77,7 +77,7 @@ class ChildProcess:
     def __init__(
         self,
         arguments: Sequence[str],
-        config: bytes,
+        config: bytes | None,
         environment: Mapping[str, str] | None = None,
         fds: Sequence[int] = (),
     ) -> None:
@@ -101,7 +101,8 @@ class ChildProcess:
             self, _kill, self._process, self._owner_pid, self._death_fd
         )
         self._lock = threading.RLock()  # so that `kill` never uses a closed descriptor
-        self._write_config(config)
+        if config is not None:
+            self.configure(config)
 
     @property
     def pid(self) -> int:
@@ -112,6 +113,15 @@ class ChildProcess:
     def exit_code(self) -> int | None:
         """Exit code, negative for a signal; None until `end` was called."""
         return self._process.returncode
+
+    def configure(self, config: bytes) -> None:
+        """Write to the standard input and close it; `end` reports a process that dies meanwhile."""
+        if self._process.stdin is None:
+            raise RuntimeError("the process has no standard input")
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(config)
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
 
     def fileno(self) -> int:
         """Return the file descriptor that becomes readable when the process dies."""
@@ -138,15 +148,6 @@ class ChildProcess:
             if self._finalizer.alive:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self._death_fd, signal.SIGKILL)
-
-    def _write_config(self, config: bytes) -> None:
-        """Write the config to the standard input; `end` reports a process that dies meanwhile."""
-        if self._process.stdin is None:
-            raise RuntimeError("the process has no standard input")
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(config)
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
 
 
 def _fresh_folder() -> Path:
@@ -178,6 +179,9 @@ def _kill(process: subprocess.Popen[bytes], owner_pid: int, death_fd: int | None
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(KILL_TIMEOUT_S)
+    if process.stdin is not None:  # still open if it was never configured
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
     if death_fd is not None:
         os.close(death_fd)
 

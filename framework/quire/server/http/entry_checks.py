@@ -6,9 +6,10 @@ Only `/livez` and `/readyz`, spelt exactly so, need no key.
 from starlette.types import Scope
 
 from quire.config import ServerSettings
+from quire.server.bound_sockets import is_loopback
 from quire.server.http.body_budget import too_large
 from quire.server.http.lifecycle import Lifecycle
-from quire.server.http.origins import check_host, check_origin, header_values, is_loopback
+from quire.server.http.origins import check_host, check_origin, header_values
 from quire.server.keys.accounts import Accounts
 from quire.server.wire.http_errors import unavailable
 

@@ -5,25 +5,15 @@ takes only its own names. A page of another origin may read only what the browse
 without CORS headers is nothing, and may change nothing.
 """
 
-import ipaddress
 from functools import lru_cache
 from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
+from quire.server.bound_sockets import is_loopback
 from quire.server.wire.http_errors import HTTPError
 
 MAX_HOST_CHARACTERS = 256
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address means this machine only."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def check_host(scope: Scope) -> None:

@@ -28,6 +28,7 @@ from quire.config import Settings
 from quire.errors import CapacityError, CheckpointCorruptError, EngineDeadError, PluginError
 from quire.launch import start_engine
 from quire.launch.composing import compose_engine
+from quire.launch.engine_process.engine_config import launch_engine
 from quire.launch.engine_process.remote_core import RemoteCore
 from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import write_checkpoint
@@ -439,7 +440,7 @@ def test_a_process_that_chooses_other_parts_refuses_and_prints_the_difference(fo
     other = replace(entry, source=replace(entry.source, version="9.9"))
     believed = replace(composed.composition, model=replace(composed.composition.model, entry=other))
     with pytest.raises(PluginError, match="chose other parts") as caught:
-        RemoteCore.start(replace(composed, composition=believed))
+        RemoteCore.of(launch_engine(replace(composed, composition=believed)))
     assert "-models Qwen3ForCausalLM quire 9.9" in str(caught.value)
     assert f"+models Qwen3ForCausalLM quire {entry.source.version}" in str(caught.value)
     assert list(place.iterdir()) == []

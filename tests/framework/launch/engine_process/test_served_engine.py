@@ -9,7 +9,7 @@ from scripted_core import Reply, ScriptedCore, counting
 from quire.config import ServerSettings, Settings
 from quire.errors import PluginError
 from quire.launch.composing import compose_engine
-from quire.launch.engine_process.engine_start import _config
+from quire.launch.engine_process.engine_config import engine_config
 from quire.launch.engine_process.engine_wire import (
     Add,
     Connected,
@@ -24,7 +24,7 @@ from quire.launch.engine_process.served_engine import check_agreement, serve, st
 from quire.messages import EngineRequest
 from quire.plugins.loading import load_plugins
 from quire.process.children.child_process import SocketFolder
-from quire.process.ipc import decode
+from quire.process.ipc import decode, encode
 from quire.process.local.channel import Channel
 from quire.sampling_params import SamplingParams
 from quire.testing.checkpoints import write_checkpoint
@@ -45,7 +45,7 @@ def its(tmp_path_factory):
 @pytest.fixture
 def config(its):
     with SocketFolder() as folder:
-        return decode(_config(its, folder, "engine"), EngineConfig)
+        return decode(encode(engine_config(its, folder.address)), EngineConfig)
 
 
 def test_the_config_says_what_was_chosen_and_nothing_of_the_server(its, config):

@@ -1,0 +1,45 @@
+"""A server for an engine whose parts are chosen: it waits until that is ready, and serves."""
+
+import socket
+
+from quire.config import ServerSettings
+from quire.launch.engine import finish_engine
+from quire.launch.starting_engine import StartingEngine
+from quire.plugins.report import plugins_report
+from quire.process.garbage import settle
+from quire.server.http_server import serve
+from quire.server.keys.accounts import Accounts
+from quire.server.observe.monitor import check_outputs
+
+
+def serve_engine(
+    starting: StartingEngine,
+    settings: ServerSettings,
+    bound: socket.socket,
+    bound_health: socket.socket | None,
+) -> None:
+    """Serve an engine until a signal stops the server.
+
+    Args:
+        starting: Engine that starts.
+        settings: Settings of the server.
+        bound: Socket of the server.
+        bound_health: Socket of the port that has only health checks; None if there is none.
+
+    Raises:
+        QuireError: A file of the server cannot be used, the engine cannot start, or it died.
+    """
+    accounts = Accounts.load(settings)  # these two fail before the model is loaded
+    check_outputs(settings)
+    engine = finish_engine(starting)
+    settle()
+    serve(
+        engine.async_frontend(),
+        settings,
+        lambda: plugins_report(engine.plugins),
+        on_ready=lambda url: print(f"{engine.model_name} is served at {url}", flush=True),
+        bound=bound,
+        bound_health=bound_health,
+        accounts=accounts,
+        stats_hooks=engine.plugins.hooks("stats_logged"),
+    )
