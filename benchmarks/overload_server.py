@@ -14,7 +14,8 @@ from typing import Any
 
 from quire.config import ServerSettings, Settings
 from quire.launch import start_engine
-from quire.server.http_server import HTTPServer, bound_socket
+from quire.server.bound_sockets import bound_socket
+from quire.server.http_server import HTTPServer
 
 INTERVAL_S = 0.01
 Lag = tuple[float, float]
