@@ -17,6 +17,7 @@ from quire.frontend.dispatch.engine_client import EngineCoreClient
 from quire.frontend.intake.intake import Intake
 from quire.frontend.intake.logits_processor_names import LogitsProcessorNames
 from quire.frontend.intake.request_hooks import RequestHook
+from quire.frontend.metrics.engine_facts import EngineFacts
 from quire.frontend.metrics.request_observer import RequestObserver
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.interfaces.lora import LoRASource
@@ -72,7 +73,18 @@ class Engine:
 
     def request_observer(self) -> RequestObserver:
         """Return a new observer, which calls the plugins' `request_completed` hooks."""
-        return RequestObserver(self.model_name, self.plugins.hooks("request_completed"))
+        hooks = self.plugins.hooks("request_completed")
+        return RequestObserver(self.model_name, hooks, self._facts())
+
+    def _facts(self) -> EngineFacts:
+        cache, lora = self.settings.cache, self.settings.lora
+        return EngineFacts(
+            block_size=self.composition.block_size,
+            kv_cache_dtype=cache.kv_cache_dtype,
+            has_prefix_cache=cache.enable_prefix_caching,
+            gpu_memory_utilization=cache.gpu_memory_utilization,
+            max_loras=lora.max_loras if lora.enable_lora else 0,
+        )
 
     def async_frontend(self) -> AsyncFrontend:
         """Run the engine in a thread of its own; after that only the frontend may use it."""

@@ -256,6 +256,17 @@ class PromptState:
         self._first = self._completions[admission.requests[0].request_id]
 
     @property
+    def adapter_name(self) -> str | None:
+        """Name of the adapter; None: it is the model's own."""
+        adapter = self.admission.requests[0].adapter
+        return None if adapter is None else adapter.name
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no output has come yet."""
+        return all(clock.is_waiting for clock in self._clocks.values())
+
+    @property
     def is_finished(self) -> bool:
         """Whether every completion has finished."""
         return all(

@@ -48,6 +48,11 @@ class RequestClock:
             self._take_first(output, now_s)
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether no output has come yet."""
+        return not self._started_s and not self._first_s
+
+    @property
     def queue_s(self) -> float | None:
         """Seconds from the arrival until the engine began it; None: it never did."""
         return max(0.0, self._started_s - self._arrival_s) if self._started_s else None

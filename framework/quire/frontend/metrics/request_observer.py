@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 
 from quire.frontend.intake.request_hooks import RequestHook
+from quire.frontend.metrics.engine_facts import EngineFacts
 from quire.frontend.metrics.engine_metrics import EngineMetrics
 from quire.messages import CompletedRequest
 
@@ -16,13 +17,21 @@ class RequestObserver:
     Args:
         model_name: Name of the model that clients use.
         hooks: The plugins' `request_completed`; their errors are logged.
+        facts: Settings of the engine that metrics show.
 
     Attributes:
         metrics: Metrics of the engine.
+        facts: Settings of the engine that metrics show.
     """
 
-    def __init__(self, model_name: str = "", hooks: Sequence[RequestHook] = ()) -> None:
+    def __init__(
+        self,
+        model_name: str = "",
+        hooks: Sequence[RequestHook] = (),
+        facts: EngineFacts | None = None,
+    ) -> None:
         self.metrics = EngineMetrics()
+        self.facts = facts or EngineFacts()
         self.model_name = model_name
         self._hooks = tuple(hooks)
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from quire.frontend.async_frontend import AsyncFrontend
+from quire.frontend.metrics.engine_facts import EngineFacts
 from quire.frontend.metrics.engine_metrics import ReplicaMetrics
 from quire.frontend.metrics.histogram import SHORT_TIMES_S, Histogram
 from quire.messages import EngineStats, ReplicaStats
@@ -72,6 +73,20 @@ class Readings:
         if self.lifecycle.is_draining:
             return "draining"
         return "stalled" if self.frontend.is_stalled else "ready"
+
+    @property
+    def facts(self) -> EngineFacts:
+        """Settings of the engine that metrics show."""
+        return self.frontend.observer.facts
+
+    def adapters(self) -> tuple[list[str], list[str]]:
+        """Return the names of the adapters of open requests: with output, and still without."""
+        states = [stream.completions for stream in self.frontend.dispatch.streams()]
+        named = {(s.is_waiting, s.adapter_name) for s in states if s.adapter_name is not None}
+        return (
+            sorted(name for is_waiting, name in named if not is_waiting),
+            sorted(name for is_waiting, name in named if is_waiting),
+        )
 
     def engines(self) -> list[EngineReading]:
         """Return the engine, or each replica."""

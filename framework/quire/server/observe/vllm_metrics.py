@@ -3,6 +3,7 @@
 The bounds of the histograms are quire's own.
 """
 
+import time
 from collections.abc import Callable, Iterable
 
 from quire.frontend.metrics.histogram import Histogram
@@ -31,7 +32,52 @@ def _finished(readings: Readings) -> Rows:
     ]
 
 
+def _cache_config(readings: Readings) -> Rows:
+    facts = readings.facts
+    return [
+        (
+            (
+                each.label,
+                str(facts.block_size),
+                facts.kv_cache_dtype,
+                str(facts.has_prefix_cache),
+                f"{facts.gpu_memory_utilization:g}",
+                str(each.gauges.num_blocks),
+            ),
+            1.0,
+        )
+        for each in readings.engines()
+    ]
+
+
+def _adapters(readings: Readings) -> Rows:
+    if not readings.facts.max_loras:
+        return []
+    running, waiting = map(",".join, readings.adapters())
+    return [((str(readings.facts.max_loras), running, waiting), time.time())]
+
+
 VLLM_METRICS: tuple[Metric, ...] = (
+    Gauge(
+        "vllm:cache_config_info",
+        "Always 1; the labels are settings of the KV cache.",
+        (
+            "engine",
+            "block_size",
+            "cache_dtype",
+            "enable_prefix_caching",
+            "gpu_memory_utilization",
+            "num_gpu_blocks",
+        ),
+        _cache_config,
+    ),
+    Gauge(
+        "vllm:lora_requests_info",
+        "Time of the scrape; the labels are the adapters of requests with output and of those "
+        "that wait for their first, joined by commas. Only if adapters are served.",
+        ("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+        _adapters,
+    ),
     Gauge(
         "vllm:num_requests_running",
         "Number of requests that are being computed.",

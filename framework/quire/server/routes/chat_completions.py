@@ -13,12 +13,12 @@ from starlette.responses import Response
 from quire.errors import InvalidRequestError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.chat.completion_parser import CompletionParser, ParsedCompletion
-from quire.frontend.chat.rendered_prompt import RenderedPrompt
 from quire.frontend.unknown_fields import UnknownFields
 from quire.outputs import CompletionOutput, PromptLogprobs
 from quire.server.http.json_response import in_thread_if, json_of
 from quire.server.http.logprob_budget import LogprobBudget
 from quire.server.routes.chat_pieces import ChatPieces, new_call_id
+from quire.server.routes.chat_prompt import RENDERED, rendered_chat
 from quire.server.routes.generation import Generation, respond
 from quire.server.routes.tool_choice import NO_TOOLS, ToolUse, tool_use
 from quire.server.wire.bodies import Body
@@ -40,7 +40,6 @@ from quire.server.wire.protocol import (
 )
 from quire.server.wire.sender import Sender
 
-RENDERED = 8  # bytes in the time of tokenizing one
 _EMPTY = ChatDelta()
 
 
@@ -74,7 +73,9 @@ class ChatRoute:
             forced_call=tools.constraint,
             strict_calls=tools.strict_calls,
         )
-        render = partial(self._render, typed, tools.tools)
+        render = partial(
+            rendered_chat, self._frontend.chat_template, typed, tools.tools, self._unknown
+        )
         rendered = await self._frontend.lanes.run(body.num_bytes // RENDERED, render)
         prompt = rendered.as_prompt(add_special_tokens=bool(typed.add_special_tokens))
         prompts = [prompt | prompt_options(typed)]
@@ -106,34 +107,6 @@ class ChatRoute:
             )
         return tools
 
-    def _render(self, body: ChatBody, tools: list[dict[str, Any]]) -> RenderedPrompt:
-        template = self._frontend.chat_template
-        return template.render(
-            body.messages,
-            tools or None,
-            _template_kwargs(body),
-            add_generation_prompt=_adds_generation_prompt(body),
-            continue_final_message=bool(body.continue_final_message),
-            unknown=self._unknown,
-        )
-
-
-def _adds_generation_prompt(body: ChatBody) -> bool:
-    """Whether the prompt ends with the start of the assistant's turn.
-
-    Raises:
-        InvalidRequestError: It should, and also end within the last message.
-    """
-    if not body.continue_final_message:
-        return body.add_generation_prompt is not False
-    if body.add_generation_prompt:
-        raise InvalidRequestError(
-            "continue_final_message excludes add_generation_prompt: the prompt ends within the "
-            "last message; leave one of them out",
-            param="continue_final_message",
-        )
-    return False
-
 
 def _num_logprobs(body: ChatBody) -> int | None:
     """Return the number of candidates per position; None for no log probabilities.
@@ -147,12 +120,6 @@ def _num_logprobs(body: ChatBody) -> int | None:
         if getattr(body, name):
             raise InvalidRequestError(f"{name} needs logprobs: true", param=name)
     return None
-
-
-def _template_kwargs(body: ChatBody) -> dict[str, Any]:
-    """Return further variables for the chat template, which checks them."""
-    effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
-    return effort | (body.chat_template_kwargs or {})
 
 
 @dataclass(frozen=True, slots=True)

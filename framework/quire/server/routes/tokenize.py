@@ -3,6 +3,7 @@
 from functools import partial
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -11,11 +12,19 @@ from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.intake.time_limit import TimeLimit
 from quire.frontend.unknown_fields import UnknownFields
 from quire.server.http.json_response import EncodedResponse, json_of, json_response
+from quire.server.routes.chat_prompt import RENDERED, rendered_chat
 from quire.server.routes.models import check_model
-from quire.server.wire.bodies import read_body
+from quire.server.routes.tool_choice import checked_tools
+from quire.server.wire.bodies import Body, read_body
 from quire.server.wire.fields import check_declared
 from quire.server.wire.protocol import DetokenizeBody, TokenizeBody
 from quire.server.wire.sender import Sender
+
+# Fields of /tokenize that a prompt, which no template renders, cannot have.
+OF_MESSAGES = (
+    "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message",
+    "reasoning_effort",
+)  # fmt: skip
 
 
 class Tokens(msgspec.Struct):
@@ -24,6 +33,7 @@ class Tokens(msgspec.Struct):
     count: int
     max_model_len: int
     tokens: list[int]
+    token_strs: list[str] | UnsetType = UNSET
 
 
 class DetokenizedText(msgspec.Struct):
@@ -40,12 +50,13 @@ class TokenRoutes:
         self._unknown = unknown
 
     async def tokenize(self, request: Request) -> Response:
-        """Return the token ids of a text."""
+        """Return the token ids of a text, or of a conversation."""
         body = await read_body(request, TokenizeBody)
         check_declared(body, self._unknown)
         check_model(request, self._frontend, body.typed.model)
+        _check_kind(body.typed)
         limit = self._frontend.time_limit(Sender.of(request.scope).arrival_s)
-        return EncodedResponse(partial(self._tokens, body.typed, limit), lambda: None)
+        return EncodedResponse(partial(self._tokens, body, limit), lambda: None)
 
     async def detokenize(self, request: Request) -> Response:
         """Return the text of token ids."""
@@ -57,16 +68,40 @@ class TokenRoutes:
         text = await self._frontend.lanes.run(len(body.typed.tokens), work)
         return json_response(DetokenizedText(text))
 
-    async def _tokens(self, body: TokenizeBody, limit: TimeLimit) -> bytes:
-        """Return the tokens of a text as JSON."""
+    async def _tokens(self, body: Body[TokenizeBody], limit: TimeLimit) -> bytes:
+        """Return the tokens of a text or of a conversation as JSON."""
+        async with limit.hold():
+            if body.typed.messages is None:
+                tokens = await self._of_text(body.typed)
+            else:
+                tokens = await self._of_messages(body)
+        response = Tokens(len(tokens), self._frontend.max_model_len, tokens)
+        if body.typed.return_token_strs:
+            spelt = self._frontend.tokenizer.backend.id_to_token
+            response.token_strs = [spelt(token_id) or "" for token_id in tokens]
+        return json_of(response)
+
+    async def _of_text(self, body: TokenizeBody) -> list[int]:
+        text = body.prompt or ""
         encode = partial(
             self._frontend.intake.prompts.encode,
-            body.prompt,
-            add_special_tokens=body.add_special_tokens,
+            text,
+            add_special_tokens=body.add_special_tokens is not False,
         )
-        async with limit.hold():
-            tokens = await self._frontend.lanes.run(len(body.prompt), encode)
-        return json_of(Tokens(len(tokens), self._frontend.max_model_len, tokens))
+        return await self._frontend.lanes.run(len(text), encode)
+
+    async def _of_messages(self, body: Body[TokenizeBody]) -> list[int]:
+        frontend, tools = self._frontend, checked_tools(body.typed.tools or [], self._unknown)
+        render = partial(rendered_chat, frontend.chat_template, body.typed, tools, self._unknown)
+        rendered = await frontend.lanes.run(body.num_bytes // RENDERED, render)
+        encode = partial(
+            frontend.intake.prompts.encode,
+            rendered.text,
+            add_special_tokens=bool(body.typed.add_special_tokens),
+            breaks=rendered.breaks,
+            field="messages",
+        )
+        return await frontend.lanes.run(len(rendered.text), encode)
 
     def _check(self, token_ids: list[int]) -> None:
         size = self._frontend.tokenizer.vocab_size
@@ -75,4 +110,20 @@ class TokenRoutes:
                 raise InvalidRequestError(
                     f"tokens contains {token_id}; token ids are from 0 to {size - 1}",
                     param="tokens",
+                )
+
+
+def _check_kind(body: TokenizeBody) -> None:
+    """Check that there is either a prompt or messages.
+
+    Raises:
+        InvalidRequestError: There are both or neither, or a field that belongs to messages only.
+    """
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequestError("send either prompt or messages", param="prompt")
+    if body.messages is None:
+        for name in OF_MESSAGES:
+            if getattr(body, name) is not None:
+                raise InvalidRequestError(
+                    f"{name} is for messages; a prompt is tokenized as it is", param=name
                 )

@@ -56,7 +56,7 @@ def tool_use(body: ChatBody, frontend: AsyncFrontend, unknown: UnknownFields) ->
         InvalidRequestError: They are contradictory, or the tool parser does not support them.
         RequestError: The tool parser refuses the tools, or failed.
     """
-    tools = _checked(body.tools or [], unknown)
+    tools = checked_tools(body.tools or [], unknown)
     allows_parallel = body.parallel_tool_calls is not False
     choice = body.tool_choice or "auto"
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
@@ -80,7 +80,13 @@ def tool_use(body: ChatBody, frontend: AsyncFrontend, unknown: UnknownFields) ->
     return ToolUse(named, _forced(named, frontend, False), allows_parallel=False)
 
 
-def _checked(tools: Sequence[dict[str, Any]], unknown: UnknownFields) -> list[dict[str, Any]]:
+def checked_tools(tools: Sequence[dict[str, Any]], unknown: UnknownFields) -> list[dict[str, Any]]:
+    """Return the tools of a request.
+
+    Raises:
+        InvalidRequestError: They are too many, or one of them has no valid name.
+        UnknownFieldError: One of them has a field that does not exist.
+    """
     if len(tools) > MAX_TOOLS:
         raise InvalidRequestError(f"tools takes at most {MAX_TOOLS} tools", param="tools")
     names = [_name(tool, f"tools[{i}]", unknown) for i, tool in enumerate(tools)]

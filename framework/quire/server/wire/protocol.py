@@ -181,11 +181,20 @@ class ChatBody(SamplingBody, kw_only=True):
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /tokenize."""
+    """POST /tokenize: a prompt, or messages with what else the chat template takes."""
 
-    prompt: str
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None  # the frontend checks them
     model: str | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: Annotated[
+        bool | None, Meta(description="Default: true for a prompt, false for messages.")
+    ] = None
+    return_token_strs: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    reasoning_effort: str | None = None
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

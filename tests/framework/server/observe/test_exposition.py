@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 import pytest
 from asgi_parts import JSON, Wire, call, scope_of
@@ -11,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from quire.config import ServerSettings
 from quire.errors import SettingsError
+from quire.frontend.metrics.engine_facts import EngineFacts
 from quire.server.app import create_app
 from quire.server.keys.accounts import Accounts
 from quire.server.keys.api_key import KeyLimits, make_key
@@ -130,6 +132,56 @@ def test_the_names_of_vllm_have_its_labels(scrape):
     assert values(wire, "vllm:num_requests_running") == {("0", "demo"): 0}
     assert values(wire, "vllm:kv_cache_usage_perc") == {("0", "demo"): 0}
     assert b"quire_" not in wire.body
+
+
+def test_the_settings_of_the_cache_are_labels(scrape, frontend, monkeypatch):
+    facts = EngineFacts(block_size=16, kv_cache_dtype="fp8", gpu_memory_utilization=0.9)
+    monkeypatch.setattr(frontend.observer, "facts", facts)
+    wire = scrape(metrics_names="vllm")
+    (sample,) = [
+        sample
+        for family in text_string_to_metric_families(wire.body.decode())
+        for sample in family.samples
+        if sample.name == "vllm:cache_config_info"
+    ]
+    assert sample.value == 1
+    assert sample.labels == {
+        "engine": "0", "block_size": "16", "cache_dtype": "fp8", "enable_prefix_caching": "True",
+        "gpu_memory_utilization": "0.9", "num_gpu_blocks": "0",
+    }  # fmt: skip
+    assert values(wire, "vllm:lora_requests_info") == {}, "there are no adapters"
+
+
+def test_the_adapters_of_open_requests_are_labels(core, frontend, monkeypatch, wait_for):
+    monkeypatch.setattr(frontend.observer, "facts", EngineFacts(max_loras=4))
+    app = create_app(frontend, ServerSettings(metrics_names="vllm"), list)
+    core.step_s = 0.05
+    body = HI | {"model": "pirate", "max_tokens": 300, "ignore_eos": True}
+
+    async def adapters():
+        wire = await call(app, Wire(b""), scope_of("/metrics", "GET"))
+        ((labels, time_s),) = values(wire, "vllm:lora_requests_info").items()
+        assert time_s == pytest.approx(time.time(), abs=60)
+        return labels
+
+    async def main():
+        assert await adapters() == ("4", "", "")
+        scope = scope_of(CHAT, headers=JSON)
+        chat = asyncio.create_task(call(app, Wire(json.dumps(body).encode()), scope))
+        while not (streams := frontend.dispatch.streams()):
+            await asyncio.sleep(0.001)
+        seen = {await adapters()}
+        until = time.monotonic() + 10
+        while streams[0].completions.is_waiting and time.monotonic() < until:
+            await asyncio.sleep(0.001)
+        seen.add(await adapters())
+        chat.cancel()
+        await asyncio.gather(chat, return_exceptions=True)
+        return seen
+
+    seen = asyncio.run(main())
+    assert ("4", "pirate", "") in seen
+    assert seen <= {("4", "pirate", ""), ("4", "", "pirate")}
 
 
 def test_an_unknown_set_of_names_is_refused():

@@ -1,0 +1,57 @@
+"""The prompt of a conversation: what a body asks of the chat template."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from quire.errors import InvalidRequestError
+from quire.frontend.chat.chat_template import ChatTemplate
+from quire.frontend.chat.rendered_prompt import RenderedPrompt
+from quire.frontend.unknown_fields import UnknownFields
+from quire.server.wire.protocol import ChatBody, TokenizeBody
+
+RENDERED = 8  # bytes in the time of tokenizing one
+
+
+def rendered_chat(
+    template: ChatTemplate,
+    body: ChatBody | TokenizeBody,
+    tools: Sequence[dict[str, Any]],
+    unknown: UnknownFields,
+) -> RenderedPrompt:
+    """Return the prompt of a body with messages.
+
+    Raises:
+        InvalidRequestError: The messages, or what else the template gets, are invalid.
+        ChatTemplateError: The template cannot render them.
+    """
+    return template.render(
+        body.messages or [],
+        list(tools) or None,
+        _template_kwargs(body),
+        add_generation_prompt=_adds_generation_prompt(body),
+        continue_final_message=bool(body.continue_final_message),
+        unknown=unknown,
+    )
+
+
+def _adds_generation_prompt(body: ChatBody | TokenizeBody) -> bool:
+    """Whether the prompt ends with the start of the assistant's turn.
+
+    Raises:
+        InvalidRequestError: It should, and also end within the last message.
+    """
+    if not body.continue_final_message:
+        return body.add_generation_prompt is not False
+    if body.add_generation_prompt:
+        raise InvalidRequestError(
+            "continue_final_message excludes add_generation_prompt: the prompt ends within the "
+            "last message; leave one of them out",
+            param="continue_final_message",
+        )
+    return False
+
+
+def _template_kwargs(body: ChatBody | TokenizeBody) -> dict[str, Any]:
+    """Return further variables for the chat template, which checks them."""
+    effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
+    return effort | (body.chat_template_kwargs or {})
