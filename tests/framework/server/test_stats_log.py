@@ -2,12 +2,20 @@
 
 import asyncio
 import logging
+import re
+from pathlib import Path
 
+from installed import write_distribution
+
+from quire.config import PluginSettings
 from quire.frontend.dispatch.dispatcher import Done
+from quire.frontend.metrics.request_observer import RequestObserver
 from quire.messages import EngineStats, ReplicaStats
+from quire.plugins.loading import load_plugins
 from quire.sampling_params import SamplingParams
 from quire.server.stats_log import Intervals, line_of, log_stats
 
+PAGE = Path(__file__).parents[3] / "docs" / "hooks.md"
 STATS = EngineStats(
     num_running=3,
     num_waiting=2,
@@ -108,3 +116,26 @@ def test_a_busy_server_writes_lines_and_an_idle_one_none(served, caplog):
     assert said
     assert all("generated: " in line for line in said)
     assert len(caplog.records) <= 1  # the new log's first look, at what was done before it
+
+
+def test_the_plugin_of_the_page_gets_the_load_and_the_usage(served, tmp_path, monkeypatch, capsys):
+    [code] = re.findall(r"```python\n# acme_stats\.py\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    write_distribution(tmp_path, "acme-stats", {"acme_stats": "acme_stats"}, acme_stats=code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plugins = load_plugins(PluginSettings())
+    observer = RequestObserver("demo", plugins.hooks("request_completed"))
+    monkeypatch.setattr(served.frontend, "observer", observer)
+
+    async def main():
+        hooks = plugins.hooks("stats_logged")
+        lines = asyncio.create_task(log_stats(served.frontend, 0.02, hooks))
+        params = SamplingParams(max_tokens=5, ignore_eos=True)
+        await served.frontend.generate_whole("one two", params)
+        await asyncio.sleep(0.1)
+        lines.cancel()
+        await asyncio.gather(lines, return_exceptions=True)
+
+    asyncio.run(main())
+    printed = capsys.readouterr().out
+    assert re.search(r"^[1-9]\d* steps of [\d.]+ ms, .* running: \d+, waiting: 0", printed, re.M)
+    assert re.search(r"^unknown: \d+ \+ 5 tokens, length after \d", printed, re.M)
