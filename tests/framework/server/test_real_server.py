@@ -159,7 +159,7 @@ def test_a_full_queue_turns_some_away_and_serves_the_others(serve_model):
     assert {response.json()["usage"]["completion_tokens"] for response in taken} == {400}
     for response in refused:
         assert response.json()["error"]["code"] == "overloaded"
-        assert response.headers["retry-after"] == "1"
+        assert 1 <= int(response.headers["retry-after"]) <= 60
     assert post(0).status_code == 200
 
 

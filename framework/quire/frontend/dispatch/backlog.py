@@ -10,6 +10,7 @@ prompts that arrived first, until the first token of a completion says that all 
 there. So each token of a prompt counts once, also one that was cached.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from quire.frontend.dispatch.service_rate import ServiceRate
 from quire.messages import EngineOutputs, EngineRequest, EngineStats
 
 UNKNOWN_COMPLETION = 256  # tokens expected at most before any completion has ended
+NUM_NEXT = 64  # waiting requests, the first, that may begin within a step or two
 MARGIN = 1.25  # of a request's time over the estimate: under overload all queue up to the limit
 RECENT = 64  # completions; older ones count 1/e as much for the length of the next
 
@@ -45,6 +47,7 @@ class _Work:
 
     num_left: int  # tokens of the prompt that are not computed yet
     num_expected: float  # tokens of the completion
+    deadline_s: float  # infinite without one, and once the request is reported as hopeless
 
 
 class Backlog:
@@ -52,15 +55,21 @@ class Backlog:
 
     Args:
         limits: Limits on waiting requests.
-        clock: Function that returns the time in seconds.
+        clock: Function that returns the time in seconds, on the clock of the requests' arrivals.
+        max_timeout_s: Timeout of requests that name none, and the maximum for all; None: no limit.
     """
 
     def __init__(
-        self, limits: QueueLimits | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        limits: QueueLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        max_timeout_s: float | None = None,
     ) -> None:
         self._limits = limits or QueueLimits()
         self._clock = clock
+        self._max_timeout_s = max_timeout_s
         self._rate = ServiceRate()
+        self._generation_rate = ServiceRate()  # the part of it that is completions
         self._open: set[str] = set()
         self._unserved: dict[str, _Work] = {}  # those without a token, in the order of arrival
         self._prompt_tokens = 0  # left of these
@@ -74,10 +83,12 @@ class Backlog:
 
     def add(self, requests: Iterable[EngineRequest]) -> None:
         """Count requests that are given to the engine."""
-        self._rate.begin(self._clock())
+        for rate in self._rates:
+            rate.begin(self._clock())
         for request in requests:
             expected = min(request.max_tokens, self._completion_tokens)
-            work = _Work(len(request.token_ids), expected)
+            deadline_s = request.deadline_s(self._max_timeout_s)
+            work = _Work(len(request.token_ids), expected, deadline_s)
             self._open.add(request.request_id)
             self._unserved[request.request_id] = work
             self._prompt_tokens += work.num_left
@@ -97,7 +108,9 @@ class Backlog:
                 num_ended += 1
                 self._open.discard(output.request_id)
         served += self._compute_prompts(num_computed)
-        self._rate.count(served, self._clock())
+        now_s = self._clock()
+        self._rate.count(served, now_s)
+        self._generation_rate.count(num_generated, now_s)
         self._num_generated += num_generated
         self._num_ended += num_ended
         if self._num_ended > RECENT:
@@ -116,6 +129,23 @@ class Backlog:
                 self._num_ended += 1
             self._open.remove(request_id)
         self._end_if_idle()
+
+    def take_hopeless(self) -> list[str]:
+        """Return the ids of requests that are about to begin, and could not end in their time.
+
+        To run them would take the time of those behind them, which would become hopeless, too: so
+        an engine that is slower than it was when they were queued would complete nothing. Each is
+        returned once.
+        """
+        if not self.num_waiting or not (token_s := self._token_s):
+            return []
+        now_s, found = self._clock(), []
+        next_ones = islice(self._unserved.items(), self._num_begun, None)
+        for request_id, work in islice(next_ones, NUM_NEXT):
+            if work.deadline_s < now_s + work.num_expected * token_s:
+                work.deadline_s = math.inf
+                found.append(request_id)
+        return found
 
     @property
     def num_waiting(self) -> int:
@@ -196,21 +226,35 @@ class Backlog:
 
     def _run_s(self, max_tokens: int) -> float:
         """Return the seconds that a completion takes once it is begun beside the running ones."""
-        rate = self._rate.per_second(self._clock())
         num_tokens = min(max_tokens, self._completion_tokens)
-        return 0.0 if rate is None else self._stats.num_running * num_tokens / rate
+        return num_tokens * self._token_s
+
+    @property
+    def _token_s(self) -> float:
+        """Seconds from a token of a running completion to its next; 0: unknown."""
+        rate = self._generation_rate.per_second(self._clock())
+        return 0.0 if rate is None else self._stats.num_running / rate
 
     def _compute_prompts(self, num_computed: int) -> int:
         """Count computed tokens for the prompts that are in progress; return how many did count."""
-        num_served = len(self._open) - len(self._unserved)
-        num_begun = self._stats.num_running - num_served + self._stats.num_grammars_waiting
         num_left = num_computed = max(0, num_computed)
-        for work in islice(self._unserved.values(), max(0, num_begun)):
+        for work in islice(self._unserved.values(), self._num_begun):
             num_tokens = min(num_left, work.num_left)
             work.num_left -= num_tokens
             num_left -= num_tokens
         self._prompt_tokens -= num_computed - num_left
         return num_computed - num_left
+
+    @property
+    def _num_begun(self) -> int:
+        """Number of requests without a token, the first to arrive, that the engine has begun."""
+        num_served = len(self._open) - len(self._unserved)
+        num_begun = self._stats.num_running - num_served + self._stats.num_grammars_waiting
+        return max(0, num_begun)
+
+    @property
+    def _rates(self) -> tuple[ServiceRate, ServiceRate]:
+        return self._rate, self._generation_rate
 
     def _end_waiting(self, request_id: str) -> int:
         """Count no more work of a request as waiting; return what was left of its prompt."""
@@ -225,4 +269,5 @@ class Backlog:
         """Measure nothing while no request waits for its first token: the engine may idle then."""
         if not self._unserved:
             self._expected_tokens = 0.0  # without the rounding of sums
-            self._rate.end(self._clock())
+            for rate in self._rates:
+                rate.end(self._clock())

@@ -86,7 +86,7 @@ class Dispatch:
         self._request_timeout_s = request_timeout_s
         self.stats = EngineStats()
         self.done = Done()
-        self.backlog = Backlog(limits)
+        self.backlog = Backlog(limits, max_timeout_s=request_timeout_s)
         self._streams: dict[str, DeltaStream] = {}  # by the engine's request id
         self._lock = threading.RLock()  # reentrant: a finalizer may run while it is held
         self.watched_steps = WatchedSteps()
@@ -142,12 +142,16 @@ class Dispatch:
         batches: dict[asyncio.AbstractEventLoop, Batch] = defaultdict(list)
         with self._lock:
             self.backlog.take(outputs, num_generated)
+            hopeless = [self._streams.get(each) for each in self.backlog.take_hopeless()]
             for output in outputs.outputs:
                 stream = self._streams.get(output.request_id)
                 if stream is not None:
                     batches[stream.loop].append((stream, output))
         for loop, batch in batches.items():
             self._call(loop, partial(self._apply_outputs, batch))
+        for stream in hopeless:
+            if stream is not None:
+                self._call(stream.loop, partial(self._give_up, stream))
 
     def _fail_all(self, death: EngineDeadError) -> None:
         """Fail all open streams and pending control commands."""
@@ -176,6 +180,15 @@ class Dispatch:
 
     def _expire(self, stream: DeltaStream) -> None:
         message = "the request timed out, and the engine does not answer: a step takes too long"
+        self._fail(stream, RequestTimeoutError(message))
+
+    def _give_up(self, stream: DeltaStream) -> None:
+        """Fail a request that could not end in its time if it began now."""
+        waited_s = time.monotonic() - stream.completions.admission.requests[0].arrival_s
+        message = (
+            f"the request waited for {waited_s:.2g} s, and could not end in the rest of its time; "
+            "give it a longer timeout_s, or send fewer requests at once"
+        )
         self._fail(stream, RequestTimeoutError(message))
 
     def _apply_outputs(self, batch: Batch) -> None:

@@ -117,7 +117,7 @@ class Accounts:
         Raises:
             HTTPError: The request needs a key, and has none that is valid.
         """
-        key = self._key_of(scope)
+        key = self._key_of(scope) if self._ring.has_keys else None
         if key is not None:
             scope["quire_client"] = key.name
             scope["quire_account"] = self._accounts[key.digest]

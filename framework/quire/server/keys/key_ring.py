@@ -41,6 +41,11 @@ class KeyRing:
             _keys("admin", settings.admin_key, settings.admin_key_file),
         )
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether there is any key."""
+        return bool(self._all)
+
     def find(self, text: bytes) -> ApiKey | None:
         """Return the key of a text; it is compared with each key, also after one that matches."""
         given, found = digest_of(text), None

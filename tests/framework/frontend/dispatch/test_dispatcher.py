@@ -64,6 +64,28 @@ async def eventually(condition):
         await asyncio.sleep(0.002)
 
 
+def test_a_request_that_could_not_end_in_its_time_is_given_up_before_it_begins(run):
+    core = ScriptedCore(lambda request: Reply([9] * 40), step_s=0.05, max_num_seqs=1)
+
+    async def test(dispatch, core, completions):
+        first = dispatch.start(completions(max_tokens=40))
+        second = dispatch.start(completions(max_tokens=40, timeout_s=2.4))
+        third = dispatch.start(completions(max_tokens=40, timeout_s=60.0))
+        with pytest.raises(RequestTimeoutError, match="could not end in the rest of its time"):
+            await read(second)
+        assert len(core.running) == 1
+        for stream in (first, third):
+            assert sum(len(delta.token_ids) for delta in await read(stream)) == 40
+        assert core.aborted == [request.request_id for request in requests_of(second)]
+        assert len(dispatch.backlog) == 0
+
+    run(test, core)
+
+
+def requests_of(stream):
+    return stream.completions.admission.requests
+
+
 def test_a_stream_is_open_until_it_is_over(run):
     async def test(dispatch, core, completions):
         streams = [dispatch.start(completions()), dispatch.start(completions(n=2))]
