@@ -31,7 +31,7 @@ def serve_engine(
     """
     accounts = Accounts.load(settings)  # these two fail before the model is loaded
     check_outputs(settings)
-    engine = finish_engine(starting)
+    engine = finish_engine(starting, owns_process=True)
     settle()
     serve(
         engine.async_frontend(),

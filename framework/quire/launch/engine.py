@@ -28,9 +28,11 @@ from quire.launch.engine_process.remote_core import RemoteCore
 from quire.launch.grammar_setup import make_grammar_check
 from quire.launch.parsers import load_parsers, make_thinking
 from quire.launch.starting_engine import StartingEngine, begin_engine
+from quire.launch.torch_modules import defer_unused_modules
 from quire.messages import AdapterRef, LoadAdapter, Started
 from quire.outputs import LoRARequest
 from quire.plugins.loading import Plugins
+from quire.process.garbage import leave_out_code
 
 logger = logging.getLogger(__name__)
 
@@ -142,14 +144,18 @@ def start_engine(settings: Settings, *, is_serving: bool = False) -> Engine:
     return finish_engine(begin_engine(settings, is_serving=is_serving))
 
 
-def finish_engine(starting: StartingEngine) -> Engine:
+def finish_engine(starting: StartingEngine, *, owns_process: bool = False) -> Engine:
     """Wait until an engine is ready for requests, or start it in this process; return it.
+
+    Args:
+        starting: Engine that starts.
+        owns_process: Whether this process belongs to quire, and not to a program that uses it.
 
     Raises:
         QuireError: The engine cannot be started; the message says why and what would help.
     """
     try:
-        engine = _engine(starting)
+        engine = _engine(starting, owns_process=owns_process)
     except BaseException as error:
         starting.close(f"the engine did not start: {error}")
         raise
@@ -157,14 +163,14 @@ def finish_engine(starting: StartingEngine) -> Engine:
     return engine
 
 
-def _engine(starting: StartingEngine) -> Engine:
+def _engine(starting: StartingEngine, *, owns_process: bool) -> Engine:
     composed, plugins = starting.composed, starting.composed.plugins
     # Imported first: a broken part is reported before the weights are loaded.
     parsers = load_parsers(composed.composition, plugins.registries)
     check_grammar = make_grammar_check(composed.composition, plugins)
     lora_sources = load_sources(composed.settings.lora, composed.composition, plugins.registries)
     adapters = find_adapters(composed.settings, composed.composition, lora_sources)
-    core, began = _start_core(composed, starting.process)
+    core, began = _start_core(composed, starting.process, owns_process)
     try:
         for adapter in adapters.values():  # an unusable adapter fails start-up, not a request
             core.control(LoadAdapter(adapter))
@@ -204,7 +210,7 @@ def _engine(starting: StartingEngine) -> Engine:
 
 
 def _start_core(
-    composed: Composed, process: EngineStart | None
+    composed: Composed, process: EngineStart | None, owns_process: bool
 ) -> tuple[EngineCoreClient, Started]:
     if process is not None:
         return RemoteCore.of(process)
@@ -214,4 +220,7 @@ def _start_core(
         return start_replicas(composed)
     from quire.launch.core_startup import start_core  # not needed beside an engine process
 
-    return start_core(composed)
+    if not owns_process:
+        return start_core(composed)
+    defer_unused_modules(composed)
+    return start_core(composed, before_load=leave_out_code)

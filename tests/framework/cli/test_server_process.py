@@ -47,7 +47,11 @@ def test_the_plugin_report_of_a_server_has_no_files_and_no_tracebacks(
         on_ready("http://127.0.0.1:1234")
 
     monkeypatch.setattr(command, "begin_engine", begin_engine)
-    monkeypatch.setattr(served_engine, "finish_engine", {"starting": engine}.get)
+    monkeypatch.setattr(
+        served_engine,
+        "finish_engine",
+        lambda starting, *, owns_process: {"starting": engine}[starting],
+    )
     monkeypatch.setattr(served_engine, "serve", serve)
     monkeypatch.setattr(served_engine, "settle", lambda: settled.append(True))
     assert main(["serve", "demo", "--port", "0"]) == 0

@@ -1,5 +1,7 @@
 """The engine process: agreement with its parent about the composition, and an orderly end."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import msgspec
@@ -111,3 +113,13 @@ def test_a_core_that_fails_says_why_and_is_shut_down(ends):
     while not isinstance(message := parent.take(5.0), Failed):
         assert message is not None
     assert message.error.message == "the engine died: RuntimeError: out of smoke"
+
+
+def test_an_engine_process_imports_nothing_that_only_other_kinds_of_engines_need():
+    code = (
+        "import sys; import quire.launch.engine_process.served_engine; "
+        "unused = ('zmq', 'torch', 'starlette', 'asyncio', 'transformers', "
+        "'quire.launch.workers.nodes', 'quire.launch.replicas', 'quire.server'); "
+        "sys.exit(any(name in sys.modules for name in unused))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -13,7 +13,7 @@ from watched_launch import WatchedLaunch, watched
 
 from quire import LLM, LoRARequest, SamplingParams
 from quire.errors import AdapterSourceError, EngineDeadError, PluginError, RequestFailedError
-from quire.launch.workers.placing import worker_start
+from quire.launch.workers.placing import ports
 from quire.messages import RankPlace
 from quire.testing.checkpoints import write_checkpoint
 
@@ -229,7 +229,7 @@ def fickle(place, grid, nodes, tmp_path_factory):
     patch = pytest.MonkeyPatch()
     launch = WatchedLaunch(tmp_path_factory.mktemp("r"), patch)
     places = [RankPlace(f"node {node}", node, "127.0.0.1", 0) for node in nodes]
-    patch.setattr(worker_start, "_places_here", lambda grid: places)
+    patch.setattr(ports, "_places_here", lambda grid: places)
     with LLM(**options(place, grid)) as llm:
         yield Fickle(llm, launch.pids, place)
     launch.close()

@@ -1,38 +1,25 @@
-"""Placement of the workers by the executor, and the connection to their processes."""
+"""Placement of the workers by the executor, and the connection to their processes.
 
-import logging
-import os
-import socket
+What only processes need is imported with the first of them, because most engines have their worker
+in this process.
+"""
+
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from quire.config import ServerSettings
-from quire.errors import EngineDeadError, RefusedError
 from quire.interfaces.executor import (
+    HelperProcess,
     JoinPoint,
     Worker,
-    WorkerGrid,
     WorkerLaunch,
     WorkerProcess,
 )
-from quire.launch.agreement import own_choices
 from quire.launch.composing import Composed
-from quire.launch.workers.nodes.join_point import TcpJoinPoint
-from quire.launch.workers.placing.helper_process import LocalHelper
-from quire.launch.workers.placing.local_process import LocalProcess
-from quire.launch.workers.ranks.rank_link import RankLink
-from quire.launch.workers.ranks.rank_links import RankLinks
-from quire.launch.workers.ranks.worker_set import WorkerSet
-from quire.launch.workers.worker_wire import FromWorker, WorkerConfig
-from quire.machine.node_identity import node_id
-from quire.messages import RankPlace
-from quire.process.children.child_process import SocketFolder
-from quire.process.ipc import encode
-from quire.process.local.local_hub import LocalHub
 
-LOOPBACK = "127.0.0.1"
+if TYPE_CHECKING:
+    from quire.launch.workers.placing.ports import Ports
 
 
 def start_workers(composed: Composed) -> Worker:
@@ -43,13 +30,13 @@ def start_workers(composed: Composed) -> Worker:
     """
     executor_class = composed.plugins.registries.executors.load(composed.composition.executor.entry)
     with ExitStack() as stack:  # a worker in this process needs no socket
-        ports = Ports(composed, stack)
+        placing = _Placing(composed, stack)
         launch = WorkerLaunch(
             grid=composed.composition.grid,
             make=lambda: _make_only_worker(composed),
-            spawn=lambda rank: _spawn(composed, ports, rank),
-            listen=ports.listen,
-            start_helper=LocalHelper,
+            spawn=placing.spawn,
+            listen=placing.listen,
+            start_helper=_start_helper,
             needs_gpus=composed.composition.device == "cuda",
             num_threads=composed.settings.model.threads,
             start_timeout_s=composed.settings.parallel.worker_start_timeout_s,
@@ -57,121 +44,58 @@ def start_workers(composed: Composed) -> Worker:
         try:
             placed = executor_class().place(launch)
         except BaseException:
-            ports.close()
+            placing.close()
             raise
         if isinstance(placed, Worker):
             return placed
-        return _joined(composed, ports, placed)
+        return placing.joined(placed)
 
 
-class Ports:
-    """Sockets at which the ranks connect: one in a folder on this machine, or a port.
+class _Placing:
+    """Placement of workers with processes of their own.
 
     Args:
         composed: Composition of the engine.
-        stack: Block in which the workers start; its end removes the folder.
-
-    Attributes:
-        point: Port for ranks on other machines, if the executor has asked for one.
+        stack: Block in which the workers start.
     """
 
     def __init__(self, composed: Composed, stack: ExitStack) -> None:
-        self.point: TcpJoinPoint | None = None
         self._composed = composed
         self._stack = stack
-        self._hub: LocalHub | None = None
 
     @cached_property
-    def folder(self) -> SocketFolder:
-        """Folder of the socket for ranks on this machine."""
-        return self._stack.enter_context(SocketFolder())
+    def ports(self) -> "Ports":
+        """Sockets at which the ranks connect."""
+        from quire.launch.workers.placing.ports import Ports
 
-    @property
-    def hub(self) -> LocalHub:
-        """Hub for ranks on this machine, which listens in the folder."""
-        if self._hub is None:
-            self._hub = LocalHub(FromWorker, self.folder.address)
-        return self._hub
+        return Ports(self._composed, self._stack)
+
+    def spawn(self, rank: int) -> WorkerProcess:
+        """Start the process of a rank on this machine."""
+        from quire.launch.workers.placing.ports import spawn
+
+        return spawn(self._composed, self.ports, rank)
 
     def listen(self, host: str | None) -> JoinPoint:
-        """Open the port for ranks on other machines.
-
-        Raises:
-            SettingsError: No address is known, or nothing can listen there.
-        """
-        if self.point is None:
-            composition, settings = self._composed.composition, self._composed.settings
-            self.point = TcpJoinPoint(
-                settings, composition.grid, host, needs_gpus=composition.device == "cuda"
-            )
-            self._stack.callback(self.point.remove_key)
-        return self.point
-
-    def links(self, grid: WorkerGrid, placed: Sequence[WorkerProcess]) -> RankLinks:
-        """Return the connections to the processes that were placed."""
-        ranks = [RankLink(rank, grid, process) for rank, process in enumerate(placed)]
-        if self.point is not None:
-            return RankLinks(self.point.hub, ranks, self.point.agents)
-        return RankLinks(self.hub, ranks)
+        """Open the port for ranks on other machines."""
+        return self.ports.listen(host)
 
     def close(self) -> None:
-        """Close the sockets."""
-        if self.point is not None:
-            self.point.close()
-        if self._hub is not None:
-            self._hub.close()
+        """Close the sockets that were opened."""
+        if "ports" in vars(self):
+            self.ports.close()
+
+    def joined(self, placed: Sequence[WorkerProcess]) -> Worker:
+        """Return the workers once all have joined and agree."""
+        from quire.launch.workers.placing.ports import joined
+
+        return joined(self._composed, self.ports, placed)
 
 
-def _joined(composed: Composed, ports: Ports, placed: Sequence[WorkerProcess]) -> WorkerSet:
-    """Return the workers once all have joined and agree; on an error all are ended."""
-    grid = composed.composition.grid
-    try:
-        links = ports.links(grid, placed)
-    except BaseException:
-        for process in placed:
-            process.end(0.0)
-        raise
-    if len(placed) != grid.size:
-        links.close(EngineDeadError("the workers did not start"))
-        raise RefusedError(
-            f"{composed.composition.executor} placed {len(placed)} workers, and {grid.size} are "
-            "needed"
-        )
-    parallel = composed.settings.parallel
-    point = ports.point
-    workers = WorkerSet(
-        links,
-        grid,
-        own_choices(composed.composition, is_local=point is None),
-        _places_here(grid) if point is None else point.places,
-        start_timeout_s=parallel.worker_start_timeout_s,
-        step_timeout_s=parallel.step_timeout_s,
-    )
-    try:
-        workers.join()
-    except BaseException:
-        workers.shutdown()
-        raise
-    if point is not None:
-        point.hub.stop_listening()
-    return workers
+def _start_helper(module: str) -> HelperProcess:
+    from quire.launch.workers.placing.helper_process import LocalHelper
 
-
-def _places_here(grid: WorkerGrid) -> list[RankPlace]:
-    """Return the places of ranks that all are children of this process."""
-    node = socket.gethostname()
-    return [RankPlace(node, node_id(), LOOPBACK, rank) for rank in range(grid.size)]
-
-
-def _spawn(composed: Composed, ports: Ports, rank: int) -> WorkerProcess:
-    """Start the process of a rank, which connects to the hub on this machine."""
-    config = WorkerConfig(
-        settings=replace(composed.settings, server=ServerSettings()),  # without the API key
-        address=ports.hub.address,
-        rank=rank,
-        log_level=logging.getLogger("quire").getEffectiveLevel(),
-    )
-    return LocalProcess([str(os.getpid()), str(ports.folder.path)], encode(config))
+    return LocalHelper(module)
 
 
 def _make_only_worker(composed: Composed) -> Worker:

@@ -11,7 +11,7 @@ from quire.config import ServerSettings, Settings
 from quire.errors import CapacityError, EngineDeadError, RefusedError
 from quire.interfaces.executor import ExecutorCapabilities
 from quire.launch.composing import compose_engine
-from quire.launch.workers.placing import worker_start
+from quire.launch.workers.placing import ports
 from quire.launch.workers.placing.worker_start import start_workers
 from quire.launch.workers.worker_wire import WorkerConfig
 from quire.machine.node_identity import node_id
@@ -98,7 +98,7 @@ def test_ctrl_c_while_the_ranks_start_ends_them(composed, monkeypatch):
     def interrupt(workers):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(worker_start.WorkerSet, "join", interrupt)
+    monkeypatch.setattr(ports.WorkerSet, "join", interrupt)
     with pytest.raises(KeyboardInterrupt):
         start_workers(composed("PlacesAll"))
     assert has_ended(placing_executors.PlacesAll.placed.pop())
@@ -106,7 +106,7 @@ def test_ctrl_c_while_the_ranks_start_ends_them(composed, monkeypatch):
 
 def test_a_rank_is_given_its_config_without_the_servers_secrets(composed, monkeypatch):
     given = []
-    monkeypatch.setattr(worker_start, "LocalProcess", lambda *arguments: given.append(arguments))
+    monkeypatch.setattr(ports, "LocalProcess", lambda *arguments: given.append(arguments))
     with pytest.raises(CapacityError, match="no device is free"):
         start_workers(composed("PlacesNone", api_key=["secret"], pipeline_parallel_size=2))
     placing_executors.PlacesNone.launches.pop().spawn(1)
