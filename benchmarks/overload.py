@@ -139,6 +139,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             server.run(arguments, seconds=WARM_UP_S, clients=NUM_CLIENTS)
             before = server.run(arguments, seconds=arguments.seconds, clients=NUM_CLIENTS)
         rate = arguments.factor * before.load.completed_per_second()
+        if not rate:
+            raise RuntimeError("no request was completed in its time; give a longer --timeout-s")
         print(json.dumps({"capacity_per_s": rate / arguments.factor}), file=sys.stderr)
         with asking_livez(server.port) as main, asking_livez(server.health_port) as health:
             over = server.run(arguments, seconds=arguments.seconds, per_second=rate)

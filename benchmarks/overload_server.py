@@ -14,6 +14,7 @@ from typing import Any
 
 from quire.config import ServerSettings, Settings
 from quire.launch import start_engine
+from quire.process.garbage import settle
 from quire.server.bound_sockets import bound_socket
 from quire.server.http_server import HTTPServer
 
@@ -32,6 +33,7 @@ def serve(options: Sequence[str]) -> None:
     lags: list[Lag] = []
     with bound_socket(settings.server) as bound, bound_socket(ServerSettings(port=0)) as health:
         frontend = start_engine(settings, is_serving=True).async_frontend()
+        settle()  # as `quire serve` does
         ports = [bound.getsockname()[1], health.getsockname()[1]]
         on_ready = partial(_begin, lags, ports)
         HTTPServer(frontend, settings.server, list, on_ready).run([bound], health)

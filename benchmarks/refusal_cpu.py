@@ -28,6 +28,7 @@ from quire.config import Settings
 from quire.frontend.dispatch.backlog import Backlog, QueueLimits
 from quire.launch import start_engine
 from quire.messages import EngineOutput, EngineOutputs, EngineRequest, EngineStats
+from quire.process.garbage import settle
 from quire.sampling_params import SamplingParams
 from quire.server.http_server import serve
 
@@ -46,6 +47,7 @@ for _ in range(50):
 settings = Settings.from_options({"model": "demo", "port": 0, "engine_process": True})
 frontend = start_engine(settings, is_serving=True).async_frontend()
 frontend.dispatch.backlog = backlog
+settle()
 serve(frontend, settings.server, list, lambda url: print(url, flush=True))
 """
 
