@@ -3,23 +3,26 @@
     python benchmarks/frontend_cpu.py                      # this checkout
     python benchmarks/frontend_cpu.py BEFORE [AFTER ...]   # checkouts in turn, by their folders
 
-A server process serves the demo model with the engine in a thread of its own; this process sends
-it requests over kept connections. The front end is every thread of the server but the engine's:
-its user and system time, from the kernel's account in nanoseconds, by request or by token. The
-checkouts take turns and change places in every round, so that all meet the same load of the
-machine; a figure is the median of the rounds.
+`quire serve demo` runs with the engine in a process of its own; this process sends it requests over
+kept connections. The front end is the server's process without the engine's: its user and system
+time, from the kernel's account in nanoseconds, by request or by token. The checkouts take turns and
+change places in every round, so that all meet the same load of the machine; a figure is the median
+of the rounds, and the least one stands beside it, as other work only adds.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import os
+import re
 import selectors
 import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,18 +31,9 @@ HERE = Path(__file__).resolve().parents[1]
 WARM_UP = 200  # requests
 ROUNDS = 5
 
-SERVER = """
-import threading, sys
-from quire.config import Settings
-from quire.launch import start_engine
-from quire.server.http_server import serve
-settings = Settings.from_options({"model": "demo", "port": 0, "engine_process": False})
-engine = start_engine(settings, is_serving=True)
-def ready(url):
-    ids = [thread.native_id for thread in threading.enumerate() if thread.name == "quire-engine"]
-    print(url, *ids, flush=True)
-serve(engine.async_frontend(), settings.server, list, ready)
-"""
+START = "import sys; from quire.cli.main import main; sys.exit(main())"
+OPTIONS = ["serve", "demo", "--port", "0", "--engine-process"]
+URL = re.compile(r"http://([\d.]+):(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +95,14 @@ class Server:
             "OMP_NUM_THREADS": "1",
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True, env=environment
+            [sys.executable, "-c", START, *OPTIONS],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
         )
-        if self._process.stdout is None:
-            raise RuntimeError("the server has no output")
-        url, *engine_ids = self._process.stdout.readline().split()
-        host, port = url.removeprefix("http://").split(":")
-        self._address = host, int(port)
-        self._engine_ids = set(engine_ids)
+        self._address = self._ready()
+        threading.Thread(target=self._drop_output, daemon=True).start()
 
     def measure(self, load: Load) -> float:
         """Return the front end's milliseconds of CPU for one request, or one token, of a load."""
@@ -123,11 +117,23 @@ class Server:
         self._process.wait(60)
 
     def _cpu_ns(self) -> int:
-        """Return the CPU time so far of all threads but the engine's."""
+        """Return the CPU time so far of all threads of the server's process."""
         time.sleep(0.05)  # for what is left to do after the last byte
         tasks = Path(f"/proc/{self._process.pid}/task").iterdir()
-        others = [task for task in tasks if task.name not in self._engine_ids]
-        return sum(int((task / "schedstat").read_text().split()[0]) for task in others)
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
+
+    def _ready(self) -> tuple[str, int]:
+        """Return the address of the server, once it serves."""
+        lines = []
+        for line in self._process.stdout or ():
+            lines.append(line)
+            if (found := URL.search(line)) and _is_ready(found[1], int(found[2])):
+                return found[1], int(found[2])
+        raise RuntimeError("the server did not start:\n" + "".join(lines))
+
+    def _drop_output(self) -> None:
+        for _ in self._process.stdout or ():
+            pass
 
     def _send(self, load: Load, num_requests: int) -> None:
         """Send requests over several connections, and read all responses."""
@@ -160,6 +166,22 @@ class Server:
         for key in list(waiting.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]
         waiting.close()
+
+
+def _is_ready(host: str, port: int) -> bool:
+    """Wait until a server is ready; return False if nothing listens there."""
+    for _ in range(600):
+        connection = http.client.HTTPConnection(host, port, timeout=5)
+        try:
+            connection.request("GET", "/readyz")
+            if connection.getresponse().status == 200:
+                return True
+        except ConnectionRefusedError:
+            return False
+        finally:
+            connection.close()
+        time.sleep(0.1)
+    return False
 
 
 def _get(path: str) -> bytes:
@@ -195,12 +217,13 @@ def main() -> None:
     finally:
         for server in servers:
             server.stop()
-    print("CPU of the front end, in ms")
+    print("CPU of the front end, in ms: median (least)")
     print("| load |" + "".join(f" {root.name} |" for root in roots))
     print("|---|" + "---|" * len(roots))
     for load in LOADS:
-        figures = [statistics.median(times[load.name, index]) for index in range(len(roots))]
-        print(f"| {load.name} |" + "".join(f" {figure:.3f} |" for figure in figures))
+        rounds = [times[load.name, index] for index in range(len(roots))]
+        figures = [f" {statistics.median(each):.3f} ({min(each):.3f}) |" for each in rounds]
+        print(f"| {load.name} |" + "".join(figures))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Sampling parameters and structured-output constraints of a request. The names follow vLLM."""
 
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from copy import copy
+from functools import partial
 from types import UnionType
 from typing import Any, Literal
 
@@ -258,40 +259,23 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     extra_args: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
-        for name in ("stop", "stop_regex"):
-            if isinstance(value := getattr(self, name), str):
-                msgspec.structs.force_setattr(self, name, (value,))
-        for name, max_items in _MAX_ITEMS.items():
-            if type(value := getattr(self, name)) is not tuple or value:
-                self._freeze_list(name, max_items)
-        self._check_stops()
-        self._check_logits_processors()
-        self._check_logit_bias()
-        _check_integer("n", self.n, 1, MAX_N)
-        self._check_best_of()
-        _check_number("temperature", self.temperature)
-        _check_number("top_p", self.top_p, above=True)
-        _check_integer("top_k", self.top_k, *LIMITS["top_k"])
-        _check_number("min_p", self.min_p)
-        for name in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
-            _check_number(name, getattr(self, name))
-        for name in _FLOATS:
-            if type(value := getattr(self, name)) is not float:
-                msgspec.structs.force_setattr(self, name, float(value))
-        if self.seed is not None:
-            _check_integer("seed", self.seed, -MAX_SEED - 1, MAX_SEED)
-        if self.max_tokens is not None:
-            _check_integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
-        _check_integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        given = {name for name, default in _DEFAULTS if getattr(self, name) is not default}
+        if not given.isdisjoint(_MAX_ITEMS):
+            self._check_lists(given)
+        if self.logit_bias != {}:
+            self._check_logit_bias()
+        if not given.isdisjoint(_NUMBERS):
+            self._check_numbers(given)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
                 f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})",
                 param="min_tokens",
             )
-        self._check_logprobs()
-        self._check_thinking()
-        self._check_repetition()
-        self._check_constraint()
+        if not given.isdisjoint(_OTHERS):
+            self._check_logprobs()
+            self._check_thinking()
+            self._check_repetition()
+            self._check_constraint()
         for name, (kind, words) in _TYPES.items():
             if type(value := getattr(self, name)) is not kind:
                 _check_type(name, value, kind, words)
@@ -301,6 +285,27 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         made = copy(self)
         msgspec.structs.force_setattr(made, "extra_args", extra_args)
         return made
+
+    def _check_lists(self, given: Set[str]) -> None:
+        """Check the lists that were given, and make them tuples."""
+        for name in given & {"stop", "stop_regex"}:
+            if isinstance(value := getattr(self, name), str):
+                msgspec.structs.force_setattr(self, name, (value,))
+        for name, max_items in _MAX_ITEMS.items():
+            if name in given:
+                self._freeze_list(name, max_items)
+        self._check_stops()
+        self._check_logits_processors()
+
+    def _check_numbers(self, given: Set[str]) -> None:
+        """Check the numbers that were given, and make those floats that are to be."""
+        for name, check in _NUMBERS.items():
+            if name in given:
+                check(name, getattr(self, name))
+        self._check_best_of()
+        for name in _FLOATS:
+            if type(value := getattr(self, name)) is not float:
+                msgspec.structs.force_setattr(self, name, float(value))
 
     def _freeze_list(self, name: str, max_items: int) -> None:
         """Make a list a tuple, after its length is checked; None is empty."""
@@ -316,10 +321,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         msgspec.structs.force_setattr(self, name, tuple(value or ()))
 
     def _check_best_of(self) -> None:
-        """Check `best_of`; one that is `n` is None."""
+        """Compare `best_of` with `n`; one that is `n` is None."""
         if self.best_of is None:
             return
-        _check_integer("best_of", self.best_of, 1, MAX_N)
         if self.best_of < self.n:
             raise InvalidRequestError(
                 f"best_of ({self.best_of}) is smaller than n ({self.n}): no more completions can "
@@ -588,3 +592,36 @@ def _check_number(
         raise InvalidRequestError(
             f"{name} must be greater than {low:g}, got {_shown(value)}", param=name
         )
+
+
+def _integer(low: float, high: float) -> Callable[[str, object], None]:
+    """Return the check of a whole number."""
+    return lambda name, value: _check_integer(name, value, low, high)
+
+
+def _optional(check: Callable[[str, object], None]) -> Callable[[str, object], None]:
+    """Return the check of a number that may be None."""
+    return lambda name, value: None if value is None else check(name, value)
+
+
+_NUMBERS: dict[str, Callable[[str, object], None]] = {  # checked in this order
+    "n": _integer(1, MAX_N),
+    "best_of": _optional(_integer(1, MAX_N)),
+    "temperature": _check_number,
+    "top_p": partial(_check_number, above=True),
+    "top_k": _integer(*LIMITS["top_k"]),
+    "min_p": _check_number,
+    "presence_penalty": _check_number,
+    "frequency_penalty": _check_number,
+    "repetition_penalty": _check_number,
+    "seed": _optional(_integer(-MAX_SEED - 1, MAX_SEED)),
+    "max_tokens": _optional(_integer(1, 2**31 - 1)),
+    "min_tokens": _integer(0, 2**31 - 1),
+}
+_OTHERS = frozenset(
+    {
+        "logprobs", "prompt_logprobs", "logprob_token_ids", "thinking_token_budget",
+        "repetition_detection", "structured_outputs",
+    }
+)  # fmt: skip
+_DEFAULTS = [(field.name, field.default) for field in msgspec.structs.fields(SamplingParams)]

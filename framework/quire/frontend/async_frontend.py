@@ -111,6 +111,7 @@ class AsyncFrontend:
         arrival_s: float | None = None,
         client: str = "",
         http_request_id: str | None = None,
+        is_whole: bool = False,
     ) -> DeltaStream:
         """Check a request, queue it in the engine, and return the stream of its deltas.
 
@@ -124,6 +125,7 @@ class AsyncFrontend:
             arrival_s: Time of its arrival, by `time.monotonic`; None: now.
             client: Identity of its sender for fair shares; empty: unknown.
             http_request_id: Id of the HTTP request that it belongs to, for its record.
+            is_whole: Whether a completion is one delta, at its end; for who needs no parts.
 
         Raises:
             RequestError: The request is invalid, or its time has passed; nothing was queued.
@@ -152,7 +154,7 @@ class AsyncFrontend:
         completions = PromptState(
             admission, self.tokenizer, self._finished_hooks, self.observer, http_request_id
         )
-        return self.dispatch.start(completions)
+        return self.dispatch.start(completions, is_whole=is_whole)
 
     async def generate(
         self,
@@ -190,7 +192,9 @@ class AsyncFrontend:
         timeout_s: float | None = None,
     ) -> RequestOutput:
         """Generate, and return all completions when they finished; raises as `generate` does."""
-        stream = await self._submit_by_name(prompt, params, adapter, priority, timeout_s)
+        stream = await self._submit_by_name(
+            prompt, params, adapter, priority, timeout_s, is_whole=True
+        )
         async with stream:
             try:
                 async for _ in stream:
@@ -330,10 +334,17 @@ class AsyncFrontend:
         adapter: str | None,
         priority: int,
         timeout_s: float | None,
+        *,
+        is_whole: bool = False,
     ) -> DeltaStream:
         ref = self.resolve_adapter(adapter)
         return await self.submit(
-            prompt, params, adapter=ref, priority=priority, timeout_s=timeout_s
+            prompt,
+            params,
+            adapter=ref,
+            priority=priority,
+            timeout_s=timeout_s,
+            is_whole=is_whole,
         )
 
 

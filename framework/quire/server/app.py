@@ -3,13 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.config import ServerSettings
-from quire.errors import QuireError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.unknown_fields import UnknownFields
 from quire.server.http.early_refusals import EarlyRefusals
@@ -28,8 +24,8 @@ from quire.server.routes.metrics import MetricsRoute
 from quire.server.routes.models import ModelCard, ModelList, ModelRoutes
 from quire.server.routes.operation import Operation
 from quire.server.routes.prefix_cache import CacheRoutes
+from quire.server.routes.router import ErrorResponses, Router
 from quire.server.routes.tokenize import DetokenizedText, TokenRoutes, Tokens
-from quire.server.wire.http_errors import handle_disconnect, handle_error
 from quire.server.wire.protocol import (
     ChatBody,
     ChatChunk,
@@ -54,7 +50,7 @@ def create_app(
     lifecycle: Lifecycle | None = None,
     accounts: Accounts | None = None,
     monitor: Monitor | None = None,
-) -> Starlette:
+) -> "App":
     """Return the ASGI application.
 
     Args:
@@ -70,24 +66,44 @@ def create_app(
     accounts = accounts or Accounts.load(settings)
     accounts.check(has_priorities=frontend.intake.has_priorities)
     monitor = monitor or Monitor(frontend, settings, lifecycle, accounts)
-    observed = Middleware(ObservedApp, monitor=monitor)
-    guard = Middleware(Guard, settings=settings, lifecycle=lifecycle, accounts=accounts)
     control = control_operations(frontend) + account_operations(accounts)
-    app = create_unguarded_app(
+    router = _router(
         frontend,
         plugins_report,
         lifecycle,
         control if accounts.has_admin else [],
-        [observed, guard],
+        monitor,
         has_lenient_fields=settings.lenient_fields,
-        monitor=monitor,
     )
-    app.state.accounts = accounts
     checks = EntryChecks(settings, lifecycle, accounts)
-    app.state.early_refusals = EarlyRefusals(
-        frontend, checks, lifecycle, accounts, monitor, QUEUED_BODIES
-    )
-    return app
+    refusals = EarlyRefusals(frontend, checks, lifecycle, accounts, monitor, QUEUED_BODIES)
+    guard = Guard(router, settings, lifecycle, accounts)
+    return App(ObservedApp(guard, monitor), router.operations, refusals)
+
+
+class App:
+    """The ASGI application.
+
+    Args:
+        app: Router with its middleware.
+        operations: Operations of the router.
+        early_refusals: Refusals of requests that need no application.
+
+    Attributes:
+        operations: Operations of the router.
+        early_refusals: Refusals of requests that need no application.
+    """
+
+    def __init__(
+        self, app: ASGIApp, operations: Sequence[Operation], early_refusals: EarlyRefusals
+    ) -> None:
+        self.operations = tuple(operations)
+        self.early_refusals = early_refusals
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Respond to a request."""
+        await self._app(scope, receive, send)
 
 
 def create_unguarded_app(
@@ -95,11 +111,9 @@ def create_unguarded_app(
     plugins_report: Callable[[], list[dict[str, Any]]],
     lifecycle: Lifecycle,
     control: Sequence[Operation] = (),
-    middleware: Sequence[Middleware] = (),
     *,
     has_lenient_fields: bool = False,
-    monitor: Monitor | None = None,
-) -> Starlette:
+) -> ErrorResponses:
     """Return the ASGI application for requests that a `Guard` has let through.
 
     Args:
@@ -107,11 +121,24 @@ def create_unguarded_app(
         plugins_report: Function that returns a dict per plugin, for /v1/plugins.
         lifecycle: Lifecycle, which has the drain state.
         control: Operations that need an admin key.
-        middleware: Middleware in front of the routes.
         has_lenient_fields: True to leave out fields that do not exist, instead of refusing them.
-        monitor: Metrics; None for new ones.
     """
-    monitor = monitor or Monitor(frontend, ServerSettings(), lifecycle)
+    monitor = Monitor(frontend, ServerSettings(), lifecycle)
+    router = _router(
+        frontend, plugins_report, lifecycle, control, monitor, has_lenient_fields=has_lenient_fields
+    )
+    return ErrorResponses(router)
+
+
+def _router(
+    frontend: AsyncFrontend,
+    plugins_report: Callable[[], list[dict[str, Any]]],
+    lifecycle: Lifecycle,
+    control: Sequence[Operation],
+    monitor: Monitor,
+    *,
+    has_lenient_fields: bool,
+) -> Router:
     unknown = UnknownFields(has_lenient_fields)
     operations = _operations(frontend, HealthRoutes(frontend, lifecycle, plugins_report), unknown)
     operations.append(Operation(METRICS_PATH, MetricsRoute(monitor.exposition).metrics))
@@ -120,22 +147,7 @@ def create_unguarded_app(
         operations, frontend.intake.fields, frontend.intake.logits_processors.opt_in
     )
     operations.append(Operation("/openapi.json", description.openapi))
-    app = Starlette(
-        routes=[operation.route() for operation in sorted(operations, key=_is_rare)],
-        middleware=middleware,
-        exception_handlers={
-            HTTPException: handle_error,
-            QuireError: handle_error,
-            ClientDisconnect: handle_disconnect,
-        },
-    )
-    app.router.redirect_slashes = False  # "/livez/" is another path, and requires the key
-    return app
-
-
-def _is_rare(operation: Operation) -> bool:
-    """Whether an operation is none of those that clients call most; routes are tried in order."""
-    return operation.method != "POST"
+    return Router(operations)
 
 
 def _operations(

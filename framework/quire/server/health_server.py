@@ -12,11 +12,6 @@ import socket
 import threading
 from functools import partial
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.routing import Route
-
-from quire.errors import QuireError
 from quire.server.http.acceptor import Acceptor
 from quire.server.http.connection import Connection
 from quire.server.http.connections import Connections
@@ -24,7 +19,8 @@ from quire.server.http.entry_checks import METRICS_PATH
 from quire.server.http.refusals import Refusals
 from quire.server.routes.health import HealthRoutes
 from quire.server.routes.metrics import MetricsRoute
-from quire.server.wire.http_errors import handle_error
+from quire.server.routes.operation import Operation
+from quire.server.routes.router import ErrorResponses, Router
 
 logger = logging.getLogger(__name__)
 
@@ -47,11 +43,8 @@ class HealthServer:
         paths = {"/livez": routes.livez, "/readyz": routes.readyz, "/health": routes.health}
         if metrics is not None:
             paths[METRICS_PATH] = metrics.metrics
-        self._app = Starlette(
-            routes=[Route(path, endpoint) for path, endpoint in paths.items()],
-            exception_handlers={HTTPException: handle_error, QuireError: handle_error},
-        )
-        self._app.router.redirect_slashes = False
+        operations = [Operation(path, endpoint) for path, endpoint in paths.items()]
+        self._app = ErrorResponses(Router(operations))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end = asyncio.Event()
         self._is_started = threading.Event()

@@ -111,7 +111,7 @@ class HTTPServer:
         """Serve on bound sockets until the server is stopped."""
         self._loop = asyncio.get_running_loop()
         connection_limits()  # it raises the limit of open files, or says what is missing
-        self.connections = Connections(self.app, self._refusals, self.app.state.early_refusals)
+        self.connections = Connections(self.app, self._refusals, self.app.early_refusals)
         self._lifecycle.connections = self.connections.open
         acceptors = [
             Acceptor(each, partial(Connection, self.connections), self._refusals)

@@ -97,10 +97,9 @@ class CompletionState:
             raise error_of(output.error)
         if output.num_cached_tokens > self.num_cached_tokens:
             self.num_cached_tokens = output.num_cached_tokens
-        self._logprobs += [
-            self._row(row, is_ranked=not self.request.params.logprob_token_ids)
-            for row in output.logprobs or ()
-        ]
+        if output.logprobs:
+            is_ranked = not self.request.params.logprob_token_ids
+            self._logprobs += [self._row(row, is_ranked=is_ranked) for row in output.logprobs]
         self._token_ids += output.token_ids
         if self.request.params.prompt_logprobs is not None:
             self._add_prompt_logprobs(output)
@@ -109,6 +108,10 @@ class CompletionState:
         elif self._stopped is not None:
             self._decode()
             self.must_abort = self._ends_at_stop_string()
+
+    def detokenize(self) -> None:
+        """Add the text of tokens that have none yet, so that `delta` has less to do."""
+        self._decode()
 
     def abort(self) -> None:
         """End the completion with reason "abort"; text held back is part of its last delta."""
@@ -121,7 +124,6 @@ class CompletionState:
         self._decode()
         emitted = self._emitted
         self._emitted = _Emitted(len(self._texts), len(self._token_ids), len(self._prompt_logprobs))
-        new_prompt_rows = range(emitted.num_prompt_logprobs, len(self._prompt_logprobs))
         return Delta(
             index=self.request.child,
             text="".join(self._texts[emitted.num_texts :]),
@@ -130,7 +132,7 @@ class CompletionState:
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
             num_cached_tokens=self.num_cached_tokens,
-            prompt_logprobs=[self._prompt_logprobs[index] for index in new_prompt_rows] or None,
+            prompt_logprobs=[*self._prompt_logprobs[emitted.num_prompt_logprobs :]] or None,
         )
 
     def output(self) -> CompletionOutput:
@@ -279,6 +281,11 @@ class PromptState:
         return [
             i for i, completion in self._completions.items() if completion.finish_reason is None
         ]
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of the completions so far."""
+        return sum(completion.num_tokens for completion in self._completions.values())
 
     def apply(self, output: EngineOutput, now_s: float | None = None) -> list[CompletionState]:
         """Add the output of a step to its completion; return that completion.

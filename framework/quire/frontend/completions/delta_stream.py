@@ -20,6 +20,10 @@ class DeltaStream:
         completions: State of the completions that the deltas add up to.
         loop: Event loop of the reader.
         on_close: Function called once if the reader leaves before the end.
+        is_whole: Whether a completion is one delta, at its end.
+
+    Attributes:
+        is_whole: Whether a completion is one delta, at its end.
     """
 
     def __init__(
@@ -27,14 +31,17 @@ class DeltaStream:
         completions: PromptState,
         loop: asyncio.AbstractEventLoop,
         on_close: Callable[["DeltaStream"], object],
+        *,
+        is_whole: bool = False,
     ) -> None:
         self.completions = completions
+        self.is_whole = is_whole
         self.loop = loop
         self._on_close = on_close
         self._deltas: deque[Delta] = deque()
         self._error: QuireError | None = None
         self._is_over = False
-        self._wake = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # waits for a delta
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -59,16 +66,16 @@ class DeltaStream:
     def push(self, delta: Delta) -> None:
         """Add a delta. Called on the event loop."""
         self._deltas.append(delta)
-        if self.completions.is_finished:
+        if delta.finish_reason is not None and self.completions.is_finished:
             self._end()
-        self._wake.set()
+        self._wake()
 
     def fail(self, error: QuireError) -> None:
         """End the stream with an error after the queued deltas. Called on the event loop."""
         if not self._is_over:
             self._error = error
             self._end()
-            self._wake.set()
+            self._wake()
 
     async def aclose(self) -> None:
         """Abort the unfinished completions. May be called twice."""
@@ -83,8 +90,12 @@ class DeltaStream:
                 raise self._error
             if self._is_over:
                 raise StopAsyncIteration
-            self._wake.clear()
-            await self._wait()
+            self._reader = self.loop.create_future()
+            try:
+                await self._reader
+            except asyncio.CancelledError:
+                self._close()
+                raise
         return self._deltas.popleft()
 
     async def __aenter__(self) -> Self:
@@ -93,19 +104,17 @@ class DeltaStream:
     async def __aexit__(self, *_: object) -> None:
         self._close()
 
-    async def _wait(self) -> None:
-        try:
-            await self._wake.wait()
-        except asyncio.CancelledError:
-            self._close()
-            raise
+    def _wake(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():
+            reader.set_result(None)
 
     def _close(self) -> None:
         self._deltas.clear()
         if not self._is_over:
             self._on_close(self)
             self._end()
-        self._wake.set()
+        self._wake()
 
     def _end(self) -> None:
         self._is_over = True

@@ -88,6 +88,7 @@ class Dispatch:
         self.done = Done()
         self.backlog = Backlog(limits, max_timeout_s=request_timeout_s)
         self._streams: dict[str, DeltaStream] = {}  # by the engine's request id
+        self._unposted: dict[asyncio.AbstractEventLoop, list[DeltaStream]] = {}
         self._lock = threading.RLock()  # reentrant: a finalizer may run while it is held
         self.watched_steps = WatchedSteps()
         self.thread = EngineThread(core, self._deliver, self._fail_all)
@@ -100,22 +101,29 @@ class Dispatch:
         with self._lock:
             return list(dict.fromkeys(self._streams.values()))
 
-    def start(self, completions: PromptState) -> DeltaStream:
+    def start(self, completions: PromptState, *, is_whole: bool = False) -> DeltaStream:
         """Queue the requests of one prompt in the engine. Called on the event loop of the reader.
+
+        The engine gets all that are queued in one turn of the loop together, and its thread is
+        woken once for them.
+
+        Args:
+            completions: State of the prompt's completions.
+            is_whole: Whether a completion is one delta, at its end.
 
         Raises:
             EngineDeadError: The engine stopped.
         """
-        stream = DeltaStream(completions, asyncio.get_running_loop(), self._drop)
+        self.thread.check_alive()
+        stream = DeltaStream(completions, asyncio.get_running_loop(), self._drop, is_whole=is_whole)
         requests = completions.admission.requests
         with self._lock:
             self._streams.update({request.request_id: stream for request in requests})
             self.backlog.add(requests)
-        try:
-            self.thread.post(partial(self._add, stream))
-        except EngineDeadError:
-            self._forget(stream)
-            raise
+        unposted = self._unposted.setdefault(stream.loop, [])
+        if not unposted:
+            stream.loop.call_soon(self._post, stream.loop)
+        unposted.append(stream)
         self._start_timeout(stream)
         return stream
 
@@ -125,10 +133,11 @@ class Dispatch:
 
     # -- in the engine's thread ----------------------------------------------------------------
 
-    def _add(self, stream: DeltaStream, core: EngineCoreClient) -> None:
-        """Queue the requests of one prompt; if one is refused, its output fails the others."""
-        for request in stream.completions.admission.requests:
-            core.add(request)
+    def _add(self, streams: Sequence[DeltaStream], core: EngineCoreClient) -> None:
+        """Queue the requests of prompts; if one is refused, the others of its prompt fail."""
+        for stream in streams:
+            for request in stream.completions.admission.requests:
+                core.add(request)
 
     def _deliver(self, outputs: EngineOutputs) -> None:
         self.stats = outputs.stats
@@ -171,6 +180,17 @@ class Dispatch:
 
     # -- on the event loop -----------------------------------------------------------------------
 
+    def _post(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Give the engine what was queued in this turn of a loop, and has not been dropped."""
+        streams = [stream for stream in self._unposted.pop(loop) if not stream.is_over]
+        if not streams:
+            return
+        try:
+            self.thread.post(partial(self._add, streams))
+        except EngineDeadError as death:
+            for stream in streams:
+                self._fail(stream, death)
+
     def _start_timeout(self, stream: DeltaStream) -> None:
         """Set a timer that fails a request if the engine does not, as in a step that hangs."""
         request = stream.completions.admission.requests[0]
@@ -203,6 +223,9 @@ class Dispatch:
         """Apply one output to its stream; return whether the engine's request must be aborted."""
         try:
             completions = stream.completions.apply(output, now_s)
+            if stream.is_whole and completions[0].finish_reason is None:
+                completions[0].detokenize()
+                return completions[0].must_abort
             deltas = [completion.delta() for completion in completions]
         except Exception as error:  # noqa: BLE001 - it fails this request only, and is logged
             self._fail(stream, failure_of(error, f"request {output.request_id}"))

@@ -95,9 +95,12 @@ class EngineThread:
             )
         with self._wake:
             self.check_alive()
+            is_first = not self._commands  # the thread is woken once for all that it takes at once
             self._commands.append(command)
-            self._wake.notify()
-        self._core.wake()
+            if is_first:
+                self._wake.notify()
+        if is_first:
+            self._core.wake()
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """End the thread after the running step, and shut the core down. May be called twice.

@@ -69,6 +69,14 @@ class AdmittedPrompt:
     hides_logprobs: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Default:
+    """Default of a parameter: as a request has it, and as samplers get it."""
+
+    given: Any
+    resolved: Any
+
+
 class Intake:
     """Turns prompts and `SamplingParams` into complete engine requests.
 
@@ -128,13 +136,14 @@ class Intake:
             (name, default) for name, default in SAMPLER_PARAMS.items() if name not in declared
         ]
         self.extra_fields = {field.name: field for field in fields if field.name not in known}
-        self._narrower = [field for field in fields if field.name in known and _narrows(field)]
+        narrower = [field for field in fields if field.name in known and _narrows(field)]
         self._vocabulary = FieldVocabulary(
             vocab_size, lambda text: tokenizer.encode(text, add_special_tokens=False)
         )
         self._defaults = {
             name: self._resolved(field, field.default) for name, field in self.extra_fields.items()
         }
+        self._narrower = [(field, self._resolved_default(field)) for field in narrower]
         self.companions = Companions(
             fields,
             lambda text, name: self.prompts.encode(text, field=name),
@@ -383,16 +392,26 @@ class Intake:
                     f"{name} is read by none of the samplers in use; {hint}, or leave it out",
                     param=name,
                 )
-        extra_args = {}
-        for field in self._narrower:
-            value = self._resolved(field, getattr(params, field.name))
+        extra_args = dict(self._defaults)
+        for field, default in self._narrower:
+            value = getattr(params, field.name)
+            if default is None or value != default.given:
+                value = self._resolved(field, value)
+            else:
+                value = default.resolved
             if isinstance(field.type, FieldType):
                 extra_args[field.name] = value
-        for name, field in self.extra_fields.items():
-            extra_args[name] = self._defaults[name]
-            if name in params.extra_args:
-                extra_args[name] = self._resolved(field, params.extra_args[name])
+        for name, value in params.extra_args.items():
+            extra_args[name] = self._resolved(self.extra_fields[name], value)
         return params.with_extra_args(extra_args) if extra_args else params
+
+    def _resolved_default(self, field: RequestField) -> "_Default | None":
+        """Return the default of a parameter; None if a sampler refuses it, as it is then said."""
+        given = getattr(SamplingParams(), field.name)
+        try:
+            return _Default(given, self._resolved(field, given))
+        except InvalidRequestError:
+            return None
 
     def _resolved(self, field: RequestField, value: Any) -> Any:
         return field.resolve(field.check(value), self._vocabulary)

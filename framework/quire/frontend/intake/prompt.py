@@ -14,6 +14,7 @@ PROMPT_KEYS = (
 MAX_SALT_CHARACTERS = 128
 MAX_TRUNCATE_TOKENS = 2**31 - 1
 TRUNCATION_SIDES = ("left", "right")
+_INT = {int}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,11 @@ def check_token_ids(token_ids: Sequence[Any], vocab_size: int, param: str) -> No
     Raises:
         InvalidRequestError: One is not; `param` names the field.
     """
+    if not token_ids:
+        return
+    are_ints = set(map(type, token_ids)) == _INT
+    if are_ints and min(token_ids) >= 0 and max(token_ids) < vocab_size:
+        return
     for token_id in token_ids:
         is_int = isinstance(token_id, int) and not isinstance(token_id, bool)
         if not is_int or not 0 <= token_id < vocab_size:

@@ -8,35 +8,45 @@ import math
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass
 
 from quire.errors import InvalidRequestError, RequestTimeoutError
 
 MAX_TIMEOUT_S = 1e9
+_UNLIMITED = nullcontext()
 
 
-@dataclass(frozen=True, slots=True)
 class TimeLimit:
     """The time by which a request must have finished.
 
-    Attributes:
+    Args:
         arrival_s: Time of its arrival, by `time.monotonic`.
         timeout_s: Seconds that it may take by its own choice; None: no limit of its own.
         max_timeout_s: Seconds that any request may take; None: no limit.
+
+    Attributes:
+        arrival_s: Time of its arrival.
+
+    Raises:
+        InvalidRequestError: The timeout is not a positive number.
     """
 
-    arrival_s: float
-    timeout_s: float | None = None
-    max_timeout_s: float | None = None
+    __slots__ = ("_end_s", "_max_timeout_s", "_timeout_s", "arrival_s")
 
-    def __post_init__(self) -> None:
-        check_timeout(self.timeout_s)
+    def __init__(
+        self, arrival_s: float, timeout_s: float | None = None, max_timeout_s: float | None = None
+    ) -> None:
+        self.arrival_s = arrival_s
+        self._timeout_s = timeout_s
+        self._max_timeout_s = max_timeout_s
+        self._end_s = math.inf if max_timeout_s is None else arrival_s + max_timeout_s
+        if timeout_s is not None:
+            check_timeout(timeout_s)
+            self._end_s = min(self._end_s, arrival_s + timeout_s)
 
     @property
     def left_s(self) -> float:
         """Seconds that are left; infinite without a limit, negative once it has passed."""
-        limits = [s for s in (self.timeout_s, self.max_timeout_s) if s is not None]
-        return self.arrival_s + min(limits, default=math.inf) - time.monotonic()
+        return self._end_s - time.monotonic()
 
     def check(self) -> None:
         """Return if time is left.
@@ -53,7 +63,7 @@ class TimeLimit:
         Raises:
             RequestTimeoutError: The limit has passed, at the latest at the end of the work.
         """
-        return nullcontext() if self.left_s == math.inf else self._hold()
+        return _UNLIMITED if self._end_s == math.inf else self._hold()
 
     @asynccontextmanager
     async def _hold(self) -> AsyncGenerator[None]:
@@ -68,7 +78,7 @@ class TimeLimit:
         self.check()
 
     def _error(self) -> RequestTimeoutError:
-        own_s, max_s = self.timeout_s, self.max_timeout_s
+        own_s, max_s = self._timeout_s, self._max_timeout_s
         if own_s is not None and (max_s is None or own_s <= max_s):
             limit, remedy = f"its timeout_s is {own_s:.3g} s", "Give it a longer timeout_s"
         else:

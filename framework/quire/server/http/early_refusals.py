@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping
 
 import msgspec
-from starlette.requests import Request
 from starlette.types import Scope
 
 from quire.errors import OverloadedError, RequestError, RequestTimeoutError
@@ -104,7 +103,7 @@ class EarlyRefusals:
         self._frontend.check_queue()
         if body is None or len(body) >= LARGE_BYTES:
             return
-        check_content_type(Request(scope))
+        check_content_type(scope)
         typed = decode(body, self._bodies[scope["raw_path"]]).typed
         limit_of(self._frontend, Sender.of(scope), typed)
 

@@ -9,8 +9,9 @@ from quire.config import ServerSettings
 from quire.server.bound_sockets import is_loopback
 from quire.server.http.body_budget import too_large
 from quire.server.http.lifecycle import Lifecycle
-from quire.server.http.origins import check_host, check_origin, header_values
+from quire.server.http.origins import check_host, check_origin
 from quire.server.keys.accounts import Accounts
+from quire.server.wire.headers import header_values
 from quire.server.wire.http_errors import unavailable
 
 OPEN_PATHS = frozenset({"/livez", "/readyz"})

@@ -19,6 +19,8 @@ from quire.server.observe.request_id import request_id_of
 from quire.server.wire.http_errors import error_response
 from quire.server.wire.retry_after import Header, with_measured_wait
 
+_UNCOUNTED = nullcontext()
+
 
 class Guard:
     """ASGI middleware: Host, key, Origin, drain, connections and body size, in this order.
@@ -68,7 +70,7 @@ class Guard:
         try:
             self._checks.check(scope)
             is_counted = scope["method"] not in SAFE_METHODS
-            with account_of(scope).request() if is_counted else nullcontext():
+            with account_of(scope).request() if is_counted else _UNCOUNTED:
                 await self._app(scope, body, guarded_send)
         except Exception as error:
             if guarded_send.has_started:

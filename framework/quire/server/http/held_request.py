@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
-from quire.server.http.origins import header_values
+from quire.server.wire.headers import header_values
 
 MAX_DISCARDED_BYTES = 64 * 1024  # of a refused body that has not come yet
 

@@ -84,6 +84,7 @@ class HTTPExchange:
         self._num_left: int | None = None  # bytes of the body that the head promised
         self._held: list[bytes] = []
         self._num_held = 0
+        self._is_flushing = False
         self._reader: asyncio.Future[None] | None = None
         self._worker: asyncio.Task[Any] | None = None
         self._loop = asyncio.get_running_loop()
@@ -239,7 +240,7 @@ class HTTPExchange:
         if not self.keep_alive:
             lines.append(b"connection: close\r\n")
         lines.append(b"\r\n")
-        self._hold(b"".join(lines))
+        self._held.append(b"".join(lines))  # until a piece of the body follows
 
     def _add(self, body: bytes, *, is_last: bool) -> None:
         if not self.has_started or self._is_complete:
@@ -252,16 +253,18 @@ class HTTPExchange:
                 raise RuntimeError("the body of the response has not the length of its header")
         elif self._is_chunked:
             body = _chunk(body, is_last)
-        if body:
-            self._hold(body)
         if is_last:
             self._is_complete = True
+            self._held.append(body)
             self._flush()
             self._wire.finish(self)
+        else:
+            self._hold(body)
 
     def _hold(self, data: bytes) -> None:
         """Keep data for the write at the end of this turn of the event loop."""
-        if not self._held and self.has_started:
+        if not self._is_flushing:
+            self._is_flushing = True
             self._loop.call_soon(self._flush)
         self._held.append(data)
         self._num_held += len(data)
@@ -269,6 +272,7 @@ class HTTPExchange:
             self._flush()
 
     def _flush(self) -> None:
+        self._is_flushing = False
         if self._held and not self._is_disconnected:
             self._wire.write(b"".join(self._held))
         self._held.clear()

@@ -41,6 +41,7 @@ class Lifetime:
         self._looking: asyncio.TimerHandle | None = None
         self._num_unsent = 0
         self._progress_s = 0.0
+        self._reports_empty = False  # whether the transport reports when its buffer is empty
 
     def await_head(self) -> None:
         """Wait for the rest of a head."""
@@ -59,7 +60,9 @@ class Lifetime:
         """Wait for a response, for as long as it takes."""
         self._delay_s = None
         self._deadline.clear()
-        self._transport.set_write_buffer_limits()
+        if self._reports_empty:
+            self._reports_empty = False
+            self._transport.set_write_buffer_limits()
 
     def close(self) -> None:
         """Close the connection once all is sent."""
@@ -92,7 +95,9 @@ class Lifetime:
         """End the connection after a time that begins once all is sent."""
         self._delay_s = delay_s
         self._deadline.clear()
-        self._transport.set_write_buffer_limits(0)
+        if not self._reports_empty and self._transport.get_write_buffer_size():
+            self._reports_empty = True
+            self._transport.set_write_buffer_limits(0)
         if self._looking is None:
             self._deadline.set(delay_s)
 

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from starlette.types import Scope
 
 from quire.server.bound_sockets import is_loopback
+from quire.server.wire.headers import header_values
 from quire.server.wire.http_errors import HTTPError
 
 MAX_HOST_CHARACTERS = 256
@@ -43,8 +44,11 @@ def check_origin(scope: Scope) -> None:
     Raises:
         HTTPError: An Origin header names another origin than the Host.
     """
+    origins = header_values(scope, b"origin")
+    if not origins:
+        return
     hosts = [value.lower() for value in header_values(scope, b"host")]
-    for origin in header_values(scope, b"origin"):
+    for origin in origins:
         scheme, _, netloc = origin.lower().partition("://")
         if scheme not in ("http", "https") or netloc not in hosts:
             raise HTTPError(
@@ -52,11 +56,6 @@ def check_origin(scope: Scope) -> None:
                 "requests from web pages of another origin are refused",
                 code="forbidden_origin",
             )
-
-
-def header_values(scope: Scope, name: bytes) -> list[str]:
-    """Return the values of all headers of a name, which is in small letters."""
-    return [value.decode("latin-1") for key, value in scope["headers"] if key.lower() == name]
 
 
 def _is_netloc(value: str) -> bool:

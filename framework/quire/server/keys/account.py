@@ -8,8 +8,7 @@ be negative for a while, and then further requests wait.
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import msgspec
 from starlette.types import Scope
@@ -81,9 +80,15 @@ class Account:
         self.requests = self._bucket(limits.requests_per_minute)
         self.tokens = self._bucket(limits.tokens_per_minute)
 
-    @contextmanager
-    def request(self) -> Iterator[None]:
-        """Count a request while it runs.
+    def request(self) -> "RunningRequest":
+        """Return a context that counts a request while it runs.
+
+        Entering it raises an `HTTPError` if a limit refuses the request.
+        """
+        return RunningRequest(self)
+
+    def begin(self) -> None:
+        """Count a request that begins.
 
         Raises:
             HTTPError: A limit refuses it.
@@ -91,10 +96,6 @@ class Account:
         self._take_request()
         self.usage.num_requests += 1
         self.num_running += 1
-        try:
-            yield
-        finally:
-            self.num_running -= 1
 
     def reserve(self, num_prompt_tokens: int, num_completion_tokens: int) -> "TokenReservation":
         """Reserve the tokens of a request; the caller closes the reservation.
@@ -177,6 +178,23 @@ class Account:
 
     def _bucket(self, limit: int | None) -> TokenBucket | None:
         return None if limit is None else TokenBucket(limit, MINUTE_S, self._clock())
+
+
+class RunningRequest:
+    """A request of an account while it runs, as a context.
+
+    Args:
+        account: Account of its key.
+    """
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+
+    def __enter__(self) -> None:
+        self._account.begin()
+
+    def __exit__(self, *_: object) -> None:
+        self._account.num_running -= 1
 
 
 class TokenReservation:

@@ -7,12 +7,12 @@ from starlette.types import Scope
 
 from quire.config import ServerSettings
 from quire.errors import SettingsError
-from quire.server.http.origins import header_values
 from quire.server.keys.account import Account, Clock
 from quire.server.keys.api_key import ApiKey
 from quire.server.keys.cache_salts import CacheSalts
 from quire.server.keys.key_files import KeyFiles
 from quire.server.keys.key_ring import KeyRing
+from quire.server.wire.headers import header_values
 from quire.server.wire.http_errors import HTTPError
 
 POLL_S = 1.0  # between two looks at the key files

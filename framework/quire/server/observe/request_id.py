@@ -9,7 +9,7 @@ import re
 from starlette.types import Scope
 
 from quire.frontend.random_bytes import random_bytes
-from quire.server.http.origins import header_values
+from quire.server.wire.headers import header_values
 
 MAX_LENGTH = 128
 _PLAIN = re.compile(rf"[!-~]{{1,{MAX_LENGTH}}}")  # printable ASCII, no blank

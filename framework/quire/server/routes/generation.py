@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -20,6 +20,7 @@ from quire.frontend.unknown_fields import UnknownFields
 from quire.messages import AdapterRef, CompletedRequest
 from quire.outputs import CompletionOutput, Delta, PromptLogprobs
 from quire.sampling_params import BeamSearchParams, SamplingParams
+from quire.server.http.disconnect import exchange_of
 from quire.server.http.early_refusals import limit_of
 from quire.server.http.event_stream import EventStream
 from quire.server.http.json_response import EncodedResponse, in_thread_if
@@ -75,8 +76,10 @@ async def respond(
     sender = Sender.of(request.scope)
     limit = frontend.time_limit(sender.arrival_s)
     frontend.check_queue()
+    exchange = exchange_of(request.scope)
+    is_received = exchange is not None and exchange.is_received
     async with limit.hold():
-        body = await read_body(request, kind)
+        body = await read_body(request, kind, is_received=is_received)
     limit = limit_of(frontend, sender, body.typed)
     sender.account.check_model(body.typed.model or frontend.model_name)
     intake = frontend.intake
@@ -136,6 +139,7 @@ class Generation:
         params = frontend.intake.resolve_logprobs(params)
         self.n = params.n
         self._num_generated = params.num_generated
+        self._num_running = len(prompts) * self._num_generated
         self._params = params
         self._adapter = adapter
         self._body = body
@@ -190,38 +194,35 @@ class Generation:
             RequestError: A prompt is invalid, or failed.
             EngineDeadError: The engine stopped.
         """
-        frontend, num_running = self.frontend, len(self.prompts) * self._num_generated
-        async with AsyncExitStack() as stack:
-            async with frontend.time_limit(self._sender.arrival_s, self._body.timeout_s).hold():
-                self.encoded = await self._encode()
-            stack.callback(self._settle)
-            self._tokens = self._reserve_tokens()
-            self._reserve_logprobs()
-            for encoded in self.encoded:
-                stream = await self._submit(encoded)
-                self._streams.append(await stack.enter_async_context(stream))
-                self._num_prompt_tokens += len(stream.prompt_token_ids)
-                self._tokens.use(len(stream.prompt_token_ids))
-                if len(self.encoded) > 1:
-                    await asyncio.sleep(0)  # let other tasks run between hundreds of prompts
-            deltas = await stack.enter_async_context(aclosing(_numbered(self._streams)))
-            async for prompt_index, delta in deltas:
-                num_running -= finish_reason_of(delta) is not None
-                shown = _without_completion(delta) if self._is_prompt_only else delta
-                self._count(prompt_index, shown)
-                choice = prompt_index * self.n + delta.index
-                if self._interval is None:
-                    yield choice, shown
-                elif (joined := self._interval.joined(choice, shown)) is not None:
-                    yield choice, joined
-        if num_running:
-            raise RequestFailedError("the engine ended the request before it was finished")
+        try:
+            await self._begin()
+            if len(self._streams) == 1:  # without a generator in between
+                async for delta in self._streams[0]:
+                    if (shown := self._shown(0, delta)) is not None:
+                        yield shown
+            else:
+                async with aclosing(merged(self._streams)) as deltas:
+                    async for prompt_index, delta in deltas:
+                        if (shown := self._shown(prompt_index, delta)) is not None:
+                            yield shown
+        finally:
+            await self._end()
+        self._check_end()
 
     async def outputs(self) -> list[CompletionOutput]:
         """Generate; return the completion of each choice, and raise what `deltas` raises."""
-        async with aclosing(self.deltas()) as deltas:
-            async for _ in deltas:
-                pass
+        try:
+            await self._begin(is_whole=True)
+            if len(self._streams) == 1:
+                async for delta in self._streams[0]:
+                    self._shown(0, delta)
+            else:
+                async with aclosing(merged(self._streams)) as deltas:
+                    async for prompt_index, delta in deltas:
+                        self._shown(prompt_index, delta)
+        finally:
+            await self._end()
+        self._check_end()
         found = [output for stream in self._streams for output in stream.completions.outputs()]
         return [_without_completion(output) for output in found] if self._is_prompt_only else found
 
@@ -230,7 +231,44 @@ class Generation:
         prompt, child = divmod(choice, self.n)
         return self._streams[prompt].completions.prompt_logprobs if child == 0 else None
 
-    async def _submit(self, prompt: EncodedPrompt) -> DeltaStream:
+    async def _begin(self, *, is_whole: bool = False) -> None:
+        """Submit the prompts."""
+        limit = self.frontend.time_limit(self._sender.arrival_s, self._body.timeout_s)
+        async with limit.hold():
+            self.encoded = await self._encode()
+        self._tokens = self._reserve_tokens()
+        self._reserve_logprobs()
+        for encoded in self.encoded:
+            stream = await self._submit(encoded, is_whole=is_whole)
+            self._streams.append(stream)
+            self._num_prompt_tokens += len(stream.prompt_token_ids)
+            self._tokens.use(len(stream.prompt_token_ids))
+            if len(self.encoded) > 1:
+                await asyncio.sleep(0)  # let other tasks run between hundreds of prompts
+
+    def _shown(self, prompt_index: int, delta: Delta) -> tuple[int, Delta] | None:
+        """Count a delta; return its choice, and what to show of it now."""
+        if delta.finish_reason is not None and finish_reason_of(delta) is not None:
+            self._num_running -= 1
+        shown = _without_completion(delta) if self._is_prompt_only else delta
+        self._count(prompt_index, shown)
+        choice = prompt_index * self.n + delta.index
+        if self._interval is None:
+            return choice, shown
+        joined = self._interval.joined(choice, shown)
+        return None if joined is None else (choice, joined)
+
+    async def _end(self) -> None:
+        """Abort what still runs, and count what was used."""
+        for stream in self._streams:
+            await stream.aclose()
+        self._settle()
+
+    def _check_end(self) -> None:
+        if self._num_running:
+            raise RequestFailedError("the engine ended the request before it was finished")
+
+    async def _submit(self, prompt: EncodedPrompt, *, is_whole: bool) -> DeltaStream:
         try:
             return await self.frontend.submit(
                 prompt,
@@ -241,6 +279,7 @@ class Generation:
                 arrival_s=self._sender.arrival_s,
                 client=self._sender.client,
                 http_request_id=self._sender.request_id,
+                is_whole=is_whole,
             )
         except GrammarError as error:
             if error.param == "structured_outputs" and self._body.response_format is not None:
@@ -272,6 +311,8 @@ class Generation:
 
     def is_large_delta(self, delta: Delta) -> bool:
         """Whether processing a delta takes long."""
+        if delta.logprobs is None and delta.prompt_logprobs is None:
+            return False
         num_of_prompt = len(delta.prompt_logprobs or ()) * ((self._params.prompt_logprobs or 0) + 1)
         num_sampled = len(delta.logprobs or ()) * ((self.num_top_logprobs or 0) + 1)
         return max(num_of_prompt, num_sampled) > LARGE
@@ -297,6 +338,7 @@ class Generation:
     def _settle(self) -> None:
         """Count the request's tokens in the usage of its key, and give back what it left."""
         if self._tokens is not None:
+            self._count_tokens(self._num_unread)
             self._tokens.close()
         usage = self._sender.account.usage
         usage.num_prompt_tokens += self._num_prompt_tokens
@@ -316,23 +358,23 @@ class Generation:
                 self._budget.reserve(self._num_generated * sum(limits), num_candidates, "logprobs")
             )
 
-    def _count(self, prompt_index: int, delta: Delta) -> None:
-        self._num_completion_tokens += len(delta.token_ids)
+    @property
+    def _num_unread(self) -> int:
+        """Number of tokens that were generated, and read by nobody."""
+        if self._is_prompt_only:
+            return 0
+        num_generated = sum(stream.completions.num_tokens for stream in self._streams)
+        return max(0, num_generated - self._num_completion_tokens)
+
+    def _count_tokens(self, num_tokens: int) -> None:
+        self._num_completion_tokens += num_tokens
         if self._tokens is not None:
-            self._tokens.use(len(delta.token_ids))
+            self._tokens.use(num_tokens)
+
+    def _count(self, prompt_index: int, delta: Delta) -> None:
+        self._count_tokens(len(delta.token_ids))
         if delta.index == 0:  # the others hit the prefix cache of the first
             self._num_cached_tokens[prompt_index] = delta.num_cached_tokens
-
-
-async def _numbered(streams: Sequence[DeltaStream]) -> AsyncGenerator[tuple[int, Delta]]:
-    """Yield (stream index, delta) as deltas come."""
-    if len(streams) == 1:
-        async for delta in streams[0]:
-            yield 0, delta
-        return
-    async with aclosing(merged(streams)) as deltas:
-        async for numbered in deltas:
-            yield numbered
 
 
 def _without_completion(part: Part) -> Part:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import Scope
 
 from quire.server.http.entry_checks import SAFE_METHODS
@@ -23,7 +22,7 @@ class Operation:
     """A path with one method and its endpoint, whose docstring begins with a summary.
 
     Attributes:
-        path: Path as Starlette matches it.
+        path: Path, which may end with a parameter, as in `/v1/models/{model:path}`.
         endpoint: Function that responds.
         method: HTTP method.
         body: Struct of the JSON body; None for no body.
@@ -47,12 +46,12 @@ class Operation:
         """First line of the endpoint's docstring."""
         return (self.endpoint.__doc__ or "").strip().split("\n", 1)[0]
 
-    def route(self) -> Route:
-        """Return the route."""
-        return Route(self.path, self._checked, methods=[self.method])
+    async def respond(self, request: Request) -> Response:
+        """Call the endpoint for a request with the right kind of key.
 
-    async def _checked(self, request: Request) -> Response:
-        """Call the endpoint for a request with the right kind of key."""
+        Raises:
+            HTTPError: It has another one.
+        """
         request.scope[ROUTE] = self.path
         if self.is_admin:
             _check_admin(request.scope)

@@ -8,9 +8,10 @@ from typing import Any, Generic, TypeVar, get_args
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import Receive
+from starlette.types import Receive, Scope
 
 from quire.errors import InvalidRequestError
+from quire.server.wire.headers import header_values
 from quire.server.wire.http_errors import HTTPError
 
 T = TypeVar("T")
@@ -45,22 +46,32 @@ class Body(Generic[S]):
         return self.num_bytes >= LARGE_BYTES
 
 
-async def read_body(request: Request, kind: type[S]) -> Body[S]:
+async def read_body(request: Request, kind: type[S], *, is_received: bool = False) -> Body[S]:
     """Read and decode a request's JSON body.
+
+    Args:
+        request: HTTP request.
+        kind: Struct of the body.
+        is_received: Whether the whole body is there already, so that it needs no timeout.
 
     Raises:
         HTTPError: The content type is not JSON, or the body arrives too slowly.
         InvalidRequestError: The body is not JSON, or a field has the wrong type.
     """
-    check_content_type(request)
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            data = await _received(request.receive)
-    except TimeoutError:
-        raise HTTPError(408, "the body did not arrive in time", code="timeout") from None
+    check_content_type(request.scope)
+    receive = request.receive
+    data = await (_received(receive) if is_received else _received_in_time(receive))
     if len(data) < LARGE_BYTES:
         return decode(data, kind)
     return await asyncio.to_thread(decode, data, kind)
+
+
+async def _received_in_time(receive: Receive) -> bytes:
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            return await _received(receive)
+    except TimeoutError:
+        raise HTTPError(408, "the body did not arrive in time", code="timeout") from None
 
 
 async def _received(receive: Receive) -> bytes:
@@ -75,17 +86,18 @@ async def _received(receive: Receive) -> bytes:
             return b"".join(pieces)
 
 
-def check_content_type(request: Request) -> None:
+def check_content_type(scope: Scope) -> None:
     """Check for uncompressed JSON, which browsers send across origins only after a preflight.
 
     Raises:
         HTTPError: The headers declare something else.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    given = header_values(scope, b"content-type")
+    kind = given[0].partition(";")[0].strip().lower() if given else ""
     if kind != "application/json":
         message = f"the content type must be application/json, got {kind[:100] or 'none'!r}"
         raise HTTPError(415, message, code="unsupported_media_type")
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
+    if any(value.lower() != "identity" for value in header_values(scope, b"content-encoding")):
         message = "compressed bodies are not supported; send the JSON uncompressed"
         raise HTTPError(415, message, code="unsupported_media_type")
 

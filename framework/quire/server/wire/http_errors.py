@@ -8,8 +8,7 @@ import logging
 import re
 
 import msgspec
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -32,8 +31,7 @@ NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients would retry by themse
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{4,}")
 _PATH = re.compile(r"(?<![\w:/])(?:[A-Za-z]:\\|/)[^\s'\",;:()]*[/\\][^\s'\",;:()]*")
 _LONGEST_MESSAGE = 2000
-
-_CODES = {401: "invalid_api_key", 403: "forbidden", 404: "not_found", 405: "method_not_allowed"}
+_CLIENT_LEFT = 499  # the status that proxies log
 
 
 class ErrorDetail(msgspec.Struct):
@@ -136,6 +134,8 @@ def headers_of(error: Exception) -> dict[str, str]:
 
 def error_response(error: Exception, request_id: str = "") -> Response:
     """Return the response to a request that failed; failures of the server are also logged."""
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=_CLIENT_LEFT)  # nobody reads it
     log_failure(error, request_id)
     return ErrorResponse(error, request_id)
 
@@ -178,21 +178,6 @@ def scrubbed(message: str) -> str:
     """Return the first line of a message, which may quote an exception, without paths."""
     first_line = message.split("\n", 1)[0]
     return _shortened(_PATH.sub("<path>", _ADDRESS.sub("<address>", first_line)))
-
-
-async def handle_error(request: Request, error: Exception) -> Response:
-    """Return the response for an exception of an endpoint."""
-    if isinstance(error, HTTPException):
-        code = _CODES.get(error.status_code, "invalid_request")
-        what = f"{request.method} {request.url.path}: {error.detail}"
-        error = HTTPError(error.status_code, what, code=code, headers=dict(error.headers or {}))
-    return error_response(error, request.scope.get("quire_request_id", ""))
-
-
-async def handle_disconnect(request: Request, error: Exception) -> Response:
-    """Return a response that is not read: the client has disconnected."""
-    del request, error
-    return Response(status_code=499)
 
 
 def _shortened(message: str) -> str:

@@ -331,3 +331,80 @@ def test_tokens_are_counted_and_not_outputs():
     done = Done().after(step(7, [1, 2, 3], []))
     assert done == Done(1, 7, 3)
     assert done.after(step(0)) == Done(2, 7, 3)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_whole_completion_is_one_delta_that_equals_the_joined_ones(run, n):
+    async def test(dispatch, core, completions):
+        parts = await read(dispatch.start(completions(n=n, seed=1)))
+        wholes = await read(dispatch.start(completions(n=n, seed=1), is_whole=True))
+        assert len(parts) > len(wholes) == n
+        for whole in wholes:
+            own = [part for part in parts if part.index == whole.index]
+            assert whole.text == "".join(part.text for part in own)
+            assert whole.token_ids == [each for part in own for each in part.token_ids]
+            assert whole.finish_reason == own[-1].finish_reason
+
+    run(test)
+
+
+def test_a_whole_completion_ends_at_a_stop_string_and_is_aborted_in_the_engine(run):
+    async def test(dispatch, core, completions):
+        (whole,) = await read(dispatch.start(completions(stop=["fox"]), is_whole=True))
+        assert whole.finish_reason == "stop"
+        assert whole.stop_reason == "fox"
+        await eventually(lambda: not core.has_work())
+
+    run(test)
+
+
+def test_a_whole_completion_that_is_aborted_has_what_was_generated(run):
+    async def test(dispatch, core, completions):
+        stream = dispatch.start(completions(), is_whole=True)
+        await eventually(lambda: stream.completions.num_tokens > 0)
+        num_tokens = stream.completions.num_tokens
+        dispatch.end(stream)
+        (whole,) = await read(stream)
+        assert whole.finish_reason == "abort"
+        assert len(whole.token_ids) >= num_tokens
+
+    run(test, core=ScriptedCore(lambda request: Reply([300] * 400), step_s=0.01))
+
+
+def test_requests_of_one_turn_of_the_loop_arrive_in_the_engine_together(run):
+    async def test(dispatch, core, completions):
+        posted = []
+        post = dispatch.thread.post
+        dispatch.thread.post = lambda command: (posted.append(command), post(command))
+        streams = [dispatch.start(completions()) for _ in range(5)]
+        for stream in streams:
+            assert (await read(stream))[-1].finish_reason == "stop"
+        assert len(posted) == 1
+        assert [request.request_id for request in core.requests] == [
+            f"{stream.request_id}-0" for stream in streams
+        ]
+
+    run(test)
+
+
+def test_a_request_that_is_dropped_in_its_turn_never_reaches_the_engine(run):
+    async def test(dispatch, core, completions):
+        dropped, kept = dispatch.start(completions()), dispatch.start(completions())
+        await dropped.aclose()
+        await read(kept)
+        assert [request.request_id for request in core.requests] == [f"{kept.request_id}-0"]
+
+    run(test)
+
+
+def test_a_request_whose_engine_dies_in_its_turn_fails(run):
+    async def test(dispatch, core, completions):
+        stream = dispatch.start(completions())
+        dispatch.thread.stop()
+        with pytest.raises(EngineDeadError):
+            await read(stream)
+        assert dispatch.streams() == []
+        with pytest.raises(EngineDeadError):
+            dispatch.start(completions())
+
+    run(test)

@@ -74,7 +74,7 @@ def converse(frontend_of, tmp_path):
             app = create_app(frontend, options, list, lifecycle, monitor=monitor)
             listener, refusals = socket.socket(), Refusals()
             listener.bind(("127.0.0.1", 0))
-            connections = Connections(unreachable, refusals, app.state.early_refusals)
+            connections = Connections(unreachable, refusals, app.early_refusals)
             acceptor = Acceptor(listener, partial(Connection, connections), refusals)
             acceptor.start()
             reader, writer = await asyncio.open_connection(*listener.getsockname())

@@ -35,7 +35,7 @@ def raw(served, request: bytes) -> tuple[int, bytes]:
 
 
 def paths_of(served):
-    routes = served.server.app.routes
+    routes = served.server.app.operations
     return sorted({route.path.replace("{model:path}", "demo") for route in routes})
 
 

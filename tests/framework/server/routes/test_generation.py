@@ -13,12 +13,15 @@ from quire.messages import ErrorReport
 from quire.outputs import Delta
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
 from quire.server.http.logprob_budget import LogprobBudget
+from quire.server.keys.account import Account
+from quire.server.keys.api_key import KeyLimits
 from quire.server.routes.generation import LARGE, Generation
 from quire.server.wire.http_errors import HTTPError
 from quire.server.wire.protocol import SamplingBody
 from quire.server.wire.sender import Sender
 
 BODY = SamplingBody()
+STOPPED_S = 1.0  # a clock that stands
 
 
 def prompts_of(*texts):
@@ -289,3 +292,38 @@ def test_between_any_two_prompts_others_have_their_turn(frontend):
         assert seen == set(range(51))
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_prompt_only", [False, True])
+def test_a_whole_response_whose_client_leaves_pays_for_what_was_generated(
+    frontend, core, is_prompt_only
+):
+    core.script.by_prompt = {"": "word " * 100}
+    core.step_s = 0.005
+    watched = Watched(frontend)
+    account = Account("acme", KeyLimits(tokens_per_minute=1000), clock=lambda: STOPPED_S)
+    sender = Sender(account=account)
+    generation = Generation(
+        watched,
+        LogprobBudget(),
+        prompts_of("a"),
+        SamplingParams(max_tokens=None),
+        None,
+        BODY,
+        sender,
+        is_prompt_only=is_prompt_only,
+    )
+
+    async def main():
+        waiting = asyncio.create_task(generation.outputs())
+        while not watched.streams or watched.streams[0].completions.num_tokens < 3:
+            await asyncio.sleep(0.001)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        return watched.streams[0].completions.num_tokens
+
+    num_generated = asyncio.run(main())
+    num_paid = 0 if is_prompt_only else num_generated
+    assert num_generated >= 3
+    assert account.usage.num_completion_tokens == num_paid
+    assert account.tokens.level(STOPPED_S) == 1000 - account.usage.num_prompt_tokens - num_paid
