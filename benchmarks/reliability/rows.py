@@ -15,6 +15,7 @@ from mixed_load import fuzz, overload, soak
 from parser_splits import parser_splits
 from row import Row
 from scheduler_steps import scheduler_steps
+from security_corpus import security_corpus
 from surface import listeners, product_code, startup
 
 ROWS = (
@@ -63,7 +64,7 @@ ROWS = (
         "R15", "soak: RSS slope, descriptors, threads, greedy completions",
         "< 1 MB/h; no growth; all equal", soak,
     ),
-    Row("R16", "security corpus (S1 to S28), also under `-OO`", "100 %", missing="being written"),
+    Row("R16", "attacks of the security page, also under `-OO`", "100 %", security_corpus),
     Row(
         "R17", "listeners beside HTTP; paths without a key",
         "0; 2 (`/livez`, `/readyz`)", listeners,

@@ -14,6 +14,7 @@ from quire.testing.tool_parsing import ToolSample
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks" / "reliability"
 PAGE = ROOT / "docs" / "reliability.md"
+TESTS = ROOT / "tests"
 
 
 def test_the_page_has_the_table_of_the_results(benchmark):
@@ -63,6 +64,17 @@ def test_figures_of_other_results_are_read_with_their_dates(benchmark):
         assert re.search(r"\[\w+\.md\]\(\.\./benchmarks/results/\w+\.md\), 2\d{3}", measured.source)
         assert re.search(r"\d", measured.text)
     assert committed.suite_accepts(limits).text.startswith("0 of ")
+
+
+def test_every_attack_of_the_page_has_tests_that_exist_or_says_that_there_is_nothing_to_attack(
+    benchmark,
+):
+    listed = benchmark("security_corpus").listed()
+    assert list(listed) == [f"S{i}" for i in range(1, 29)]
+    assert [
+        path for paths in listed.values() for path in paths if not (TESTS / path).exists()
+    ] == []
+    assert [attack for attack, paths in listed.items() if not paths] == ["S14"]
 
 
 def test_splits_are_all_places_of_one_and_two_cuts(benchmark):

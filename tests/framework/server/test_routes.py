@@ -118,6 +118,8 @@ WRONG = {
     "no UTF-8": b'{"model": "\xff"}',
     "NaN": b'{"temperature": NaN}',
     "too deep": b'{"a":' * 99 + b"1" + b"}" * 99,
+    "ten thousand deep": b'{"prompt":' + b"[" * 10_000 + b"]" * 10_000 + b"}",
+    "equal names": b'{"prompt": 1, "prompt": {}, "messages": [], "messages": 1, "tokens": 1}',
     "a foreign model": json.dumps({"model": HOSTILE, "prompt": "x", "tokens": [1]}).encode(),
     "wrong types": json.dumps(
         {"model": 1, "messages": {}, "prompt": {"a": HOSTILE}, "tokens": HOSTILE, "n": HOSTILE}

@@ -112,6 +112,31 @@ def test_an_unfinished_call_is_text(text):
     assert read(*f"Hm.\n{text}") == completion
 
 
+CODE = (
+    "{\"x\": \"__import__('os').system('touch canary')\"}",
+    '{"x": "${jndi:ldap://evil}", "y": "{{7*7}}", "__class__": {"__reduce__": "os.system"}}',
+    '{"__proto__": {"a": 1}, "constructor": "eval"}',
+)
+
+
+@pytest.mark.parametrize("arguments", CODE)
+def test_arguments_that_look_like_code_are_passed_on_as_text(arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "__import__('os').system('touch canary')"):
+        completion = read(*call(json.dumps(name)[1:-1], arguments))
+        assert completion.calls == [(name, arguments)]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["<tool_call>__import__('os').system('touch canary')</tool_call>", "<tool_call>{1}"]
+)
+def test_what_is_code_and_no_call_is_text(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert (read(text).content, read(text).calls) == (text, [])
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_call_behind_a_broken_one_counts():
     broken = '<tool_call>{"name": "a", "arguments": {"x":'
     completion = read(f"{broken}{call('b', '{}')}")

@@ -1,7 +1,7 @@
 """POST /v1/chat/completions: render, generate, parse, and respond in full or as a stream."""
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -63,16 +63,17 @@ class ChatRoute:
         typed = body.typed
         adapter = self._frontend.resolve_adapter(typed.model)
         tools = self._tools(typed)
-        params = sampling_params(
-            typed,
-            max_tokens=typed.completion_limit,
-            logprobs=_num_logprobs(typed),
-            prompt_logprobs=typed.prompt_logprobs,
-            extra_args=extra_args,
-            unknown=self._unknown,
-            forced_call=tools.constraint,
-            strict_calls=tools.strict_calls,
-        )
+        with _limit_as_sent(typed):
+            params = sampling_params(
+                typed,
+                max_tokens=typed.completion_limit,
+                logprobs=_num_logprobs(typed),
+                prompt_logprobs=typed.prompt_logprobs,
+                extra_args=extra_args,
+                unknown=self._unknown,
+                forced_call=tools.constraint,
+                strict_calls=tools.strict_calls,
+            )
         render = partial(
             rendered_chat, self._frontend.chat_template, typed, tools.tools, self._unknown
         )
@@ -106,6 +107,18 @@ class ChatRoute:
                 param="tools",
             )
         return tools
+
+
+@contextmanager
+def _limit_as_sent(body: ChatBody) -> Iterator[None]:
+    """Name the limit of a completion in errors as the client has sent it."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        sent = "max_completion_tokens"
+        if error.param != "max_tokens" or body.max_completion_tokens is None:
+            raise
+        raise InvalidRequestError(str(error).replace("max_tokens", sent, 1), param=sent) from None
 
 
 def _num_logprobs(body: ChatBody) -> int | None:

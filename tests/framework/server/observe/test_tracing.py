@@ -95,6 +95,13 @@ def test_a_completion_has_a_server_span_a_genai_span_and_its_phases(traced, core
     assert "secret" not in "".join(span.to_json() for span in spans)
 
 
+def test_no_span_has_a_header_or_a_query(traced):
+    sent = {"authorization": "Bearer sk-canary", "x-api-key": "sk-canary", "cookie": "sk-canary"}
+    spans = traced((CHAT, HI | {"user": "sk-canary", "cache_salt": "sk-canary"}), **sent)
+    assert len(spans) > 2
+    assert "canary" not in "".join(span.to_json() for span in spans)
+
+
 def test_the_caller_is_the_parent(traced):
     spans = traced((CHAT, HI), traceparent=PARENT)
     assert {f"{span.context.trace_id:032x}" for span in spans} == {PARENT.split("-")[1]}
