@@ -83,7 +83,9 @@ def _completions(
         )
         for index in range(len(prompts))
     ]  # fmt: skip
-    fixed = {"dtype": "float32", "block_size": BLOCK_SIZE, "max_model_len": MAX_MODEL_LEN}
+    fixed = {
+        "dtype": "float32", "threads": 1, "block_size": BLOCK_SIZE, "max_model_len": MAX_MODEL_LEN
+    }  # fmt: skip
     with LLM(folder, batch_invariant=True, **(fixed | options)) as llm:
         num_rounds = 1 if options.get("max_num_seqs") == 1 else 2
         outputs = [out for _ in range(num_rounds) for out in llm.generate(prompts, params)]
