@@ -61,6 +61,7 @@ KV_CACHE_DTYPES = {
     "fp8_e4m3": "float8_e4m3fn",
 }
 KERNELS = ("auto", "torch", "triton", "native")
+MAX_API_SERVERS = 64
 METRICS_NAMES = ("quire", "vllm", "both")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 
@@ -642,6 +643,11 @@ class ServerSettings:
         "HTTP, such as http://localhost:4318/v1/traces; needs quire[otel]; None: no traces.",
     )
 
+    api_server_count: int = option(
+        1,
+        "Number of processes that serve HTTP, tokenize and check requests for the one engine. "
+        "More than one need an engine in a process of its own, and no replicas.",
+    )
     health_port: int = option(
         0,
         "Further port for /livez, /readyz and /health, which need no key there and are answered by "
@@ -672,10 +678,27 @@ class ServerSettings:
                 f"max_body_bytes is {self.max_body_bytes}"
             )
         _check_at_least("shutdown_timeout_s", self.shutdown_timeout_s, 0)
+        self._check_api_servers()
         for name, keys in (("api_key", self.api_key), ("admin_key", self.admin_key)):
             if "" in keys:
                 raise SettingsError(f"{name} is empty; leave it out to do without such a key")
         _check_choice("metrics_names", self.metrics_names, METRICS_NAMES)
+
+    def _check_api_servers(self) -> None:
+        count, share = (
+            self.api_server_count,
+            self.max_received_bytes // max(1, self.api_server_count),
+        )
+        if not 1 <= count <= MAX_API_SERVERS:
+            raise SettingsError(
+                f"api_server_count must be from 1 to {MAX_API_SERVERS}, got {count}"
+            )
+        if share < self.max_body_bytes:
+            raise SettingsError(
+                f"max_received_bytes is {self.max_received_bytes}, which is {share} for each of "
+                f"{count} processes (api_server_count), less than one body may have: "
+                f"max_body_bytes is {self.max_body_bytes}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -691,6 +714,21 @@ class Settings:
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     plugins: PluginSettings = field(default_factory=PluginSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
+
+    def __post_init__(self) -> None:
+        if self.server.api_server_count == 1:
+            return
+        if self.parallel.engine_process is False:
+            raise SettingsError(
+                f"api_server_count is {self.server.api_server_count}, and several processes share "
+                "an engine only if it has a process of its own; leave out engine_process"
+            )
+        if self.parallel.data_parallel_size > 1:
+            raise SettingsError(
+                f"api_server_count is {self.server.api_server_count} and data_parallel_size is "
+                f"{self.parallel.data_parallel_size}: several processes cannot share several "
+                "replicas; leave one of them at 1"
+            )
 
     def for_device(self, device: str) -> "Settings":
         """Return the settings with the defaults of a device, "cpu" or "cuda"."""

@@ -452,6 +452,43 @@ class KVEventBatch(msgspec.Struct, frozen=True):
     is_snapshot: bool = False
 
 
+def num_tokens_of(output: EngineOutput) -> int:
+    """Return the number of generated tokens in an output."""
+    return len(output.token_ids) + sum(len(each.token_ids) for each in output.hypotheses or ())
+
+
+class SharedLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """The work of an engine for all of its front ends, as one of them is told.
+
+    Attributes:
+        taken_s: Time at which the engine had taken the requests of its front ends, by
+            `time.monotonic()`: one clock for all processes of a machine.
+        num_open: Number of requests that have not ended.
+        num_waiting: Number of those that wait for others to end.
+        work_tokens: Tokens of the work before a new request, of prompts and completions.
+        tokens_per_s: Rate at which the engine serves such work; None: it was not measured.
+        completion_tokens: Number of tokens that a completion has on average, lately.
+        token_s: Seconds from a token of a running completion to its next; 0: unknown.
+        hopeless: Ids of the front end's requests that are about to begin, and could not end in
+            their time; each is there once.
+        num_steps: Number of steps since the start.
+        num_computed_tokens: Number of tokens whose KV was computed since the start.
+        num_generated_tokens: Number of tokens that were generated since the start.
+    """
+
+    taken_s: float = 0.0
+    num_open: int = 0
+    num_waiting: int = 0
+    work_tokens: float = 0.0
+    tokens_per_s: float | None = None
+    completion_tokens: float = 0.0
+    token_s: float = 0.0
+    hopeless: list[str] = []
+    num_steps: int = 0
+    num_computed_tokens: int = 0
+    num_generated_tokens: int = 0
+
+
 class EngineOutputs(msgspec.Struct, frozen=True, omit_defaults=True):
     """The results of one step for all requests, and the engine's statistics.
 
@@ -460,12 +497,14 @@ class EngineOutputs(msgspec.Struct, frozen=True, omit_defaults=True):
         stats: Statistics after the step.
         kv_events: Changes of the prefix cache, if they are reported.
         steps: The steps that computed something; of several replicas, those of all.
+        load: Work for all front ends; None: the engine has one.
     """
 
     outputs: list[EngineOutput]
     stats: EngineStats
     kv_events: list[KVEventBatch] = []
     steps: list[StepStats] = []
+    load: SharedLoad | None = None
 
 
 class BlockCopy(msgspec.Struct, frozen=True, array_like=True):

@@ -274,3 +274,22 @@ def test_no_more_requests_run_than_a_step_has_tokens():
 def test_an_option_of_another_engine_names_ours():
     with pytest.raises(SettingsError, match="its name goes into the option samplers"):
         Settings.from_options({"logits_processors": ["acme.steps:Loud"]})
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"api_server_count": 0}, "from 1 to 64, got 0"),
+        ({"api_server_count": 65}, "from 1 to 64, got 65"),
+        ({"api_server_count": 2, "engine_process": False}, "a process of its own"),
+        ({"api_server_count": 2, "data_parallel_size": 2}, "cannot share several replicas"),
+        ({"api_server_count": 17}, "less than one body may have"),
+    ],
+)
+def test_several_front_ends_are_refused_where_they_cannot_share(options, why):
+    with pytest.raises(SettingsError, match=why):
+        Settings.from_options(options)
+
+
+def test_several_front_ends_share_one_engine():
+    assert Settings.from_options({"api_server_count": 16}).server.api_server_count == 16

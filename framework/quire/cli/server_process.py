@@ -21,6 +21,11 @@ def run_server(settings: Settings, process: EngineStart | None) -> None:
     """
     with bound_socket(settings.server) as bound, bound_health_socket(settings.server) as health:
         starting = begin_engine(settings, is_serving=True, early=process)
-        from quire.cli.served_engine import serve_engine  # imports the server
+        if settings.server.api_server_count > 1:
+            from quire.cli.api_servers.group_run import run_group
 
-        serve_engine(starting, settings.server, bound, health)
+            run_group(settings, starting, bound, health)
+        else:
+            from quire.cli.served_engine import serve_engine  # imports the server
+
+            serve_engine(starting, settings.server, bound, health)

@@ -16,10 +16,10 @@ from quire.frontend.chat.chat_template import ChatTemplate
 from quire.frontend.chat.completion_parser import CompletionParsers
 from quire.frontend.completions.completion import PromptState
 from quire.frontend.completions.delta_stream import DeltaStream
-from quire.frontend.dispatch.backlog import QueueLimits
 from quire.frontend.dispatch.dispatcher import Dispatch
 from quire.frontend.dispatch.engine_client import EngineCoreClient
 from quire.frontend.dispatch.engine_thread import STOP_TIMEOUT_S
+from quire.frontend.dispatch.queue_gate import QueueLimits
 from quire.frontend.intake.intake import Intake
 from quire.frontend.intake.prompt import EncodedPrompt
 from quire.frontend.intake.request_hooks import RequestHook
@@ -55,6 +55,7 @@ class AsyncFrontend:
         request_timeout_s: Default and upper limit of a request's timeout, as in the engine; also
             enforced here, because a step of the engine may hang.
         queue_limits: Limits on waiting requests, for `check_room`; None: there are none.
+        is_engine_shared: Whether the engine has other front ends.
 
     Attributes:
         dispatch: Open streams, and the statistics of the engine.
@@ -80,6 +81,7 @@ class AsyncFrontend:
         stall_limit_s: float = STALL_LIMIT_S,
         request_timeout_s: float | None = None,
         queue_limits: QueueLimits | None = None,
+        is_engine_shared: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
         self.intake = intake
@@ -93,7 +95,13 @@ class AsyncFrontend:
         self._request_timeout_s = request_timeout_s
         self._is_draining = False
         self.observer = observer or RequestObserver(model_name)
-        self.dispatch = Dispatch(core, request_timeout_s, queue_limits, self.observer.metrics)
+        self.dispatch = Dispatch(
+            core,
+            request_timeout_s,
+            queue_limits,
+            self.observer.metrics,
+            is_shared=is_engine_shared,
+        )
         self.thread = self.dispatch.thread
         self.controls = self.dispatch.controls
         self.lanes = WorkLanes()
@@ -224,7 +232,7 @@ class AsyncFrontend:
     @property
     def is_stalled(self) -> bool:
         """Whether a step hangs: there is work, and no step completed within the limit."""
-        return self.thread.stalled_s > self._stall_limit_s
+        return self.dispatch.stalled_s > self._stall_limit_s
 
     async def shutdown(
         self, timeout_s: float = 0.0, stop_timeout_s: float = STOP_TIMEOUT_S

@@ -4,6 +4,7 @@
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from quire.compose.checkpoint import Checkpoint, find_checkpoint
 from quire.compose.choices.choosing import ASKED_FOR
 from quire.compose.choices.grid_choice import cores_warning
 from quire.compose.choices.kernel_choice import NATIVE_DTYPE
-from quire.compose.choices.probes import cause_of, run_probes
+from quire.compose.choices.probes import KnownProbes, cause_of
 from quire.compose.compose import compose
 from quire.compose.composition import Composition, Rejection
 from quire.config import Settings
@@ -36,6 +37,7 @@ class Composed:
     composition: Composition
     tokenizer: Tokenizer
     chat_template: ChatTemplate
+    probed: Mapping[str, str | None]  # results of the probes that have run
 
 
 def plan_composition(settings: Settings) -> Composition:
@@ -47,29 +49,40 @@ def plan_composition(settings: Settings) -> Composition:
     return compose_engine(settings, load_plugins(settings.plugins), is_plan=True).composition
 
 
-def compose_engine(settings: Settings, plugins: Plugins, *, is_plan: bool = False) -> Composed:
+def compose_engine(
+    settings: Settings,
+    plugins: Plugins,
+    *,
+    is_plan: bool = False,
+    probed: Mapping[str, str | None] | None = None,
+) -> Composed:
     """Choose every part, and load the tokenizer and the chat template.
 
     Args:
         settings: Settings as given by the user.
         plugins: Installed plugins.
+        probed: Results of the probes of a process that runs the engine of this one; None: the
+            engine runs here, or is started from here.
         is_plan: Whether nothing will be started: then no weights of a model on the hub are
             downloaded, no kernels are compiled, and every chosen part is expected to run.
 
     Raises:
         QuireError: A part cannot be chosen; the message says which and what would help.
     """
-    with_weights = not is_plan and settings.model.load_format != "dummy"
+    is_front_end = probed is not None
+    with_weights = not (is_plan or is_front_end) and settings.model.load_format != "dummy"
     checkpoint = find_checkpoint(settings.model, plugins.registries.checkpoints, with_weights)
     if with_weights:
         read_ahead(checkpoint.folder)
     tokenizer, template = load_text(settings, plugins, checkpoint)
-    probe = None if is_plan else run_probes
-    composition = compose(settings, plugins, checkpoint, template.source, probe=probe)
-    if composition.kernels.value == "native":
+    probe = KnownProbes(probed)
+    composition = compose(
+        settings, plugins, checkpoint, template.source, probe=None if is_plan else probe
+    )
+    if composition.kernels.value == "native" and not is_front_end:
         wait_asleep()  # has to be set before torch is imported
     settings = settings.for_device(composition.device)
-    return Composed(settings, plugins, composition, tokenizer, template)
+    return Composed(settings, plugins, composition, tokenizer, template, probe.results)
 
 
 def load_text(

@@ -5,14 +5,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from quire.compose.choices.lora_choice import load_sources
 from quire.compose.choices.sampler_choice import offered_fields, offered_logits_processors
 from quire.compose.composition import Composition
 from quire.config import ParallelSettings, Settings
 from quire.frontend.async_frontend import STALL_LIMIT_S, AsyncFrontend
 from quire.frontend.chat.chat_template import ChatTemplate
 from quire.frontend.chat.completion_parser import CompletionParsers
-from quire.frontend.dispatch.backlog import QueueLimits
 from quire.frontend.dispatch.engine_client import EngineCoreClient
 from quire.frontend.intake.intake import Intake
 from quire.frontend.intake.logits_processor_names import LogitsProcessorNames
@@ -21,12 +19,13 @@ from quire.frontend.metrics.engine_facts import EngineFacts
 from quire.frontend.metrics.request_observer import RequestObserver
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.interfaces.lora import LoRASource
-from quire.launch.adapters import find_adapters, resolve_adapter
+from quire.launch.adapters import resolve_adapter
 from quire.launch.composing import Composed
 from quire.launch.engine_process.engine_start import EngineStart
 from quire.launch.engine_process.remote_core import RemoteCore
-from quire.launch.grammar_setup import make_grammar_check
-from quire.launch.parsers import load_parsers, make_thinking
+from quire.launch.front_end_parts import FrontEndParts
+from quire.launch.parsers import make_thinking
+from quire.launch.queue_limits import queue_limits
 from quire.launch.starting_engine import StartingEngine, begin_engine
 from quire.launch.torch_modules import defer_unused_modules
 from quire.messages import AdapterRef, LoadAdapter, Started
@@ -51,6 +50,7 @@ class Engine:
     completion_parsers: CompletionParsers
     adapters: Mapping[str, AdapterRef]
     lora_sources: Mapping[str, LoRASource]
+    is_shared: bool = False  # with other front ends
 
     @property
     def model_name(self) -> str:
@@ -104,17 +104,8 @@ class Engine:
             stall_limit_s=stall_limit(self.settings.parallel),
             request_timeout_s=self.settings.scheduler.request_timeout_s,
             queue_limits=queue_limits(self.settings),
+            is_engine_shared=self.is_shared,
         )
-
-
-def queue_limits(settings: Settings) -> QueueLimits:
-    """Return the limits on waiting requests, of all replicas together."""
-    num_replicas, scheduler = settings.parallel.data_parallel_size, settings.scheduler
-    return QueueLimits(
-        num_replicas * scheduler.max_running,
-        num_replicas * scheduler.max_num_queued,
-        scheduler.max_queue_wait_s,
-    )
 
 
 def stall_limit(parallel: ParallelSettings) -> float:
@@ -144,18 +135,21 @@ def start_engine(settings: Settings, *, is_serving: bool = False) -> Engine:
     return finish_engine(begin_engine(settings, is_serving=is_serving))
 
 
-def finish_engine(starting: StartingEngine, *, owns_process: bool = False) -> Engine:
+def finish_engine(
+    starting: StartingEngine, *, owns_process: bool = False, is_shared: bool = False
+) -> Engine:
     """Wait until an engine is ready for requests, or start it in this process; return it.
 
     Args:
         starting: Engine that starts.
         owns_process: Whether this process belongs to quire, and not to a program that uses it.
+        is_shared: Whether the engine has other front ends.
 
     Raises:
         QuireError: The engine cannot be started; the message says why and what would help.
     """
     try:
-        engine = _engine(starting, owns_process=owns_process)
+        engine = _engine(starting, owns_process=owns_process, is_shared=is_shared)
     except BaseException as error:
         starting.close(f"the engine did not start: {error}")
         raise
@@ -163,38 +157,47 @@ def finish_engine(starting: StartingEngine, *, owns_process: bool = False) -> En
     return engine
 
 
-def _engine(starting: StartingEngine, *, owns_process: bool) -> Engine:
-    composed, plugins = starting.composed, starting.composed.plugins
-    # Imported first: a broken part is reported before the weights are loaded.
-    parsers = load_parsers(composed.composition, plugins.registries)
-    check_grammar = make_grammar_check(composed.composition, plugins)
-    lora_sources = load_sources(composed.settings.lora, composed.composition, plugins.registries)
-    adapters = find_adapters(composed.settings, composed.composition, lora_sources)
+def _engine(starting: StartingEngine, *, owns_process: bool, is_shared: bool) -> Engine:
+    composed = starting.composed
+    parts = FrontEndParts.load(composed)
     core, began = _start_core(composed, starting.process, owns_process)
     try:
-        for adapter in adapters.values():  # an unusable adapter fails start-up, not a request
+        for adapter in parts.adapters.values():  # an unusable adapter fails start-up
             core.control(LoadAdapter(adapter))
-        composition = replace(composed.composition, max_model_len=began.max_model_len)
-        intake = Intake(
-            composed.tokenizer,
-            max_model_len=began.max_model_len,
-            vocab_size=composition.description.vocab_size,
-            fields=composition.sampler_fields,
-            offered_fields=offered_fields(plugins.registries, composition.samplers),
-            logits_processors=LogitsProcessorNames(
-                {choice.name: choice.entry.capabilities for choice in composition.samplers},
-                offered_logits_processors(plugins.registries, composition.samplers),
-            ),
-            hooks=plugins.hooks("request_received"),
-            check_grammar=check_grammar,
-            thinking=make_thinking(composition, parsers, composed.tokenizer),
-            has_priorities=composition.scheduling_policy.entry.capabilities.reads_priority,
-            max_logprobs=composed.settings.sampling.max_logprobs,
-            logprobs_mode=composed.settings.sampling.logprobs_mode,
-        )
+        return assembled(composed, parts, core, began, is_shared=is_shared)
     except BaseException:
         core.shutdown()
         raise
+
+
+def assembled(
+    composed: Composed,
+    parts: FrontEndParts,
+    core: EngineCoreClient,
+    began: Started,
+    *,
+    is_shared: bool = False,
+) -> Engine:
+    """Return an engine whose core is ready for requests."""
+    plugins = composed.plugins
+    composition = replace(composed.composition, max_model_len=began.max_model_len)
+    intake = Intake(
+        composed.tokenizer,
+        max_model_len=began.max_model_len,
+        vocab_size=composition.description.vocab_size,
+        fields=composition.sampler_fields,
+        offered_fields=offered_fields(plugins.registries, composition.samplers),
+        logits_processors=LogitsProcessorNames(
+            {choice.name: choice.entry.capabilities for choice in composition.samplers},
+            offered_logits_processors(plugins.registries, composition.samplers),
+        ),
+        hooks=plugins.hooks("request_received"),
+        check_grammar=parts.check_grammar,
+        thinking=make_thinking(composition, parts.completion_parsers, composed.tokenizer),
+        has_priorities=composition.scheduling_policy.entry.capabilities.reads_priority,
+        max_logprobs=composed.settings.sampling.max_logprobs,
+        logprobs_mode=composed.settings.sampling.logprobs_mode,
+    )
     return Engine(
         settings=composed.settings,
         plugins=plugins,
@@ -203,9 +206,10 @@ def _engine(starting: StartingEngine, *, owns_process: bool) -> Engine:
         tokenizer=composed.tokenizer,
         chat_template=composed.chat_template,
         intake=intake,
-        completion_parsers=parsers,
-        adapters=adapters,
-        lora_sources=lora_sources,
+        completion_parsers=parts.completion_parsers,
+        adapters=parts.adapters,
+        lora_sources=parts.lora_sources,
+        is_shared=is_shared,
     )
 
 

@@ -74,6 +74,7 @@ def create_app(
         control if accounts.has_admin else [],
         monitor,
         has_lenient_fields=settings.lenient_fields,
+        num_processes=settings.api_server_count,
     )
     checks = EntryChecks(settings, lifecycle, accounts)
     refusals = EarlyRefusals(frontend, checks, lifecycle, accounts, monitor, QUEUED_BODIES)
@@ -138,10 +139,12 @@ def _router(
     monitor: Monitor,
     *,
     has_lenient_fields: bool,
+    num_processes: int = 1,
 ) -> Router:
     unknown = UnknownFields(has_lenient_fields)
-    operations = _operations(frontend, HealthRoutes(frontend, lifecycle, plugins_report), unknown)
-    operations.append(Operation(METRICS_PATH, MetricsRoute(monitor.exposition).metrics))
+    health = HealthRoutes(frontend, lifecycle, plugins_report)
+    operations = _operations(frontend, health, unknown, LogprobBudget.share(num_processes))
+    operations.append(Operation(METRICS_PATH, MetricsRoute(monitor.render).metrics))
     operations += control
     description = ApiDescription(
         operations, frontend.intake.fields, frontend.intake.logits_processors.opt_in
@@ -151,10 +154,9 @@ def _router(
 
 
 def _operations(
-    frontend: AsyncFrontend, health: HealthRoutes, unknown: UnknownFields
+    frontend: AsyncFrontend, health: HealthRoutes, unknown: UnknownFields, budget: LogprobBudget
 ) -> list[Operation]:
     models, tokens = ModelRoutes(frontend), TokenRoutes(frontend, unknown)
-    budget = LogprobBudget()
     return [
         Operation("/livez", health.livez),
         Operation("/readyz", health.readyz),

@@ -6,10 +6,11 @@ If the engine dies, the server exits with an error, so that its supervisor can s
 """
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,7 @@ from quire.server.http.connections import Connections
 from quire.server.http.lifecycle import Lifecycle
 from quire.server.http.refusals import Refusals
 from quire.server.keys.accounts import Accounts
-from quire.server.observe.monitor import Monitor
+from quire.server.observe.monitor import Monitor, RenderAll
 from quire.server.routes.health import HealthRoutes
 from quire.server.routes.metrics import MetricsRoute
 from quire.server.stats_log import log_stats
@@ -50,6 +51,7 @@ class HTTPServer:
         on_ready: Function called with the server's URL once it listens.
         accounts: Accounts of the keys; None to load them from the settings.
         stats_hooks: The plugins' `stats_logged`.
+        render_all: Renders the metrics of all processes of the server; None: this is the only one.
 
     Attributes:
         engine_death: Error of an engine that died; None otherwise.
@@ -65,11 +67,14 @@ class HTTPServer:
         on_ready: Callable[[str], None] | None = None,
         accounts: Accounts | None = None,
         stats_hooks: Sequence[RequestHook] = (),
+        render_all: RenderAll | None = None,
     ) -> None:
         self._stats_hooks = stats_hooks
         self._lifecycle = Lifecycle()
         self._accounts = accounts or Accounts.load(settings)
-        self._monitor = Monitor(frontend, settings, self._lifecycle, self._accounts)
+        self._monitor = Monitor(
+            frontend, settings, self._lifecycle, self._accounts, render_all=render_all
+        )
         self.app = create_app(
             frontend, settings, plugins_report, self._lifecycle, self._accounts, self._monitor
         )
@@ -97,7 +102,7 @@ class HTTPServer:
         health = None
         if health_listener is not None:
             routes = HealthRoutes(self._frontend, self._lifecycle, self._plugins_report)
-            metrics = MetricsRoute(self._monitor.exposition)
+            metrics = MetricsRoute(self._monitor.render)
             is_open = self._settings.open_metrics
             health = HealthServer(routes, health_listener, metrics if is_open else None)
             health.start()
@@ -113,21 +118,13 @@ class HTTPServer:
         connection_limits()  # it raises the limit of open files, or says what is missing
         self.connections = Connections(self.app, self._refusals, self.app.early_refusals)
         self._lifecycle.connections = self.connections.open
-        acceptors = [
-            Acceptor(each, partial(Connection, self.connections), self._refusals)
-            for each in listeners
-        ]
-        tasks = [
-            asyncio.create_task(log_stats(self._frontend, hooks=self._stats_hooks)),
-            asyncio.create_task(self._monitor.measure()),
-            asyncio.create_task(self._end_with_engine()),
-            asyncio.create_task(self._lifecycle.beat()),
-            asyncio.create_task(self._accounts.follow_files()),
-        ]
-        with signals_handled(self._on_signal):
-            for acceptor in acceptors:
-                acceptor.start()
+        acceptors = [self._acceptor(each, self.connections) for each in listeners]
+        tasks = [asyncio.create_task(each) for each in self._background()]
+        with self._signals():
             try:
+                await self._wait_until_admitted()
+                for acceptor in acceptors:
+                    acceptor.start()
                 if self._on_ready is not None:
                     self._on_ready(url_of(listeners[0]))
                 await self._end.wait()
@@ -138,6 +135,31 @@ class HTTPServer:
                     task.cancel()
                 await self.connections.close(ABORT_GRACE_S)
                 self._monitor.close()
+
+    def _background(self) -> list[Coroutine[Any, Any, None]]:
+        """Return what runs beside the requests."""
+        return [
+            log_stats(self._frontend, hooks=self._stats_hooks),
+            self._monitor.measure(),
+            self._end_with_engine(),
+            self._lifecycle.beat(),
+            self._accounts.follow_files(),
+        ]
+
+    def _acceptor(self, listener: socket.socket, connections: Connections) -> Acceptor:
+        """Return an acceptor for a listening socket."""
+        return Acceptor(listener, partial(Connection, connections), self._refusals)
+
+    def _signals(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context in which signals stop the server."""
+        return signals_handled(self._on_signal)
+
+    async def _wait_until_admitted(self) -> None:
+        """Wait until the server may accept connections: at once, if it is the only process."""
+
+    async def _wait_until_idle(self) -> None:
+        """Wait until the server has no request left."""
+        await self._lifecycle.wait_until_idle()
 
     def stop(self) -> None:
         """Drain and stop; a second call aborts. May be called from any thread."""
@@ -157,7 +179,7 @@ class HTTPServer:
 
     async def _drain(self) -> None:
         """Wait for the running requests, abort those left, and end the server."""
-        idle = asyncio.create_task(self._lifecycle.wait_until_idle())
+        idle = asyncio.create_task(self._wait_until_idle())
         aborted = asyncio.create_task(self._abort.wait())
         timeout_s = self._settings.shutdown_timeout_s
         await asyncio.wait({idle, aborted}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

@@ -12,7 +12,7 @@ from scripted_core import ScriptedCore
 from server_parts import Texts, make_frontend, start_server, stop_servers
 
 from quire.config import ServerSettings
-from quire.frontend.dispatch.backlog import MARGIN, QueueLimits
+from quire.frontend.dispatch.queue_gate import MARGIN, QueueLimits
 from quire.server.app import create_app
 
 NUM_REQUESTS = 250

@@ -39,6 +39,27 @@ def run_probes(parts: Mapping[str, str]) -> dict[str, str | None]:
     return {reference: result.result() for reference, result in results.items()}
 
 
+class KnownProbes:
+    """Runs probes, each once in this process and in those that get its results.
+
+    Args:
+        results: Results of another process of this machine, by probe.
+
+    Attributes:
+        results: All results so far.
+    """
+
+    def __init__(self, results: Mapping[str, str | None] | None = None) -> None:
+        self.results = dict(results or {})
+
+    def __call__(self, parts: Mapping[str, str]) -> dict[str, str | None]:
+        """Return what `run_probes` returns."""
+        unknown = {name: part for name, part in parts.items() if name not in self.results}
+        if unknown:
+            self.results |= run_probes(unknown)
+        return {name: self.results[name] for name in parts}
+
+
 def cause_of(reason: str) -> str:
     """Return the first line of a reason; what follows is a compiler's output or a traceback."""
     return reason.partition("\n")[0].rstrip(":")

@@ -16,29 +16,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from quire.errors import OverloadedError
+from quire.frontend.dispatch.queue_gate import QueueGate, QueueLimits
 from quire.frontend.dispatch.service_rate import ServiceRate
-from quire.messages import EngineOutputs, EngineRequest, EngineStats
+from quire.messages import EngineOutputs, EngineRequest, EngineStats, SharedLoad
 
 UNKNOWN_COMPLETION = 256  # tokens expected at most before any completion has ended
 NUM_NEXT = 64  # waiting requests, the first, that may begin within a step or two
-MARGIN = 1.25  # of a request's time over the estimate: under overload all queue up to the limit
 RECENT = 64  # completions; older ones count 1/e as much for the length of the next
-
-
-@dataclass(frozen=True, slots=True)
-class QueueLimits:
-    """Limits on waiting requests.
-
-    Attributes:
-        max_running: Number of requests that the engine runs at the same time.
-        max_queued: Number of requests that may wait.
-        max_wait_s: Estimated wait, in seconds, from which on a request is refused; None: any.
-    """
-
-    max_running: int = 2**31
-    max_queued: int = 2**31
-    max_wait_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -50,8 +34,8 @@ class _Work:
     deadline_s: float  # infinite without one, and once the request is reported as hopeless
 
 
-class Backlog:
-    """The open requests of one engine. Its caller holds a lock around every call that changes it.
+class Backlog(QueueGate):
+    """The open requests of one engine, all of which are given to it from here.
 
     Args:
         limits: Limits on waiting requests.
@@ -65,7 +49,7 @@ class Backlog:
         clock: Callable[[], float] = time.monotonic,
         max_timeout_s: float | None = None,
     ) -> None:
-        self._limits = limits or QueueLimits()
+        super().__init__(limits)
         self._clock = clock
         self._max_timeout_s = max_timeout_s
         self._rate = ServiceRate()
@@ -164,58 +148,19 @@ class Backlog:
         rate = self._rate.per_second(self._clock()) if num_waiting else None
         if rate is None:
             return 0.0
-        num_unserved = max(1, len(self._unserved))  # it may have changed meanwhile
-        expected = num_waiting / num_unserved * self._expected_tokens
-        return (self._prompt_tokens + expected) / rate
+        return self._work_tokens(num_waiting) / rate
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no further request may wait."""
-        return len(self._open) >= self._limits.max_running + self._limits.max_queued
-
-    @property
-    def may_refuse(self) -> bool:
-        """Whether there are requests that would be refused; false while none waits."""
-        return self.num_waiting > 0 or self.is_full
-
-    def check_queue(self) -> None:
-        """Refuse a request while the queue is full.
-
-        Raises:
-            OverloadedError: It must be sent again later.
-        """
-        if self.is_full:
-            raise OverloadedError(
-                f"{self._limits.max_queued} requests are queued beyond those that can run "
-                "(max_num_queued); try again later"
-            )
-
-    def check_room(self, left_s: float, max_tokens: int, *, is_urgent: bool = False) -> None:
-        """Refuse a request that cannot be queued, would wait too long, or would not end in time.
-
-        Args:
-            left_s: Seconds that the request has; may be infinite.
-            max_tokens: Maximum number of tokens of its completion.
-            is_urgent: Whether it may go before others, so that the estimate does not apply.
-
-        Raises:
-            OverloadedError: It must be sent again later.
-        """
-        self.check_queue()
-        limits = self._limits
-        wait_s = 0.0 if is_urgent else self.wait_s
-        run_s = self._run_s(max_tokens) if wait_s else 0.0
-        if (wait_s + run_s) * MARGIN > left_s:
-            raise OverloadedError(
-                f"the queue is about {wait_s:.2g} s long, a completion takes about {run_s:.2g} s, "
-                f"and this request has {left_s:.2g} s left, of which these may take "
-                f"{1 / MARGIN:.0%}; try again later, or give it a longer timeout_s"
-            )
-        if limits.max_wait_s is not None and wait_s > limits.max_wait_s:
-            raise OverloadedError(
-                f"the queue is about {wait_s:.2g} s long, and requests may wait for "
-                f"{limits.max_wait_s:g} s (max_queue_wait_s); try again later"
-            )
+    def load(self) -> SharedLoad:
+        """Return the work as one of several front ends is told; steps are counted elsewhere."""
+        num_waiting = self.num_waiting
+        return SharedLoad(
+            num_open=len(self._open),
+            num_waiting=num_waiting,
+            work_tokens=self._work_tokens(num_waiting),
+            tokens_per_s=self._rate.per_second(self._clock()),
+            completion_tokens=self._completion_tokens,
+            token_s=self._token_s,
+        )
 
     @property
     def _completion_tokens(self) -> float:
@@ -224,8 +169,12 @@ class Backlog:
             return UNKNOWN_COMPLETION
         return self._num_generated / self._num_ended
 
+    def _work_tokens(self, num_waiting: int) -> float:
+        """Return the tokens of all prompts, and of the completions that wait."""
+        num_unserved = max(1, len(self._unserved))  # it may have changed meanwhile
+        return self._prompt_tokens + num_waiting / num_unserved * self._expected_tokens
+
     def _run_s(self, max_tokens: int) -> float:
-        """Return the seconds that a completion takes once it is begun beside the running ones."""
         num_tokens = min(max_tokens, self._completion_tokens)
         return num_tokens * self._token_s
 

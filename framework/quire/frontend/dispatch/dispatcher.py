@@ -18,14 +18,16 @@ from functools import partial
 from quire.errors import EngineDeadError, QuireError, RequestTimeoutError
 from quire.frontend.completions.completion import PromptState
 from quire.frontend.completions.delta_stream import DeltaStream
-from quire.frontend.dispatch.backlog import Backlog, QueueLimits
+from quire.frontend.dispatch.backlog import Backlog
 from quire.frontend.dispatch.control_calls import ControlCalls
 from quire.frontend.dispatch.engine_client import EngineCoreClient, failure_of
 from quire.frontend.dispatch.engine_thread import EngineThread
 from quire.frontend.dispatch.kv_event_feed import KVEventFeed
+from quire.frontend.dispatch.queue_gate import QueueGate, QueueLimits
+from quire.frontend.dispatch.shared_backlog import SharedBacklog
 from quire.frontend.dispatch.watched_steps import WatchedSteps
 from quire.frontend.metrics.engine_metrics import EngineMetrics
-from quire.messages import EngineOutput, EngineOutputs, EngineStats
+from quire.messages import EngineOutput, EngineOutputs, EngineStats, num_tokens_of
 from quire.outputs import Delta
 
 OVERDUE_S = 1.0  # after a request's timeout, for the engine to report it first
@@ -49,10 +51,12 @@ class Done:
 
     def after(self, step: EngineOutputs) -> "Done":
         """Return the work after one more step."""
+        if (load := step.load) is not None:
+            return Done(load.num_steps, load.num_computed_tokens, load.num_generated_tokens)
         return Done(
             self.num_steps + 1,
             self.num_computed_tokens + step.stats.num_scheduled_tokens,
-            self.num_generated_tokens + sum(map(_num_tokens, step.outputs)),
+            self.num_generated_tokens + sum(map(num_tokens_of, step.outputs)),
         )
 
 
@@ -64,6 +68,7 @@ class Dispatch:
         request_timeout_s: Default and upper limit of a request's timeout, as in the engine.
         limits: Limits on waiting requests; None: there are none.
         metrics: Metrics to count steps in; None for new ones.
+        is_shared: Whether the engine has other front ends.
 
     Attributes:
         stats: Statistics of the engine after the last step.
@@ -71,6 +76,7 @@ class Dispatch:
         thread: Thread that owns the core.
         controls: Control commands that wait for their turn in the thread.
         backlog: Open requests, and an estimate of how long a new one would wait.
+        is_shared: Whether the engine has other front ends.
         kv_events: Changes of the prefix cache.
         watched_steps: Failures of the engine's steps in a row.
     """
@@ -81,12 +87,18 @@ class Dispatch:
         request_timeout_s: float | None = None,
         limits: QueueLimits | None = None,
         metrics: EngineMetrics | None = None,
+        *,
+        is_shared: bool = False,
     ) -> None:
+        self.is_shared = is_shared
         self._metrics = metrics or EngineMetrics()
         self._request_timeout_s = request_timeout_s
+        self._told_s = 0.0  # time of the last outputs
         self.stats = EngineStats()
         self.done = Done()
-        self.backlog = Backlog(limits, max_timeout_s=request_timeout_s)
+        self.backlog: QueueGate = (
+            SharedBacklog(limits) if is_shared else Backlog(limits, max_timeout_s=request_timeout_s)
+        )
         self._streams: dict[str, DeltaStream] = {}  # by the engine's request id
         self._unposted: dict[asyncio.AbstractEventLoop, list[DeltaStream]] = {}
         self._lock = threading.RLock()  # reentrant: a finalizer may run while it is held
@@ -95,6 +107,14 @@ class Dispatch:
         self.controls = ControlCalls(self.thread)
         self.kv_events = KVEventFeed(self.controls)
         self.thread.start()
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds since the last step completed; 0 while the engine is known to be idle."""
+        own_s = self.thread.stalled_s
+        if not self.is_shared or not len(self.backlog):
+            return own_s
+        return max(own_s, time.monotonic() - self._told_s)
 
     def streams(self) -> list[DeltaStream]:
         """Return the open streams."""
@@ -140,7 +160,7 @@ class Dispatch:
                 core.add(request)
 
     def _deliver(self, outputs: EngineOutputs) -> None:
-        self.stats = outputs.stats
+        self.stats, self._told_s = outputs.stats, time.monotonic()
         before, self.done = self.done, self.done.after(outputs)
         num_generated = self.done.num_generated_tokens - before.num_generated_tokens
         self.watched_steps.record(outputs.outputs)
@@ -267,8 +287,3 @@ class Dispatch:
         if request_ids:
             with contextlib.suppress(EngineDeadError):  # then there is nothing left to abort
                 self.thread.post(lambda core: core.abort(request_ids))
-
-
-def _num_tokens(output: EngineOutput) -> int:
-    """Return the number of generated tokens in an output."""
-    return len(output.token_ids) + sum(len(each.token_ids) for each in output.hypotheses or ())

@@ -4,6 +4,7 @@ All commands that have arrived are applied between two steps. A command that rai
 gets it as its reply; any other error, and every error of a step, ends the engine.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -15,17 +16,16 @@ from quire.launch.engine_process.engine_wire import (
     Abort,
     Add,
     Call,
+    CloseFrontEnd,
+    Command,
     EncodedRequest,
+    OpenFrontEnd,
     ReadStats,
     Reply,
     Shutdown,
     Stepped,
 )
-from quire.messages import (
-    Control,
-    EngineOutput,
-    EngineOutputs,
-)
+from quire.messages import EngineOutput, EngineOutputs
 from quire.process.error_message import ErrorMessage
 from quire.process.ipc import encode
 from quire.process.local.channel import Channel
@@ -47,6 +47,11 @@ class CoreServer:
         self._refused: list[EngineOutput] = []
         self._num_taken = 0
         self._is_stopping = False
+
+    @property
+    def channels(self) -> Sequence[Channel]:
+        """The channel to the parent."""
+        return [self._channel]
 
     def serve(self) -> None:
         """Serve until the parent sends `Shutdown`; errors of a step are raised as they are.
@@ -82,7 +87,7 @@ class CoreServer:
                 case Abort():
                     self._core.abort(command.request_ids)
                 case Call():
-                    self._channel.send(self._reply(command))
+                    self._channel.send(reply_to(command, self._execute))
                 case Shutdown():
                     self._is_stopping = True
 
@@ -92,16 +97,23 @@ class CoreServer:
         except QuireError as error:
             self._refused.append(failed_output(encoded.request_id, report_of(error)))
 
-    def _reply(self, call: Call) -> Reply:
-        """Execute a call; a `QuireError` becomes its reply."""
-        try:
-            value = encode(self._execute(call.command))
-        except QuireError as error:
-            return Reply(call.call_id, _NOTHING, ErrorMessage.of(error))
-        return Reply(call.call_id, msgspec.Raw(value))
+    def _execute(self, command: Command) -> Any:
+        match command:
+            case ReadStats():
+                return self._core.stats()
+            case OpenFrontEnd() | CloseFrontEnd():
+                raise QuireError("this engine was started for one front end")
+            case _:
+                return self._core.control(command)
 
-    def _execute(self, command: Control | ReadStats) -> Any:
-        return self._core.stats() if isinstance(command, ReadStats) else self._core.control(command)
+
+def reply_to(call: Call, execute: Callable[[Command], Any]) -> Reply:
+    """Execute a call; a `QuireError` becomes its reply."""
+    try:
+        value = encode(execute(call.command))
+    except QuireError as error:
+        return Reply(call.call_id, _NOTHING, ErrorMessage.of(error))
+    return Reply(call.call_id, msgspec.Raw(value))
 
 
 _NOTHING = msgspec.Raw(encode(None))

@@ -48,4 +48,10 @@ def engine_config(composed: Composed, address: str, name: str = "engine") -> Eng
         address=address,
         log_level=logging.getLogger("quire").getEffectiveLevel(),
         choices=own_choices(composed.composition),
+        num_front_ends=_num_front_ends(composed.settings.server),
     )
+
+
+def _num_front_ends(server: ServerSettings) -> int:
+    """Return the number of processes that serve beside this one."""
+    return server.api_server_count if server.api_server_count > 1 else 0

@@ -4,17 +4,36 @@ Once the engine is dead, every method raises `EngineDeadError`; it cannot be res
 """
 
 import os
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from quire.errors import EngineDeadError
 from quire.launch.engine_process.engine_wire import Failed, ToEngine
-from quire.process.children.child_process import ChildProcess
 from quire.process.interrupts import Interrupts
 from quire.process.local.channel import Channel
 from quire.process.wake_event import WakeEvent
 
 EXIT_GRACE_S = 1.0  # time for a failed process to exit by itself
 FLUSH_S = 0.1  # time for the last messages of a dead process to arrive
+
+
+class EngineProcess(Protocol):
+    """The process of an engine."""
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+
+    def fileno(self) -> int:
+        """Return the file descriptor that becomes readable when the process dies."""
+
+    def configure(self, config: bytes) -> None:
+        """Send the process its configuration, if it belongs to this one."""
+
+    def end(self, timeout_s: float) -> str:
+        """End the process, if it belongs to this one; return a description of its end."""
+
+    def kill(self) -> bool:
+        """Kill the process; from any thread. Returns whether it belongs to this one."""
 
 
 class EngineLink:
@@ -34,7 +53,7 @@ class EngineLink:
     """
 
     def __init__(
-        self, channel: Channel, process: ChildProcess, exit_grace_s: float = EXIT_GRACE_S
+        self, channel: Channel, process: EngineProcess, exit_grace_s: float = EXIT_GRACE_S
     ) -> None:
         self.channel = channel
         self._process = process
@@ -105,10 +124,13 @@ class EngineLink:
         """Make a `receive` with `can_wake` return; from any thread."""
         self._wake.set()
 
-    def kill(self) -> None:
-        """Kill the process, so that `receive` finds it dead; from any thread."""
-        if self._is_owner:
-            self._process.kill()
+    def kill(self) -> bool:
+        """Kill the process, so that `receive` finds it dead; from any thread.
+
+        Returns:
+            Whether it can be killed from here.
+        """
+        return self._is_owner and self._process.kill()
 
     def check(self) -> None:
         """Check that the process is alive.
@@ -161,6 +183,8 @@ class EngineLink:
         try:
             message = self.channel.take(timeout_s)
         except EngineDeadError as error:
+            if self.channel.has_ended:  # seen before the process itself
+                self.die(EngineDeadError(f"the engine process {self._process.end(timeout_s)}"))
             self.die(error)
         if isinstance(message, Failed):
             self.die(EngineDeadError(message.error.message), self.exit_grace_s)

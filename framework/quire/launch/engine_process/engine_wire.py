@@ -2,6 +2,9 @@
 
 parent -> engine   EngineConfig on its standard input; then Add, Abort, Call and Shutdown
 engine -> parent   Connected; Ready or Refused; one Stepped per step, a Reply per Call; Failed
+
+Further front ends, for which the parent has opened a socket by a call, send and get the same once
+they have sent Connected; their Shutdown ends their connection alone.
 """
 
 from typing import Any
@@ -34,6 +37,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         address: Socket address on which the parent listens.
         log_level: Log level of the parent.
         choices: Choices of the parent, which this process must share.
+        num_front_ends: Number of further front ends that there may be at the same time.
     """
 
     settings: Settings
@@ -41,6 +45,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     log_level: int
     choices: list[str]
+    num_front_ends: int = 0
 
 
 class EncodedRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -89,22 +94,43 @@ class ReadStats(msgspec.Struct, frozen=True, tag=True):
     """Return the current statistics."""
 
 
+class OpenFrontEnd(msgspec.Struct, frozen=True, tag=True):
+    """Listen for a further front end; a call of the parent alone.
+
+    Attributes:
+        number: Number of the front end, not in use.
+        address: Socket address to listen on.
+    """
+
+    number: int
+    address: str
+
+
+class CloseFrontEnd(msgspec.Struct, frozen=True, tag=True):
+    """Abort the requests of a front end, if it is still there, and forget it; for the parent."""
+
+    number: int
+
+
+Command = Control | ReadStats | OpenFrontEnd | CloseFrontEnd
+
+
 class Call(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Execute a command between two steps, and reply."""
 
     call_id: int
-    command: Control | ReadStats
+    command: Command
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Release all resources and exit."""
 
 
-ToEngine = Add | Abort | Call | Shutdown
-
-
 class Connected(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The process has connected; the socket's folder can be removed."""
+
+
+ToEngine = Add | Abort | Call | Shutdown | Connected
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -153,4 +179,6 @@ REPLY_TYPES: dict[type[Any], Any] = {
     ResetPrefixCache: None,
     ReadKVSnapshot: list[KVEventBatch],
     ReadStats: EngineStats,
+    OpenFrontEnd: None,
+    CloseFrontEnd: None,
 }

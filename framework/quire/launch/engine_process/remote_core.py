@@ -21,6 +21,7 @@ from quire.launch.engine_process.engine_wire import (
     Abort,
     Add,
     Call,
+    Command,
     EncodedRequest,
     ReadStats,
     Reply,
@@ -28,7 +29,6 @@ from quire.launch.engine_process.engine_wire import (
     Stepped,
 )
 from quire.messages import (
-    Control,
     EngineOutput,
     EngineOutputs,
     EngineRequest,
@@ -64,7 +64,7 @@ class RemoteCore:
         self._unsent: list[EncodedRequest] = []
         self._inbox: deque[Stepped] = deque()
         self._stats = EngineStats()
-        self._calls: dict[int, Control | ReadStats] = {}  # whose results were not returned
+        self._calls: dict[int, Command] = {}  # whose results were not returned
         self._replies: dict[int, Reply] = {}
 
     @classmethod
@@ -164,11 +164,14 @@ class RemoteCore:
         self._link.wake()
 
     def kill(self) -> bool:
-        """Kill the process, so that no method waits any longer; from any thread. Returns True."""
-        self._link.kill()
-        return True
+        """Kill the process, so that no method waits any longer; from any thread.
 
-    def control(self, command: Control | ReadStats) -> Any:
+        Returns:
+            Whether it can be: it belongs to this process.
+        """
+        return self._link.kill()
+
+    def control(self, command: Command) -> Any:
         """Execute a command in the engine between two steps; return its result or raise its error.
 
         Raises:
@@ -176,11 +179,11 @@ class RemoteCore:
         """
         return self.result(self.call(command))
 
-    def begin_control(self, command: Control) -> Future[Any]:
+    def begin_control(self, command: Command) -> Future[Any]:
         """Execute a command; return its result or error, which are there already."""
         return outcome_of(lambda: self.control(command))
 
-    def call(self, command: Control | ReadStats) -> int:
+    def call(self, command: Command) -> int:
         """Send a command, which the engine executes between two steps; return the call's id.
 
         Raises:
@@ -254,7 +257,8 @@ class RemoteCore:
         stepped = self._inbox.popleft()
         step = stepped.outputs
         self._stats = step.stats
-        return EngineOutputs(self._expected(stepped), self._stats, step.kv_events, step.steps)
+        expected = self._expected(stepped)
+        return EngineOutputs(expected, self._stats, step.kv_events, step.steps, step.load)
 
     def _refuse(self, request_id: str, error: QuireError) -> None:
         """Fail a request with the next step, without sending it to the engine."""
@@ -286,7 +290,7 @@ class RemoteCore:
         return expected
 
 
-def _value(reply: Reply, command: Control | ReadStats) -> Any:
+def _value(reply: Reply, command: Command) -> Any:
     """Return the result of a call, or raise its error."""
     if reply.error is not None:
         raise reply.error.error()

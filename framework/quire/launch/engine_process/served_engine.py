@@ -10,6 +10,7 @@ from contextlib import suppress
 from quire.compose.composition import Composition
 from quire.engine.core import EngineCore
 from quire.errors import EngineDeadError, PluginError, QuireError
+from quire.frontend.dispatch.backlog import Backlog
 from quire.frontend.dispatch.engine_client import death_by
 from quire.launch.agreement import difference, own_choices
 from quire.launch.composing import compose_engine
@@ -24,6 +25,8 @@ from quire.launch.engine_process.engine_wire import (
     Refused,
     ToEngine,
 )
+from quire.launch.engine_process.shared_core_server import SharedCoreServer
+from quire.launch.queue_limits import queue_limits
 from quire.launch.torch_modules import defer_unused_modules
 from quire.messages import Started
 from quire.plugins.loading import load_plugins
@@ -51,7 +54,7 @@ def run(config: EngineConfig) -> int:
         return 1
     leave_out_engine()  # so that collections during steps can skip it
     _tell(channel, Ready(started))
-    was_stopped = serve(core, channel)
+    was_stopped = serve(core, channel, _shared_backlog(config))
     channel.close(LINGER_S)
     return 0 if was_stopped else 1
 
@@ -69,21 +72,41 @@ def start(config: EngineConfig) -> tuple[EngineCore, Started]:
     return start_core(composed, before_load=leave_out_code)
 
 
-def serve(core: EngineCore, channel: Channel) -> bool:
-    """Serve a core until the parent stops it.
+def serve(core: EngineCore, channel: Channel, shared: Backlog | None = None) -> bool:
+    """Serve a core until the parent stops it, and close the channels to its front ends.
+
+    Args:
+        core: Engine core.
+        channel: Channel to the parent.
+        shared: Work of several front ends; None: the parent is the only one.
 
     Returns:
-        True if the parent stopped it, False if it failed; the error is sent to the parent.
+        True if the parent stopped it, False if it failed; the error is sent to all front ends.
     """
+    server: CoreServer | SharedCoreServer = (
+        CoreServer(core, channel) if shared is None else SharedCoreServer(core, channel, shared)
+    )
     try:
-        CoreServer(core, channel).serve()
+        server.serve()
     except BaseException as error:  # noqa: BLE001 - the edge of the process: sent to the parent
         _log(error)
-        _tell(channel, Failed(ErrorMessage.of(death_by(error))))
+        for each in server.channels:
+            _tell(each, Failed(ErrorMessage.of(death_by(error))))
         return False
     finally:
         core.shutdown()
+        for each in server.channels:
+            if each is not channel:
+                each.close(LINGER_S)
     return True
+
+
+def _shared_backlog(config: EngineConfig) -> Backlog | None:
+    """Return where the work of several front ends is counted; None: there is one."""
+    if not config.num_front_ends:
+        return None
+    max_timeout_s = config.settings.scheduler.request_timeout_s
+    return Backlog(queue_limits(config.settings), max_timeout_s=max_timeout_s)
 
 
 def check_agreement(config: EngineConfig, composition: Composition) -> None:

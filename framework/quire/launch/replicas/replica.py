@@ -10,7 +10,6 @@ from quire.errors import EngineDeadError, QuireError
 from quire.launch.engine_process.engine_start import EngineStart
 from quire.launch.engine_process.engine_wire import ReadStats
 from quire.launch.engine_process.remote_core import RemoteCore
-from quire.launch.replicas.restarts import RestartTimes
 from quire.messages import (
     AdapterRef,
     Control,
@@ -20,6 +19,7 @@ from quire.messages import (
     LoadAdapter,
     Started,
 )
+from quire.process.children.restart_times import RestartTimes
 from quire.process.local.channel import Channel
 
 SILENCE_S = 5.0  # after which a replica that owes a message is sent no new requests

@@ -142,12 +142,13 @@ class ChildProcess:
                 self._finalizer()
         return _exit_description(self._process.returncode)
 
-    def kill(self) -> None:
-        """Kill the process, so that `end` finds it dead; from any thread."""
+    def kill(self) -> bool:
+        """Kill the process, so that `end` finds it dead; from any thread. Returns True."""
         with self._lock:
             if self._finalizer.alive:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self._death_fd, signal.SIGKILL)
+        return True
 
 
 def _fresh_folder() -> Path:

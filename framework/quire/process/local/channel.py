@@ -58,6 +58,21 @@ class Channel:
         """The watched file descriptors."""
         return self._watched
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the other end had connected, and has closed the connection; all is received."""
+        return self._connection is not None and self._connection.has_ended
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether something waits until the other end has made room."""
+        return self._connection is not None and self._connection.has_unsent
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the other end has connected, and was not seen to leave."""
+        return self._connection is not None and not self._connection.has_ended
+
     def events(self) -> Mapping[int, int]:
         """Return the file descriptors of the sockets, and what to poll them for."""
         if self._connection is None:

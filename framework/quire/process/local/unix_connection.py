@@ -56,6 +56,11 @@ class UnixConnection:
         """What a poll of the file descriptor should wait for."""
         return select.POLLIN | select.POLLOUT if self._unsent else select.POLLIN
 
+    @property
+    def has_unsent(self) -> bool:
+        """Whether packets wait until the other end has made room."""
+        return bool(self._unsent)
+
     def packets(self, data: bytes) -> Sequence[bytes]:
         """Cut a message into packets with the next numbers."""
         starts = range(0, max(len(data), 1), PIECE_BYTES)
@@ -120,6 +125,7 @@ class UnixConnection:
     def close(self) -> None:
         """Close the connection; what was sent can still be received. May be called twice."""
         self._end()
+        self._unsent.clear()
         self._close()
 
     def _packet(self, data: bytes, start: int) -> bytes:

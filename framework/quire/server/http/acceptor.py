@@ -18,6 +18,7 @@ from quire.server.http.socket_transport import SocketTransport
 BACKLOG = 2048
 MAX_AT_ONCE = 64  # connections accepted in one turn of the event loop, which lasts as long
 MAX_TURN_S = 0.005  # as that at most, but for the last connection of the turn
+WAY_S = 0.002  # in which another process accepts, if it can
 PAUSE_S = 0.1
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _BROKEN_NAMES = {  # of which not every system has all
@@ -44,6 +45,8 @@ class Acceptor:
         listener: Bound socket; it listens from `start` on, and `stop` closes it.
         make_protocol: Function that makes the protocol of a connection.
         refusals: Log of exhausted descriptors.
+        gives_way: Returns whether another process that accepts from the same socket shall come
+            first; None: there is none.
     """
 
     def __init__(
@@ -51,8 +54,10 @@ class Acceptor:
         listener: socket.socket,
         make_protocol: Callable[[], asyncio.BufferedProtocol],
         refusals: Refusals,
+        gives_way: Callable[[], bool] | None = None,
     ) -> None:
         self.listener = listener
+        self._gives_way = gives_way
         self._make_protocol = make_protocol
         self._refusals = refusals
         self._loop = asyncio.get_running_loop()
@@ -77,8 +82,21 @@ class Acceptor:
         self._loop.add_reader(self.listener.fileno(), self._accept)
 
     def _accept(self) -> None:
+        if self._gives_way is None:
+            self._accept_some(MAX_AT_ONCE)
+        elif self._gives_way():
+            self._wait(WAY_S, self._accept_late)
+        else:
+            self._accept_some(1)
+
+    def _accept_late(self) -> None:
+        """Accept a connection that no other process has taken meanwhile."""
+        self._resume()
+        self._accept_some(1)
+
+    def _accept_some(self, num: int) -> None:
         end_s = time.monotonic() + MAX_TURN_S
-        for _ in range(MAX_AT_ONCE):
+        for _ in range(num):
             try:
                 connection, peername = self.listener.accept()
             except (BlockingIOError, InterruptedError):
@@ -105,8 +123,11 @@ class Acceptor:
             f"no connection can be accepted: {error.strerror}; new ones wait until others end "
             "({num} attempts failed)",
         )
+        self._wait(PAUSE_S, self._resume)
+
+    def _wait(self, seconds: float, then: Callable[[], None]) -> None:
         self._loop.remove_reader(self.listener.fileno())
-        self._resumption = self._loop.call_later(PAUSE_S, self._resume)
+        self._resumption = self._loop.call_later(seconds, then)
 
     def _begin(self, connection: socket.socket, peername: object) -> None:
         connection.setblocking(False)

@@ -46,7 +46,8 @@ class Guard:
         self._app = app
         self._accounts = accounts
         self._checks = EntryChecks(settings, lifecycle, accounts)
-        self._bodies = BodyBudget(settings.max_body_bytes, settings.max_received_bytes)
+        max_received_bytes = settings.max_received_bytes // settings.api_server_count
+        self._bodies = BodyBudget(settings.max_body_bytes, max_received_bytes)
         self._lifecycle = lifecycle
         lifecycle.num_received_bytes = lambda: self._bodies.num_bytes
 

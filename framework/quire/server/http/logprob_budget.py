@@ -18,6 +18,11 @@ class LogprobBudget:
     def __init__(self, num_candidates: int = MAX_IN_FLIGHT) -> None:
         self.num_free = self._capacity = num_candidates
 
+    @classmethod
+    def share(cls, num_processes: int) -> "LogprobBudget":
+        """Return the budget of one of several processes; one response always fits into it."""
+        return cls(max(MAX_PER_RESPONSE, MAX_IN_FLIGHT // num_processes))
+
     def reserve(
         self, num_tokens: int, num_candidates: int, param: str = "prompt_logprobs"
     ) -> "LogprobReservation":

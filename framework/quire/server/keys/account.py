@@ -10,11 +10,11 @@ import math
 import time
 from collections.abc import Callable
 
-import msgspec
 from starlette.types import Scope
 
 from quire.errors import UnknownModelError
 from quire.server.keys.api_key import NO_LIMITS, KeyLimits
+from quire.server.keys.ledger import KeyUsage, Ledger, Level, LocalLedger
 from quire.server.keys.token_bucket import TokenBucket
 from quire.server.wire.http_errors import HTTPError
 from quire.server.wire.retry_after import retry_headers
@@ -23,24 +23,6 @@ MINUTE_S = 60.0
 BUSY_RETRY_S = 1.0  # after a refusal by max_concurrent: when a request ends is unknown
 
 Clock = Callable[[], float]
-
-
-class KeyUsage(msgspec.Struct):
-    """Counts of one account since the start of the server.
-
-    Attributes:
-        num_requests: Requests that were let in, of those that limits count.
-        num_refused: Requests that a limit of the key refused.
-        num_prompt_tokens: Tokens of prompts, cached ones included.
-        num_cached_tokens: Tokens of prompts that were in the prefix cache.
-        num_completion_tokens: Tokens of completions.
-    """
-
-    num_requests: int = 0
-    num_refused: int = 0
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_completion_tokens: int = 0
 
 
 class Account:
@@ -52,10 +34,7 @@ class Account:
         cache_salt: Salt that separates the key's prefix cache from others; None: it is shared.
         has_key: Whether its requests have a key.
         clock: Clock of the limits, in seconds.
-
-    Attributes:
-        usage: Counts since the start.
-        num_running: Requests at present.
+        ledger: Where it counts; None: in a new one of this process.
     """
 
     def __init__(
@@ -65,20 +44,34 @@ class Account:
         cache_salt: str | None = None,
         has_key: bool = True,
         clock: Clock = time.monotonic,
+        ledger: Ledger | None = None,
     ) -> None:
         self.name = name
         self.cache_salt = cache_salt
         self.has_key = has_key
-        self.usage = KeyUsage()
-        self.num_running = 0
+        self._ledger: Ledger = LocalLedger() if ledger is None else ledger
         self._clock = clock
         self.set_limits(limits)
 
+    @property
+    def usage(self) -> KeyUsage:
+        """Counts since the start of the server."""
+        return self._ledger.usage
+
+    @property
+    def num_running(self) -> int:
+        """Requests at present."""
+        return self._ledger.num_running
+
     def set_limits(self, limits: KeyLimits) -> None:
-        """Apply limits; both buckets are full then."""
+        """Apply limits; both buckets are full then, unless other processes use them, too."""
+        ledger = self._ledger
         self.limits = limits
-        self.requests = self._bucket(limits.requests_per_minute)
-        self.tokens = self._bucket(limits.tokens_per_minute)
+        if not ledger.keeps_levels:
+            ledger.requests.debt = ledger.tokens.debt = 0.0
+        with ledger.lock():
+            self.requests = self._bucket(limits.requests_per_minute, ledger.requests)
+            self.tokens = self._bucket(limits.tokens_per_minute, ledger.tokens)
 
     def request(self) -> "RunningRequest":
         """Return a context that counts a request while it runs.
@@ -93,9 +86,16 @@ class Account:
         Raises:
             HTTPError: A limit refuses it.
         """
-        self._take_request()
-        self.usage.num_requests += 1
-        self.num_running += 1
+        ledger = self._ledger
+        with ledger.lock():
+            self._take_request()
+            ledger.add(KeyUsage(num_requests=1))
+            ledger.run(1)
+
+    def end(self) -> None:
+        """Count a request that has begun as over."""
+        with self._ledger.lock():
+            self._ledger.run(-1)
 
     def reserve(self, num_prompt_tokens: int, num_completion_tokens: int) -> "TokenReservation":
         """Reserve the tokens of a request; the caller closes the reservation.
@@ -109,15 +109,33 @@ class Account:
         """
         num_tokens = num_prompt_tokens + num_completion_tokens
         if self.tokens is not None:
-            wait_s = self.tokens.take(num_tokens, self._clock())
-            if wait_s:
-                raise self._refusal("tokens per minute", self.limits.tokens_per_minute, wait_s)
+            with self._ledger.lock():
+                wait_s = self.tokens.take(num_tokens, self._clock())
+                if wait_s:
+                    raise self._refusal("tokens per minute", self.limits.tokens_per_minute, wait_s)
         return TokenReservation(self, num_tokens)
 
     def charge(self, num_tokens: int) -> None:
         """Charge tokens beyond a reservation, or give some of it back."""
         if self.tokens is not None and num_tokens:
-            self.tokens.charge(num_tokens, self._clock())
+            with self._ledger.lock():
+                self.tokens.charge(num_tokens, self._clock())
+
+    def count_tokens(self, num_prompt: int, num_cached: int, num_completion: int) -> None:
+        """Count the tokens of a request that is over."""
+        with self._ledger.lock():
+            self._ledger.add(
+                KeyUsage(
+                    num_prompt_tokens=num_prompt,
+                    num_cached_tokens=num_cached,
+                    num_completion_tokens=num_completion,
+                )
+            )
+
+    def count_refusal(self) -> None:
+        """Count a request that is refused."""
+        with self._ledger.lock():
+            self._ledger.add(KeyUsage(num_refused=1))
 
     def may_use(self, model: str) -> bool:
         """Whether the key may use a model or an adapter."""
@@ -145,6 +163,12 @@ class Account:
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Return the response headers that say what is left of the limits, named as by OpenAI."""
+        if self.requests is None and self.tokens is None:
+            return []
+        with self._ledger.lock():
+            return self._headers()
+
+    def _headers(self) -> list[tuple[bytes, bytes]]:
         found: list[tuple[bytes, bytes]] = []
         for kind, bucket in (("requests", self.requests), ("tokens", self.tokens)):
             if bucket is not None:
@@ -168,16 +192,16 @@ class Account:
                 raise self._refusal("requests per minute", self.limits.requests_per_minute, wait_s)
 
     def _refusal(self, what: str, limit: int | None, wait_s: float) -> HTTPError:
-        """Count a refusal, and return its error."""
-        self.usage.num_refused += 1
+        """Count a refusal, and return its error; the ledger is locked."""
+        self._ledger.add(KeyUsage(num_refused=1))
         message = (
             f"the key {self.name!r} may have {limit} {what}; try again in {duration_text(wait_s)}"
         )
         headers = retry_headers(wait_s, math.inf)  # it is exact
         return HTTPError(429, message, code="rate_limit_exceeded", headers=headers)
 
-    def _bucket(self, limit: int | None) -> TokenBucket | None:
-        return None if limit is None else TokenBucket(limit, MINUTE_S, self._clock())
+    def _bucket(self, limit: int | None, level: Level) -> TokenBucket | None:
+        return None if limit is None else TokenBucket(limit, MINUTE_S, self._clock(), level)
 
 
 class RunningRequest:
@@ -194,7 +218,7 @@ class RunningRequest:
         self._account.begin()
 
     def __exit__(self, *_: object) -> None:
-        self._account.num_running -= 1
+        self._account.end()
 
 
 class TokenReservation:

@@ -2,16 +2,18 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from starlette.types import Scope
 
 from quire.config import ServerSettings
 from quire.errors import SettingsError
 from quire.server.keys.account import Account, Clock
-from quire.server.keys.api_key import ApiKey
+from quire.server.keys.api_key import ApiKey, digest_of
 from quire.server.keys.cache_salts import CacheSalts
 from quire.server.keys.key_files import KeyFiles
 from quire.server.keys.key_ring import KeyRing
+from quire.server.keys.ledger import Ledger, LocalLedger
 from quire.server.wire.headers import header_values
 from quire.server.wire.http_errors import HTTPError
 
@@ -26,10 +28,12 @@ class Accounts:
         ring: All keys.
         shares_cache: Whether all keys share the prefix cache.
         clock: Clock of the limits, in seconds.
+        ledgers: Returns where an account counts, by a digest of its key and name; None: each has
+            a ledger of its own in this process.
+        salt_secret: Secret of the server for the salts of keys, if it has one already.
 
     Attributes:
         with_keys: The accounts of the API keys; replaced as a whole, so any thread may read it.
-        num_unauthorized: Requests without a valid key.
     """
 
     def __init__(
@@ -38,27 +42,47 @@ class Accounts:
         *,
         shares_cache: bool = False,
         clock: Clock = time.monotonic,
+        ledgers: Callable[[bytes], Ledger] | None = None,
+        salt_secret: bytes | None = None,
     ) -> None:
+        self._ledgers = ledgers or _own_ledger
         self._shares_cache = shares_cache
-        self._salts: CacheSalts | None = None
+        self._salts = None if salt_secret is None else CacheSalts((), salt_secret)
         self._clock = clock
         self._files: KeyFiles | None = None
-        self._open = Account(OPEN, has_key=False, clock=clock)
+        open_ledger = self._ledgers(digest_of(b"without a key"))
+        self._open = Account(OPEN, has_key=False, clock=clock, ledger=open_ledger)
+        strangers = self._ledgers(digest_of(b"without a valid key"))
+        self._strangers = Account("strangers", has_key=False, clock=clock, ledger=strangers)
         self._accounts: dict[bytes, Account] = {}  # by the digests of their keys
         self._digests: set[bytes] = set()  # of all API keys since the start
         self._has_priorities = True  # until `check` says otherwise
-        self.num_unauthorized = 0
         self.replace(ring or KeyRing())
 
     @classmethod
-    def load(cls, settings: ServerSettings) -> "Accounts":
+    def load(
+        cls,
+        settings: ServerSettings,
+        ledgers: Callable[[bytes], Ledger] | None = None,
+        salt_secret: bytes | None = None,
+    ) -> "Accounts":
         """Return the accounts of the keys that the settings have.
+
+        Args:
+            settings: Settings of the server.
+            ledgers: Returns where an account counts; None: in this process.
+            salt_secret: Secret of the server for the salts of keys, if it has one already.
 
         Raises:
             SettingsError: A key or a key file is invalid.
         """
         files = KeyFiles(settings)
-        accounts = cls(files.read(), shares_cache=settings.share_prefix_cache)
+        accounts = cls(
+            files.read(),
+            shares_cache=settings.share_prefix_cache,
+            ledgers=ledgers,
+            salt_secret=salt_secret,
+        )
         accounts._files = files
         return accounts
 
@@ -69,6 +93,16 @@ class Accounts:
             ring = await asyncio.to_thread(self._files.read_changed, self._check)
             if ring is not None:
                 self.replace(ring)
+
+    @property
+    def salt_secret(self) -> bytes | None:
+        """Secret of the server for the salts of keys; None: keys share the prefix cache."""
+        return None if self._salts is None else self._salts.secret
+
+    @property
+    def num_unauthorized(self) -> int:
+        """Number of requests without a valid key."""
+        return self._strangers.usage.num_refused
 
     @property
     def requires_key(self) -> bool:
@@ -123,7 +157,7 @@ class Accounts:
             scope["quire_account"] = self._accounts[key.digest]
             scope["quire_is_admin"] = key.name in self._admins
         elif self._ring.api:
-            self.num_unauthorized += 1
+            self._strangers.count_refusal()
             raise missing_key()
 
     def _check(self, ring: KeyRing) -> None:
@@ -143,11 +177,17 @@ class Accounts:
     def _account(self, key: ApiKey) -> Account:
         account = self._accounts.get(key.digest)
         if account is None or account.name != key.name:
-            account = Account(key.name, clock=self._clock)
+            ledger = self._ledgers(digest_of(key.digest + key.name.encode()))
+            account = Account(key.name, clock=self._clock, ledger=ledger)
         if account.limits != key.limits:
             account.set_limits(key.limits)
         account.cache_salt = None if self._salts is None else self._salts.of(key)
         return account
+
+
+def _own_ledger(digest: bytes) -> Ledger:
+    del digest
+    return LocalLedger()
 
 
 def missing_key() -> HTTPError:

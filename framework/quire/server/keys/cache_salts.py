@@ -19,16 +19,25 @@ class CacheSalts:
 
     Args:
         keys: All keys of the server at its start.
+        secret: Secret that was derived from them before; None: it is derived now.
+
+    Attributes:
+        secret: Secret of the server.
     """
 
-    def __init__(self, keys: Iterable[ApiKey]) -> None:
-        digests = b"".join(sorted(key.digest for key in keys))
-        purpose = b"quire: salts of the prefix cache"
-        self._secret = hashlib.scrypt(digests, salt=purpose, n=_COST, r=8, p=1)
+    def __init__(self, keys: Iterable[ApiKey], secret: bytes | None = None) -> None:
+        self.secret = _derived(keys) if secret is None else secret
 
     def of(self, key: ApiKey) -> str:
         """Return the salt of a key; another key has another one, also if it has its name."""
-        return hmac.digest(self._secret, key.digest, "sha256").hex()
+        return hmac.digest(self.secret, key.digest, "sha256").hex()
+
+
+def _derived(keys: Iterable[ApiKey]) -> bytes:
+    """Return the secret of a server with some keys."""
+    digests = b"".join(sorted(key.digest for key in keys))
+    purpose = b"quire: salts of the prefix cache"
+    return hashlib.scrypt(digests, salt=purpose, n=_COST, r=8, p=1)
 
 
 def combined_salt(of_key: str | None, of_request: str | None) -> str | None:

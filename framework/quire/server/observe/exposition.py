@@ -28,21 +28,24 @@ class Exposition:
 
     Attributes:
         registry: Registry with these metrics and those of the process.
+        shared: Names of the metrics that are the same in all processes of a server.
     """
 
     def __init__(self, readings: Readings, names: str = "quire") -> None:
+        self.shared = frozenset(each.name for each in METRICS[names] if each.is_shared)
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(_Metrics(METRICS[names], readings))
         ProcessCollector(registry=self.registry)
 
-    def render(self, accept: str = "") -> tuple[bytes, str]:
+    def render(self, accept: str = "", collected: Collector | None = None) -> tuple[bytes, str]:
         """Return the metrics, and their content type.
 
         Args:
             accept: `Accept` header of the request: Prometheus' text format, or OpenMetrics.
+            collected: Metrics to render in place of the registry's.
         """
         encoder, content_type = choose_encoder(accept)
-        return encoder(self.registry), content_type
+        return encoder(collected or self.registry), content_type
 
 
 class _Metrics(Collector):

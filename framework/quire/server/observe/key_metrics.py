@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from quire.server.keys.account import KeyUsage
+from quire.server.keys.ledger import KeyUsage
 from quire.server.observe.metric import Counter, Metric, Rows
 from quire.server.observe.readings import Readings
 
@@ -20,29 +20,34 @@ KEY_METRICS: tuple[Metric, ...] = (
         "Number of requests with an API key that were let in, of those that its limits count.",
         KEY,
         _of_keys(lambda usage: usage.num_requests),
+        is_shared=True,
     ),
     Counter(
         "quire_key_refused_requests_total",
         "Number of requests that a limit of their API key refused.",
         KEY,
         _of_keys(lambda usage: usage.num_refused),
+        is_shared=True,
     ),
     Counter(
         "quire_key_prompt_tokens_total",
         "Number of tokens of prompts of an API key, cached ones included.",
         KEY,
         _of_keys(lambda usage: usage.num_prompt_tokens),
+        is_shared=True,
     ),
     Counter(
         "quire_key_cached_prompt_tokens_total",
         "Number of tokens of those prompts that were found in the prefix cache.",
         KEY,
         _of_keys(lambda usage: usage.num_cached_tokens),
+        is_shared=True,
     ),
     Counter(
         "quire_key_completion_tokens_total",
         "Number of tokens of completions of an API key.",
         KEY,
         _of_keys(lambda usage: usage.num_completion_tokens),
+        is_shared=True,
     ),
 )

@@ -1,7 +1,7 @@
 """A metric: its name, its type, its labels, and how it is read."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -26,11 +26,14 @@ class Metric:
         name: Name as a query spells it, with `_total` if it is a counter.
         help: What it measures.
         labels: Names of its labels.
+        is_shared: Whether all processes that serve one engine have the same values, as of what the
+            engine has counted; otherwise theirs are added.
     """
 
     name: str
     help: str
     labels: Labels
+    is_shared: bool = field(default=False, kw_only=True)
 
     kind = "untyped"
 

@@ -1,7 +1,7 @@
 """The observers of one server, and the middleware that shows them each HTTP request."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from quire.server.observe.tracing import Tracing
 
 
+RenderAll = Callable[[str], Awaitable[tuple[bytes, str]]]
+
+
 class Monitor:
     """Metrics, traces and access log of a server.
 
@@ -29,9 +32,10 @@ class Monitor:
         settings: Names of metrics, and where to log and to send traces to.
         lifecycle: Lifecycle, which has the requests and connections.
         accounts: Accounts of the keys; None for none.
+        render_all: Renders the metrics of all processes of the server; None: this is the only one.
 
     Attributes:
-        exposition: Metrics of the server.
+        exposition: Metrics of this process.
 
     Raises:
         SettingsError: The access log cannot be written, or traces cannot be sent.
@@ -43,6 +47,7 @@ class Monitor:
         settings: ServerSettings,
         lifecycle: Lifecycle,
         accounts: Accounts | None = None,
+        render_all: RenderAll | None = None,
     ) -> None:
         self._log = AccessLog.open(settings.access_log) if settings.access_log else None
         accounts = accounts or Accounts()
@@ -52,6 +57,7 @@ class Monitor:
             num_lines_dropped=int if self._log is None else self._log.num_dropped,
             key_accounts=lambda: accounts.with_keys,
         )
+        self._render_all = render_all
         self._loop_lag_s = readings.loop_lag_s
         self.exposition = Exposition(readings, settings.metrics_names)
         self._sinks: list[Callable[[ObservedExchange], None]] = [readings.http.add]
@@ -63,6 +69,16 @@ class Monitor:
             tracing = _tracing_to(settings.otlp_traces_endpoint)
             self._sinks.append(tracing.add)
             self._closers.append(tracing.close)
+
+    async def render(self, accept: str) -> tuple[bytes, str]:
+        """Return the metrics of the server, and their content type.
+
+        Args:
+            accept: `Accept` header of the request.
+        """
+        if self._render_all is not None:
+            return await self._render_all(accept)
+        return self.exposition.render(accept)
 
     async def measure(self) -> None:
         """Measure what needs a clock, until cancelled."""

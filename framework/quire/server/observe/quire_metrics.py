@@ -35,13 +35,21 @@ QUIRE_METRICS: tuple[Metric, ...] = (
         "Always 1; the labels are the version of quire and the name of the model.",
         ("version", "model"),
         lambda r: [((__version__, r.model), 1.0)],
+        is_shared=True,
     ),
-    Gauge("quire_engine_state", "1 for the state that the engine is in.", ("state",), _states),
+    Gauge(
+        "quire_engine_state",
+        "1 for the state that the engine is in.",
+        ("state",),
+        _states,
+        is_shared=True,
+    ),
     Gauge(
         "quire_engine_up",
         "Whether the engine, or the replica, takes requests.",
         ENGINE,
         of_engines(lambda e: float(e.gauges.is_up)),
+        is_shared=True,
     ),
     # -- load
     Gauge(
@@ -49,30 +57,35 @@ QUIRE_METRICS: tuple[Metric, ...] = (
         "Number of requests that are being computed.",
         ENGINE,
         of_engines(lambda e: e.gauges.num_running),
+        is_shared=True,
     ),
     Gauge(
         "quire_requests_waiting",
         "Number of requests that wait in the engine.",
         ENGINE,
         of_engines(lambda e: e.gauges.num_waiting),
+        is_shared=True,
     ),
     Gauge(
         "quire_kv_blocks",
         "Number of KV blocks.",
         ENGINE,
         of_engines(lambda e: e.gauges.num_blocks),
+        is_shared=True,
     ),
     Gauge(
         "quire_kv_blocks_used",
         "Number of KV blocks that requests use.",
         ENGINE,
         of_engines(lambda e: e.gauges.num_used_blocks),
+        is_shared=True,
     ),
     Gauge(
         "quire_kv_usage_ratio",
         "Fraction of the KV blocks that requests use, from 0 to 1.",
         ENGINE,
         of_engines(lambda e: kv_usage(e.gauges)),
+        is_shared=True,
     ),
     # -- work
     Counter(
@@ -112,30 +125,35 @@ QUIRE_METRICS: tuple[Metric, ...] = (
         "Number of tokens that were looked up in the prefix cache, repeated lookups included.",
         ENGINE,
         of_engines(lambda e: e.gauges.num_prefix_queries),
+        is_shared=True,
     ),
     Counter(
         "quire_prefix_cache_hits_total",
         "Number of tokens that were found in the prefix cache.",
         ENGINE,
         of_engines(lambda e: e.gauges.num_prefix_hits),
+        is_shared=True,
     ),
     Counter(
         "quire_preemptions_total",
         "Number of times that a running request had to give up its KV blocks.",
         ENGINE,
         of_engines(lambda e: e.gauges.num_preemptions),
+        is_shared=True,
     ),
     Counter(
         "quire_kv_evictions_total",
         "Number of cached KV blocks that were reused for other tokens, in all engines.",
         (),
         lambda r: [((), r.stats.num_evictions)],
+        is_shared=True,
     ),
     Counter(
         "quire_kv_store_hit_tokens_total",
         "Number of tokens that were loaded from an external KV store, in all engines.",
         (),
         lambda r: [((), r.stats.num_store_hits)],
+        is_shared=True,
     ),
     # -- times of requests
     Buckets(
@@ -230,12 +248,14 @@ QUIRE_METRICS: tuple[Metric, ...] = (
         "Number of requests whose grammar is being compiled, or waits for that.",
         (),
         lambda r: [((), r.stats.num_grammars_waiting)],
+        is_shared=True,
     ),
     Summary(
         "quire_grammar_wait_seconds",
         "Seconds that a request waited for its grammar, and the number of such requests.",
         (),
         lambda r: [((), r.stats.num_grammars_compiled, r.stats.grammar_wait_s)],
+        is_shared=True,
     ),
     # -- HTTP
     Counter(

@@ -102,7 +102,8 @@ class Readings:
         An abort between two steps is in no statistics until the next step; without open requests
         there is no load.
         """
-        is_idle = not self.frontend.dispatch.streams()
+        dispatch = self.frontend.dispatch
+        is_idle = not dispatch.is_shared and not dispatch.streams()
         return ReplicaStats(
             is_up=self.frontend.thread.death is None,
             num_running=0 if is_idle else stats.num_running,

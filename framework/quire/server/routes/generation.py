@@ -340,10 +340,9 @@ class Generation:
         if self._tokens is not None:
             self._count_tokens(self._num_unread)
             self._tokens.close()
-        usage = self._sender.account.usage
-        usage.num_prompt_tokens += self._num_prompt_tokens
-        usage.num_cached_tokens += sum(self._num_cached_tokens)
-        usage.num_completion_tokens += self._num_completion_tokens
+        self._sender.account.count_tokens(
+            self._num_prompt_tokens, sum(self._num_cached_tokens), self._num_completion_tokens
+        )
 
     def _reserve_logprobs(self) -> None:
         params, lengths = self._params, [len(prompt.token_ids) for prompt in self.encoded]

@@ -39,23 +39,28 @@ class HealthRoutes:
     async def health(self, request: Request) -> Response:
         """Return 200 if the engine is ready, its steps complete, and new requests are accepted."""
         del request
-        if self._lifecycle.is_draining:
-            return json_response({"status": "draining"}, 503)
-        if self._lifecycle.is_silent:
-            return json_response({"status": "blocked"}, 503)
-        if self._frontend.is_stalled:
-            return json_response({"status": "stalled"}, 503)
-        if not self._frontend.is_ready():
-            return json_response({"status": "not ready"}, 503)
-        return json_response({"status": "ready"})
+        is_well, body = self.state()
+        return json_response(body, 200 if is_well else 503)
 
     async def readyz(self, request: Request) -> Response:
         """Return `health`, or 503 while every request fails, which no restart may fix."""
         health = await self.health(request)
-        failing = self._failing() if health.status_code == 200 else None
+        failing = self.failing() if health.status_code == 200 else None
         return health if failing is None else json_response({"status": "failing"} | failing, 503)
 
-    def _failing(self) -> dict[str, Any] | None:
+    def state(self) -> tuple[bool, dict[str, Any]]:
+        """Return whether new requests are served, and the body that says so."""
+        if self._lifecycle.is_draining:
+            status = "draining"
+        elif self._lifecycle.is_silent:
+            status = "blocked"
+        elif self._frontend.is_stalled:
+            status = "stalled"
+        else:
+            status = "ready" if self._frontend.is_ready() else "not ready"
+        return status == "ready", {"status": status}
+
+    def failing(self) -> dict[str, Any] | None:
         """Return what makes every request fail; None if nothing does."""
         if hooks := self._frontend.intake.failing_hooks:
             plugins = [

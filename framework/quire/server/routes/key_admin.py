@@ -7,9 +7,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.server.http.json_response import json_response
-from quire.server.keys.account import Account, KeyUsage
+from quire.server.keys.account import Account
 from quire.server.keys.accounts import Accounts
 from quire.server.keys.api_key import KeyLimits
+from quire.server.keys.ledger import KeyUsage
 
 
 class KeyCard(msgspec.Struct):

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import OverloadedError
-from quire.frontend.dispatch.backlog import MARGIN, NUM_NEXT, Backlog, QueueLimits
+from quire.frontend.dispatch.backlog import NUM_NEXT, Backlog
+from quire.frontend.dispatch.queue_gate import MARGIN, QueueLimits
 from quire.messages import EngineOutput, EngineOutputs, EngineStats
 
 

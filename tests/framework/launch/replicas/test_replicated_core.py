@@ -25,8 +25,8 @@ from quire.errors import (
 from quire.launch.replicas import replica, replicated_core
 from quire.launch.replicas.replica import SILENCE_S, ReplicaLimits
 from quire.launch.replicas.replicated_core import ENGINE_FIRST_S, MIN_DEADLINES
-from quire.launch.replicas.restarts import FIRST_PAUSE_S, MAX_STARTS
 from quire.messages import AdapterRef, LoadAdapter, ReplicaStats, ResetPrefixCache, Started
+from quire.process.children.restart_times import FIRST_PAUSE_S, MAX_STARTS
 
 LIMIT_S = ReplicaLimits().stall_s
 

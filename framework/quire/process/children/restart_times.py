@@ -1,15 +1,15 @@
-"""Times at which a replica that died is started again: pauses that grow, and a limit to them."""
+"""Times at which a child that died is started again: pauses that grow, and a limit to them."""
 
 from collections import deque
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
-MAX_STARTS = 6  # in a window; a replica that dies more often stays down
+MAX_STARTS = 6  # in a window; a child that dies more often stays down
 WINDOW_S = 600.0
 
 
 class RestartTimes:
-    """Deaths of one replica within the last `WINDOW_S`."""
+    """Deaths of one child within the last `WINDOW_S`."""
 
     def __init__(self) -> None:
         self._deaths: deque[float] = deque()

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from quire.launch.replicas.restarts import (
+from quire.process.children.restart_times import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
     MAX_STARTS,
