@@ -1,5 +1,6 @@
 """One engine for several front ends: each has its own requests, and none reaches another's."""
 
+import itertools
 import os
 from contextlib import suppress
 
@@ -30,9 +31,10 @@ class Served:
         self.folder = folder
         self.parent, self.thread = serve_core(core, folder, Backlog(LIMITS))
         self.joined = []
+        self._names = itertools.count()
 
     def join(self, number):
-        address = f"unix://{self.folder}/{number}-{len(self.joined)}"
+        address = f"unix://{self.folder}/{number}-{next(self._names)}"
         self.parent.control(OpenFrontEnd(number, address))
         front_end = JoinedEngine.join(address, os.getpid())
         self.joined.append(front_end)
