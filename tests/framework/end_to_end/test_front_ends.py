@@ -163,7 +163,7 @@ class TestDeaths:
         eventually(lambda: not any(map(is_running, pids)))
         ends = {
             each.result() for each in streams
-        }  # of its engine or of a front end, who ends first
+        }  # who ends first is open
         assert all(end == "broken" or end.endswith("engine_dead") for end in ends)
 
     def test_a_signal_lets_the_streams_of_all_front_ends_complete(self, streaming):
