@@ -161,9 +161,7 @@ class TestDeaths:
         pids = [served.process.pid, *descendants(served.process.pid)]
         served.process.kill()
         eventually(lambda: not any(map(is_running, pids)))
-        ends = {
-            each.result() for each in streams
-        }  # who ends first is open
+        ends = {each.result() for each in streams}  # who ends first is open
         assert all(end == "broken" or end.endswith("engine_dead") for end in ends)
 
     def test_a_signal_lets_the_streams_of_all_front_ends_complete(self, streaming):
