@@ -13,7 +13,7 @@ READY := $(VENV)/.ready
 PROCESSES ?= $(shell $(BIN)/python tests/processes.py)
 SHARED = $(patsubst %,-n % --dist worksteal,$(filter-out 1,$(PROCESSES)))
 
-.PHONY: run test test-slow test-gpu mutants sanitize lint docs clean
+.PHONY: run test test-slow test-optimized test-gpu mutants sanitize lint docs clean
 
 run: $(READY)
 	$(BIN)/python examples/tour.py
@@ -23,6 +23,19 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/pytest -q $(SHARED) -m "slow or not slow"
+
+# Without `assert` and docstrings: what keeps clients out must not depend on them. Two minutes.
+SERVER := tests/framework/server
+OPTIMIZED_TESTS := \
+	$(SERVER)/test_routes.py $(SERVER)/http/test_security.py $(SERVER)/http/test_guard.py $(SERVER)/keys \
+	$(SERVER)/wire $(SERVER)/observe $(SERVER)/test_bad_numbers.py $(SERVER)/test_secrets.py \
+	$(SERVER)/test_api_keys.py $(SERVER)/test_cache_isolation.py $(SERVER)/routes/test_api_description.py \
+	tests/framework/worker/loading/test_checkpoint_files.py tests/framework/process/test_log_lines.py \
+	tests/framework/process/test_ipc.py tests/framework/frontend/chat/test_chat_template.py
+
+test-optimized: $(READY)
+	PYTHONOPTIMIZE=2 $(BIN)/pytest -q $(SHARED) -m "not slow" \
+		-W ignore::pytest.PytestConfigWarning $(OPTIMIZED_TESTS)
 
 # On a machine with a GPU: what only a GPU shows, and the kernels' own tests compiled. Processes share
 # the GPU, for compiling takes longest; what measures its memory has it alone.

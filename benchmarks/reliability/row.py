@@ -43,7 +43,7 @@ class Row:
         measure: What is measured.
         aim: What it should be.
         run: Function that measures it; None: nothing does.
-        missing: Reason why nothing measures it.
+        missing: Reason why it was not measured.
         is_timed: Whether the aim is a time that other work on the machine makes longer.
     """
 

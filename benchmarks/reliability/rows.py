@@ -64,7 +64,11 @@ ROWS = (
         "R15", "soak: RSS slope, descriptors, threads, greedy completions",
         "< 1 MB/h; no growth; all equal", soak,
     ),
-    Row("R16", "attacks of the security page, also under `-OO`", "100 %", security_corpus),
+    Row(
+        "R16", "attacks of the security page, also under `-OO`", "100 %", security_corpus,
+        missing="the whole takes longer than an hour beside other work; a part of it under `-OO`, "
+        "`make test-optimized`, passed on 2026-11-27 (1,283 tests)",
+    ),
     Row(
         "R17", "listeners beside HTTP; paths without a key",
         "0; 2 (`/livez`, `/readyz`)", listeners,

@@ -43,8 +43,9 @@ class Operation:
 
     @property
     def summary(self) -> str:
-        """First line of the endpoint's docstring."""
-        return (self.endpoint.__doc__ or "").strip().split("\n", 1)[0]
+        """First line of the endpoint's docstring, which `python -OO` removes."""
+        written = (self.endpoint.__doc__ or "").strip().split("\n", 1)[0]
+        return written or f"{self.method} {self.path}"
 
     async def respond(self, request: Request) -> Response:
         """Call the endpoint for a request with the right kind of key.

@@ -1,6 +1,7 @@
 """The API description is valid OpenAPI, and says of every route what the server does."""
 
 import json
+import sys
 
 import pytest
 from asgi_parts import get, post
@@ -40,7 +41,8 @@ def test_it_has_every_route_but_itself(app, document):
 
 def test_operations_have_a_summary_and_a_name_of_their_own(document):
     operations = [o for of_path in document["paths"].values() for o in of_path.values()]
-    assert all(operation["summary"].endswith(".") for operation in operations)
+    end = "." if sys.flags.optimize < 2 else ""  # without docstrings it is method and path
+    assert all(each["summary"] and each["summary"].endswith(end) for each in operations)
     assert len({operation["operationId"] for operation in operations}) == len(operations)
 
 
