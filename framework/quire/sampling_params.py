@@ -32,6 +32,7 @@ MAX_PATTERN_COUNT = 64
 MAX_LOGPROBS = 2**31 - 1  # the engine's setting `max_logprobs` is the smaller limit
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
+MAX_DIGITS = 10  # of a token id in JSON, whose names are texts
 MAX_BAD_WORDS = 128
 MAX_ALLOWED_TOKEN_IDS = 2**20  # the vocabulary is a smaller limit
 MAX_LOGITS_PROCESSORS = 32
@@ -427,7 +428,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 f"logit_bias must be a map of at most {MAX_LOGIT_BIASES} token ids to numbers",
                 param="logit_bias",
             )
-        msgspec.structs.force_setattr(self, "logit_bias", bias)
+        whole: dict[Any, float] = {_token_id(key): number for key, number in bias.items()}
+        if len(whole) != len(bias):
+            raise InvalidRequestError("logit_bias has a token id twice", param="logit_bias")
+        msgspec.structs.force_setattr(self, "logit_bias", whole)
 
     @property
     def sampler_fields(self) -> dict[str, Any]:
@@ -548,6 +552,15 @@ def _shown(value: object) -> str:
         return f"{reprlib.repr(value):.100}"
     except ValueError:  # Python writes no number of more than 4,300 digits
         return f"a {type(value).__name__} with too many digits"
+
+
+def _token_id(key: object) -> object:
+    """Return a key of `logit_bias` as a token id if it is a text of digits, as in JSON.
+
+    The engine may be another process, and its messages have numbers as keys.
+    """
+    is_text = isinstance(key, str) and len(key) <= MAX_DIGITS and key.isascii()
+    return int(key) if is_text and key.isdecimal() else key  # type: ignore[attr-defined,call-overload]
 
 
 def _check_type(name: str, value: object, kind: type | UnionType, words: str) -> None:

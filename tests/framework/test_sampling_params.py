@@ -175,6 +175,17 @@ def test_parameters_travel_as_msgpack():
     assert msgspec.msgpack.decode(sent, type=SamplingParams) == params
 
 
+def test_token_ids_of_json_are_numbers_before_they_travel():
+    params = SamplingParams(logit_bias={"5": 1, 7: -2.5})
+    assert params.logit_bias == {5: 1, 7: -2.5}
+    sent = msgspec.msgpack.encode(params)
+    assert msgspec.msgpack.decode(sent, type=SamplingParams).logit_bias == {5: 1.0, 7: -2.5}
+
+
+def test_a_token_id_that_is_there_twice_is_refused():
+    assert refused(logit_bias={"5": 1, 5: 2}).param == "logit_bias"
+
+
 @pytest.mark.parametrize(
     ("constraints", "named"),
     [
