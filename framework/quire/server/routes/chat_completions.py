@@ -74,9 +74,7 @@ class ChatRoute:
                 forced_call=tools.constraint,
                 strict_calls=tools.strict_calls,
             )
-        render = partial(
-            rendered_chat, self._frontend.chat_template, typed, tools.tools, self._unknown
-        )
+        render = partial(rendered_chat, self._frontend, typed, tools.tools, self._unknown)
         rendered = await self._frontend.lanes.run(body.num_bytes // RENDERED, render)
         prompt = rendered.as_prompt(add_special_tokens=bool(typed.add_special_tokens))
         prompts = [prompt | prompt_options(typed)]

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from quire.errors import InvalidRequestError
-from quire.frontend.chat.chat_template import ChatTemplate
+from quire.errors import InvalidRequestError, PromptTooLongError
+from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.chat.rendered_prompt import RenderedPrompt
 from quire.frontend.unknown_fields import UnknownFields
 from quire.server.wire.protocol import ChatBody, TokenizeBody
@@ -13,7 +13,7 @@ RENDERED = 8  # bytes in the time of tokenizing one
 
 
 def rendered_chat(
-    template: ChatTemplate,
+    frontend: AsyncFrontend,
     body: ChatBody | TokenizeBody,
     tools: Sequence[dict[str, Any]],
     unknown: UnknownFields,
@@ -23,15 +23,32 @@ def rendered_chat(
     Raises:
         InvalidRequestError: The messages, or what else the template gets, are invalid.
         ChatTemplateError: The template cannot render them.
+        PromptTooLongError: There are more messages than the model takes tokens.
     """
-    return template.render(
-        body.messages or [],
+    messages = body.messages or []
+    _check_number(len(messages), frontend.max_model_len)
+    return frontend.chat_template.render(
+        messages,
         list(tools) or None,
         _template_kwargs(body),
         add_generation_prompt=_adds_generation_prompt(body),
         continue_final_message=bool(body.continue_final_message),
         unknown=unknown,
     )
+
+
+def _check_number(num_messages: int, max_model_len: int) -> None:
+    """Refuse a conversation that is too long whatever its texts are: a message has a token.
+
+    Raises:
+        PromptTooLongError: It is.
+    """
+    if num_messages > max_model_len:
+        raise PromptTooLongError(
+            f"the conversation has {num_messages} messages, and this model takes {max_model_len} "
+            "tokens, prompt and completion together",
+            param="messages",
+        )
 
 
 def _adds_generation_prompt(body: ChatBody | TokenizeBody) -> bool:

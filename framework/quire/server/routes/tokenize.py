@@ -92,7 +92,7 @@ class TokenRoutes:
 
     async def _of_messages(self, body: Body[TokenizeBody]) -> list[int]:
         frontend, tools = self._frontend, checked_tools(body.typed.tools or [], self._unknown)
-        render = partial(rendered_chat, frontend.chat_template, body.typed, tools, self._unknown)
+        render = partial(rendered_chat, frontend, body.typed, tools, self._unknown)
         rendered = await frontend.lanes.run(body.num_bytes // RENDERED, render)
         encode = partial(
             frontend.intake.prompts.encode,

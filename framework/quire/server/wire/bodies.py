@@ -143,7 +143,8 @@ def _split(data: bytes, kind: type[S]) -> Body[S]:
 
 def _taken(raw: dict[str, Any], declared: Collection[str]) -> dict[str, Any]:
     """Remove the fields that are not declared, and return them."""
-    return {name: raw.pop(name) for name in [*raw] if name not in declared}
+    known = frozenset(declared)
+    return {name: raw.pop(name) for name in [*raw] if name not in known}
 
 
 @cache

@@ -590,6 +590,20 @@ def test_a_prompt_that_is_too_long_is_refused_with_openais_code(client):
     assert caught.value.code == "context_length_exceeded"
 
 
+def test_more_messages_than_tokens_are_refused_before_they_are_rendered(served, monkeypatch):
+    def render(*_, **__):
+        raise AssertionError("rendered")
+
+    monkeypatch.setattr(type(served.frontend.chat_template), "render", render)
+    messages = [{"role": "user", "content": "a"}] * 1025
+    for path in ("/v1/chat/completions", "/tokenize"):
+        answer = httpx.post(f"{served.url}{path}", json={"messages": messages})
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+        assert "1025 messages" in error["message"]
+
+
 def test_a_completion_may_continue_the_last_message(client, served):
     served.texts.by_prompt = {"One, two,": " three"}
     messages = [{"role": "user", "content": "Count"}, {"role": "assistant", "content": "One, two,"}]
