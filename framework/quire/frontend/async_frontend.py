@@ -143,15 +143,14 @@ class AsyncFrontend:
         self.thread.check_alive()
         if self._is_draining:
             raise OverloadedError("the server is shutting down and takes no new requests")
-        async with limit.hold():
-            if isinstance(prompt, EncodedPrompt):
-                encoded = prompt
-            else:
-                (encoded,) = await self.encode([prompt])
-            if isinstance(params, SamplingParams):
+        if not isinstance(prompt, EncodedPrompt):
+            async with limit.hold():
+                (prompt,) = await self.encode([prompt])
+        if isinstance(params, SamplingParams) and self._needs_work(params):
+            async with limit.hold():
                 params = await self._prepared(params)
         admission = self.intake.admit(
-            encoded,
+            prompt,
             params,
             adapter=adapter,
             priority=priority,
@@ -324,6 +323,11 @@ class AsyncFrontend:
             f"there is no model or adapter {shown!r} here{hint} (served: {', '.join(known)})",
             param="model",
         )
+
+    def _needs_work(self, params: SamplingParams) -> bool:
+        """Whether parameters have a text to tokenize, or a constraint to check."""
+        has_text = self.intake.companions.text_size(params) > 0
+        return has_text or self.intake.has_new_constraint(params)
 
     async def _prepared(self, params: SamplingParams) -> SamplingParams:
         """Do the work on parameters that may take long, beside the event loop."""

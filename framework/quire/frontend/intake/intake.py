@@ -55,8 +55,7 @@ SAMPLER_PARAMS = {  # that only samplers read, each with its neutral value
 }
 
 
-@dataclass(frozen=True, slots=True)
-class AdmittedPrompt:
+class AdmittedPrompt(msgspec.Struct, frozen=True):
     """An accepted prompt with its n or best_of requests, ready for the engine.
 
     Attributes:

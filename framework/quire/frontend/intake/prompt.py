@@ -1,9 +1,10 @@
 """Prompt formats (text, token ids, or a dict of both with options) and their validation."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
+
+import msgspec
 
 from quire.errors import InvalidRequestError
 
@@ -17,8 +18,7 @@ TRUNCATION_SIDES = ("left", "right")
 _INT = {int}
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedPrompt:
+class EncodedPrompt(msgspec.Struct, frozen=True):
     """A tokenized prompt, with its text if it was given as text."""
 
     text: str | None

@@ -8,6 +8,8 @@ from quire.frontend.text.byte_spelling import byte_level_bytes
 from quire.frontend.text.text_stream import MAX_CHARACTER_BYTES, Decoding, TextStream
 from quire.frontend.text.tokenizer_backend import TokenizerBackend
 
+_UTF8 = getincrementaldecoder("utf-8")
+
 
 class ByteLevelDecoding(Decoding):
     """Decoding of tokens that are bytes, written as 256 printable characters."""
@@ -39,7 +41,7 @@ class ByteLevelStream:
 
     def __init__(self, bytes_of: Callable[[int], bytes], prompt_token_ids: Sequence[int]) -> None:
         self._bytes_of = bytes_of
-        self._decoder = getincrementaldecoder("utf-8")("replace")
+        self._decoder = _UTF8("replace")
         self._decoder.decode(_last_bytes(bytes_of, prompt_token_ids))
 
     def feed(self, token_id: int) -> str:

@@ -31,7 +31,9 @@ class EncodedResponse(Response):
     def __init__(
         self, make: Callable[[], Coroutine[Any, Any, bytes]], on_close: Callable[[], None]
     ) -> None:
-        super().__init__(media_type="application/json")
+        # `Response.__init__` would make an empty body, and headers for it.
+        self.status_code = 200
+        self.background = None
         self._make = make
         self._on_close = on_close
 
@@ -45,9 +47,11 @@ class EncodedResponse(Response):
 
     async def _send(self, body: bytes, send: Send) -> None:
         """Send the body in pieces, so that unread data is held only once."""
-        self.headers["content-length"] = str(len(body))
-        start = {"type": "http.response.start", "status": self.status_code}
-        await send(start | {"headers": self.raw_headers})
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         if len(body) <= PIECE_BYTES:
             await send({"type": "http.response.body", "body": body, "more_body": False})
             return

@@ -1,9 +1,9 @@
 """One HTTP request with its response, once it is over: what metrics, traces and logs read."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 from starlette.types import Scope
 
 from quire.messages import CompletedRequest
@@ -35,8 +35,7 @@ class ObservedGeneration(Protocol):
         """Return the token counts."""
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedExchange:
+class ObservedExchange(msgspec.Struct, frozen=True):
     """An HTTP request that is over.
 
     Attributes:

@@ -1,7 +1,6 @@
 """Choices of /v1/completions: pieces of a stream, or a whole choice, which is one long piece."""
 
-from dataclasses import dataclass
-
+import msgspec
 from msgspec import UNSET
 
 from quire.frontend.intake.prompt import EncodedPrompt
@@ -13,8 +12,7 @@ from quire.server.wire.openai_logprobs import TokenSpelling, completion_logprobs
 from quire.server.wire.protocol import CompletionChoice, CompletionLogprobs, FinishReason
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseOptions:
+class ResponseOptions(msgspec.Struct, frozen=True):
     """Optional parts of a response.
 
     Attributes:

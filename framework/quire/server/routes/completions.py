@@ -1,11 +1,12 @@
 """POST /v1/completions: completions of one or several prompts, as text or token ids."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
@@ -44,8 +45,9 @@ class CompletionRoute:
     async def _prepare(
         self, body: Body[CompletionBody], sender: Sender, extra_args: dict[str, Any]
     ) -> "CompletionRun":
-        run = partial(self._run, body.typed, sender, extra_args)
-        return await in_thread_if(body.is_large, run)
+        if body.is_large:
+            return await asyncio.to_thread(self._run, body.typed, sender, extra_args)
+        return self._run(body.typed, sender, extra_args)
 
     def _run(
         self, body: CompletionBody, sender: Sender, extra_args: dict[str, Any]
@@ -138,8 +140,7 @@ def _check_count(prompt: str | list[Any], n: int) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionRun:
+class CompletionRun(msgspec.Struct, frozen=True):
     """One completion request, ready to run."""
 
     generation: Generation

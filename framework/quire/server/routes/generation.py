@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -23,7 +22,7 @@ from quire.sampling_params import BeamSearchParams, SamplingParams
 from quire.server.http.disconnect import exchange_of
 from quire.server.http.early_refusals import limit_of
 from quire.server.http.event_stream import EventStream
-from quire.server.http.json_response import EncodedResponse, in_thread_if
+from quire.server.http.json_response import EncodedResponse
 from quire.server.http.logprob_budget import MAX_UNCOUNTED, LogprobBudget, LogprobReservation
 from quire.server.http.merged_streams import merged
 from quire.server.keys.account import TokenReservation
@@ -96,7 +95,9 @@ async def respond(
 
 async def _full_response(run: PreparedRequest) -> bytes:
     outputs = await run.generation.outputs()
-    return await in_thread_if(run.generation.is_large, partial(run.whole, outputs))
+    if run.generation.is_large:
+        return await asyncio.to_thread(run.whole, outputs)
+    return run.whole(outputs)
 
 
 class Generation:
@@ -328,7 +329,10 @@ class Generation:
         encoded = await self.frontend.encode(self.prompts)
         if of_key is None:
             return encoded
-        return [replace(e, cache_salt=combined_salt(of_key, e.cache_salt)) for e in encoded]
+        return [
+            msgspec.structs.replace(e, cache_salt=combined_salt(of_key, e.cache_salt))
+            for e in encoded
+        ]
 
     def _reserve_tokens(self) -> TokenReservation:
         most = (self._params.max_tokens or 0) * self._num_generated * len(self.prompts)

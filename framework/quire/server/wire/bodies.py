@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Generic, TypeVar, get_args
 
@@ -23,8 +22,7 @@ BODY_TIMEOUT_S = 60.0
 LARGE_BYTES = 32 * 1024  # bodies from this size on are processed in a thread
 
 
-@dataclass(frozen=True, slots=True)
-class Body(Generic[S]):
+class Body(msgspec.Struct, Generic[S], frozen=True):
     """A request body.
 
     Attributes:
@@ -38,7 +36,7 @@ class Body(Generic[S]):
     typed: S
     undeclared: dict[str, Any]
     num_bytes: int
-    undeclared_of_objects: dict[str, dict[str, Any]] = field(default_factory=dict)
+    undeclared_of_objects: dict[str, dict[str, Any]] = {}
 
     @property
     def is_large(self) -> bool:

@@ -1,15 +1,14 @@
 """Facts about the sender of a request that the guard has found out, for the engine."""
 
 import time
-from dataclasses import dataclass, field
 
+import msgspec
 from starlette.types import Scope
 
 from quire.server.keys.account import Account, account_of
 
 
-@dataclass(frozen=True, slots=True)
-class Sender:
+class Sender(msgspec.Struct, frozen=True):
     """Who sent a request, and when.
 
     Attributes:
@@ -19,9 +18,9 @@ class Sender:
         request_id: Id of the HTTP request, for logs; None: unknown.
     """
 
-    arrival_s: float = field(default_factory=time.monotonic)
+    arrival_s: float = msgspec.field(default_factory=time.monotonic)
     client: str = ""
-    account: Account = field(default_factory=lambda: Account("unlimited"), compare=False)
+    account: Account = msgspec.field(default_factory=lambda: Account("unlimited"))
     request_id: str | None = None
 
     @classmethod

@@ -124,7 +124,7 @@ def test_one_connection_too_many_is_closed_if_all_others_have_requests(served, l
     with connect(served) as first, connect(served) as second:
         for connection in (first, second):
             connection.sendall(POST)
-        assert wait_for(lambda: served.server.connections.tasks)
+        assert wait_for(lambda: len(served.server.connections.tasks) == 2)
         with connect(served) as third:
             assert third.recv(65536) == b""
         for connection in (first, second):
