@@ -13,7 +13,7 @@ from quire.process.ipc import decode
 from quire.process.log_lines import log_handler
 from quire.server.group.control_stream import ControlStream
 from quire.server.group.front_end_server import FrontEndServer
-from quire.server.group.group_wire import Begin, Joined, ToProcess
+from quire.server.group.group_wire import Begin, EnteredEngine, ToProcess
 from quire.server.group.shared_memory import SharedMemory
 from quire.server.keys.accounts import Accounts
 
@@ -41,7 +41,7 @@ async def _serve(config: FrontEndConfig, listener: socket.socket, control: socke
     if not isinstance(begin, Begin):  # the parent ends
         return 1
     engine = start.join(decode(begin.engine, EngineAddress))
-    parent.send(Joined())
+    parent.send(EnteredEngine())
     settings = config.plan.settings.server
     fds = (config.ledgers_fd, config.counts_fd)
     memory = SharedMemory.inherited(fds, settings.api_server_count, config.number)

@@ -194,7 +194,13 @@ class FrontEndGroup:
             del self._members[number]
             if member.samples:
                 self._retired.append(member.samples)
-            with contextlib.suppress(QuireError):  # the engine is dead, too
+            await self._leave(number)
+
+    async def _leave(self, number: int) -> None:
+        """Let the engine forget a process, unless the engine ends as well."""
+        self.door.entered(number)
+        if not self._is_stopping:
+            with contextlib.suppress(QuireError):  # it is dead, too
                 await self.door.close(number)
 
     async def _enter(self, number: int, member: Member) -> None:

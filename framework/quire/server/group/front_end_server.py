@@ -18,13 +18,13 @@ from quire.server.group.group_wire import (
     Drain,
     Drained,
     ReadSamples,
-    Ready,
+    ReadyToServe,
     Render,
     Rendered,
     Report,
     Samples,
     Serve,
-    Stop,
+    StopServing,
     ToProcess,
 )
 from quire.server.http.acceptor import Acceptor
@@ -95,7 +95,7 @@ class FrontEndServer(HTTPServer):
         return Acceptor(listener, make_protocol, self._refusals, self._gives_way)
 
     async def _wait_until_admitted(self) -> None:
-        self._parent.send(Ready())
+        self._parent.send(ReadyToServe())
         await self._admitted.wait()
         self._gives_way()
 
@@ -123,7 +123,7 @@ class FrontEndServer(HTTPServer):
             case Drain():
                 if self._stopping is None:
                     self._stop()
-            case Stop():
+            case StopServing():
                 self._end_now()
             case ReadSamples():
                 self._parent.send(Samples(message.call_id, self._samples()))

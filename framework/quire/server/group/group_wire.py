@@ -1,7 +1,7 @@
 """Messages between a server and the processes that serve HTTP for it.
 
-server -> process   Begin; Serve once all are ready; ReadSamples; Rendered; Drain; Stop
-process -> server   Joined; Ready; Report at intervals; Samples; Render; Drained
+server -> process   Begin; Serve once all are ready; ReadSamples; Rendered; Drain; StopServing
+process -> server   EnteredEngine; ReadyToServe; Report at intervals; Samples; Render; Drained
 """
 
 from typing import Any
@@ -43,18 +43,18 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
     """Refuse new requests, and say when the running ones have ended."""
 
 
-class Stop(msgspec.Struct, frozen=True, tag=True):
+class StopServing(msgspec.Struct, frozen=True, tag=True):
     """Abort what runs, and exit."""
 
 
-ToProcess = Begin | Serve | ReadSamples | Rendered | Drain | Stop
+ToProcess = Begin | Serve | ReadSamples | Rendered | Drain | StopServing
 
 
-class Joined(msgspec.Struct, frozen=True, tag=True):
+class EnteredEngine(msgspec.Struct, frozen=True, tag=True):
     """The process is connected to the engine; the folder of the socket can be removed."""
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
+class ReadyToServe(msgspec.Struct, frozen=True, tag=True):
     """The process can serve."""
 
 
@@ -95,4 +95,4 @@ class Drained(msgspec.Struct, frozen=True, tag=True):
     """All requests have ended."""
 
 
-FromProcess = Joined | Ready | Report | Samples | Render | Drained
+FromProcess = EnteredEngine | ReadyToServe | Report | Samples | Render | Drained

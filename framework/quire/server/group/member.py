@@ -14,22 +14,22 @@ from quire.server.group.group_wire import (
     Begin,
     Drain,
     Drained,
+    EnteredEngine,
     FromProcess,
-    Joined,
     ReadSamples,
-    Ready,
+    ReadyToServe,
     Render,
     Rendered,
     Report,
     Samples,
     Serve,
-    Stop,
+    StopServing,
 )
 from quire.server.group.launched import Launched
 from quire.server.observe.merged_families import Sample
 from quire.server.observe.monitor import RenderAll
 
-ANSWER_S = 1.0  # for metrics; a process that is too busy is shown as it was
+ANSWER_S = 3.0  # for metrics; a process that is too busy is shown as it was
 SILENCE_LIMIT_S = 10.0  # without a report
 EXIT_S = 1.0  # for a process whose connection has ended to exit
 
@@ -106,7 +106,7 @@ class Member:
 
     def stop(self) -> None:
         """Let it abort what runs, and exit."""
-        self._send(Stop())
+        self._send(StopServing())
 
     async def read_samples(self) -> Sequence[Sample]:
         """Return its metrics, as they are now if it answers in time."""
@@ -124,9 +124,9 @@ class Member:
     def _take(self, message: FromProcess) -> None:
         self._reported_s = time.monotonic()
         match message:
-            case Joined():
+            case EnteredEngine():
                 self.joined.set()
-            case Ready():
+            case ReadyToServe():
                 self.ready.set()
             case Drained():
                 self.drained.set()

@@ -7,7 +7,14 @@ import pytest
 
 from quire.process.ipc import UnreadableError
 from quire.server.group.control_stream import ControlStream
-from quire.server.group.group_wire import Drain, FromProcess, Rendered, Serve, Stop, ToProcess
+from quire.server.group.group_wire import (
+    Drain,
+    FromProcess,
+    Rendered,
+    Serve,
+    StopServing,
+    ToProcess,
+)
 
 
 def between(run):
@@ -30,9 +37,9 @@ def test_messages_arrive_in_order_also_large_ones():
     large = Rendered(1, b"x" * 3_000_000, "text/plain")
 
     async def run(one, other):
-        for message in (Serve(), large, Drain(), Stop()):
+        for message in (Serve(), large, Drain(), StopServing()):
             one.send(message)
-        assert [await other.receive() for _ in range(4)] == [Serve(), large, Drain(), Stop()]
+        assert [await other.receive() for _ in range(4)] == [Serve(), large, Drain(), StopServing()]
 
     between(run)
 
