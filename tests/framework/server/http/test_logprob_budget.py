@@ -27,7 +27,7 @@ def budget():
 @pytest.fixture(scope="module")
 def module_server(serve, budget):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(app, "LogprobBudget", lambda: budget)
+        patch.setattr(app.LogprobBudget, "share", lambda num: budget)
         return serve()
 
 

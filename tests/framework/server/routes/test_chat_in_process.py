@@ -301,7 +301,7 @@ def test_the_prompts_log_probabilities_are_all_sent_once(ask, core, stream, prom
 def bounded(frontend, monkeypatch):
     """A budget of 100 candidates, and an application that it bounds."""
     budget = LogprobBudget(100)
-    monkeypatch.setattr(app_module, "LogprobBudget", lambda: budget)
+    monkeypatch.setattr(app_module.LogprobBudget, "share", lambda num: budget)
     return budget, create_app(frontend, ServerSettings(), list)
 
 
@@ -342,11 +342,11 @@ def test_a_client_that_leaves_releases_what_its_response_held(bounded, core, str
 def test_chats_and_completions_have_one_budget(frontend, core, monkeypatch):
     made = []
 
-    def small():
+    def small(num=1):
         made.append(LogprobBudget(100))
         return made[-1]
 
-    monkeypatch.setattr(app_module, "LogprobBudget", small)
+    monkeypatch.setattr(app_module.LogprobBudget, "share", small)
     monkeypatch.setattr("quire.server.routes.chat_completions.LogprobBudget", small)
     app = create_app(frontend, ServerSettings(), list)
 

@@ -185,7 +185,7 @@ def test_a_large_bodys_prompts_are_looked_at_beside_the_event_loop(tokenizer, le
 @pytest.mark.parametrize("stream", [False, True])
 def test_every_end_releases_what_a_response_held(frontend, monkeypatch, stream):
     budget = LogprobBudget(100)
-    monkeypatch.setattr(app_module, "LogprobBudget", lambda: budget)
+    monkeypatch.setattr(app_module.LogprobBudget, "share", lambda num: budget)
     app = create_app(frontend, ServerSettings(), list)
     for fields in ({"prompt_logprobs": 0}, {"echo": True, "logprobs": 1}):
         assert post(app, PATH, prompt="one two", stream=stream, **fields).status == 200
