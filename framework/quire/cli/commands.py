@@ -7,6 +7,7 @@ import argparse
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
 
@@ -197,12 +198,13 @@ def _overview(prog: str, word: str, about: str, names: Mapping[str, str]) -> str
 
 
 def _unknown(what: str, name: str, known: Iterable[str], prog: str) -> UsageError:
-    hint = did_you_mean(name, known)
-    if name.startswith("-"):
-        return UsageError(
-            f"{name} stands before the {what}; flags follow it", hint=f"see `{prog} --help`"
-        )
-    return UsageError(f"there is no {what} {name!r}{hint}", hint=f"see `{prog} --help`")
+    see = f"see `{prog} --help`"
+    if not name.startswith("-"):
+        return UsageError(f"there is no {what} {name!r}{did_you_mean(name, known)}", hint=see)
+    flags = ("help", "version") if known is COMMANDS else ("help",)
+    for flag in get_close_matches(name.lstrip("-"), flags, 1):
+        return UsageError(f"there is no option {name!r}; did you mean '--{flag}'?", hint=see)
+    return UsageError(f"{name} stands before the {what}; flags follow it", hint=see)
 
 
 def _article(word: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from quire.cli.command_parser import CommandParser
 from quire.config import ENVIRONMENT_PREFIX
-from quire.errors import SettingsError
+from quire.errors import SettingsError, UsageError
 from quire.process import call_trace, log_lines
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -34,8 +34,8 @@ class LogFlags:
             default_level: Level of the command.
 
         Raises:
-            SettingsError: A variable has another value than its flag may have, or the folder of the
-            trace cannot be written.
+            UsageError: A variable has another value than its flag may have.
+            SettingsError: The folder of the trace cannot be written.
         """
         level = "error" if arguments.quiet else arguments.log_level
         level = level or _variable(LEVEL_VARIABLE, LEVELS)
@@ -71,7 +71,10 @@ def _variable(name: str, choices: tuple[str, ...]) -> str | None:
     if value is None:
         return None
     if value.lower() not in choices:
-        raise SettingsError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        raise UsageError(
+            f"{name} must be one of {', '.join(choices)}, got {value!r}",
+            hint=f"set it to one of them, or unset {name}",
+        )
     return value.lower()
 
 

@@ -5,6 +5,7 @@ of the log stands in the terminal's last line.
 """
 
 import logging
+import os
 import shutil
 import sys
 import threading
@@ -23,7 +24,7 @@ class ProgressLine(logging.Handler):
 
     Args:
         message: What is shown before the first log message.
-        stream: Where it is shown; nothing is done if that is no terminal.
+        stream: Where it is shown; nothing is done if that is no terminal, or one that cannot erase.
         patience_s: Seconds before anything is shown.
     """
 
@@ -40,7 +41,7 @@ class ProgressLine(logging.Handler):
         self._levels: dict[logging.Logger, int] = {}
 
     def __enter__(self) -> Self:
-        if self._stream.isatty():
+        if self._stream.isatty() and os.environ.get("TERM") != "dumb":
             for logger in map(logging.getLogger, SLOW):
                 self._levels[logger] = logger.level
                 logger.setLevel(logging.INFO)  # `quire` keeps its level, which its children have

@@ -7,7 +7,7 @@ import argparse
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -160,24 +160,60 @@ def _read_environment(
 def _read_file(path: Path, options: Mapping[str, Option]) -> Iterator[SettingValue]:
     import yaml  # only if a file is given
 
-    if not path.is_file():
-        raise SettingsError(f"no such file: {path}")
-    if path.stat().st_size > MAX_CONFIG_BYTES:
-        raise SettingsError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes")
+    text = _text_of(path)
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        keys = _keys(yaml.compose(text, yaml.SafeLoader))
+        content = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:  # its message quotes lines of the file, which may have keys
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         place = f": see line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise SettingsError(f"{path} is not YAML{place}") from None
     if not isinstance(content, dict):
         raise SettingsError(f"{path} must contain keys and values")
+    if (twice := _first_repeated(keys)) is not None:
+        raise SettingsError(f"{path}: {twice} is set twice; leave one of the two")
     for key, value in content.items():
         name = str(key).replace("-", "_")
         if name not in options:
             hint = did_you_mean(name, options)
             raise SettingsError(f"{path}: there is no option {key!r}{hint}")
         yield SettingValue(name, _file_value(options[name], value, path), f"{path}: {key}")
+
+
+def _text_of(path: Path) -> str:
+    """Return the text of a file.
+
+    Raises:
+        SettingsError: It is missing, too large, or cannot be read as UTF-8.
+    """
+    if not path.exists():
+        raise SettingsError(f"no such file: {path}")
+    if not path.is_file():
+        raise SettingsError(f"{path} is no file")
+    if path.stat().st_size > MAX_CONFIG_BYTES:
+        raise SettingsError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes")
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{path} is not UTF-8 text") from None
+
+
+def _keys(node: Any) -> list[str]:
+    """Return the keys of a YAML mapping as they are written, repeated ones included."""
+    pairs = node.value if node is not None and node.id == "mapping" else []
+    return [str(key.value) for key, _ in pairs]
+
+
+def _first_repeated(keys: Iterable[str]) -> str | None:
+    """Return the first key that names the same option as one before it."""
+    seen: set[str] = set()
+    for key in keys:
+        if (name := key.replace("-", "_")) in seen:
+            return key
+        seen.add(name)
+    return None
 
 
 def _file_value(option: Option, value: Any, path: Path) -> Any:

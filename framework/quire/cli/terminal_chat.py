@@ -46,7 +46,8 @@ def _take_turns(
     messages: list[dict[str, Any]] = []
     if system:
         messages.append({"role": "system", "content": system})
-    print("Type a message; an empty line or Ctrl-D ends the conversation.", file=sys.stderr)
+    if sys.stdin.isatty():
+        print("Type a message; an empty line or Ctrl-D ends the conversation.", file=sys.stderr)
     while question := _read_line():
         messages.append({"role": "user", "content": question})
         try:
@@ -59,9 +60,13 @@ def _take_turns(
 
 
 def _read_line() -> str:
+    """Return the next message; only a terminal is asked for it."""
+    is_asked = sys.stdin.isatty()
     try:
-        return input("> ").strip()
+        return input("> " if is_asked else "").strip()
     except EOFError:
+        if is_asked:
+            print()  # the shell's prompt begins a line of its own
         return ""
 
 

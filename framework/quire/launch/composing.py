@@ -6,6 +6,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 from quire.compose.checkpoint import Checkpoint, find_checkpoint
@@ -14,7 +15,7 @@ from quire.compose.choices.grid_choice import cores_warning
 from quire.compose.choices.kernel_choice import NATIVE_DTYPE
 from quire.compose.choices.probes import KnownProbes, cause_of
 from quire.compose.compose import compose
-from quire.compose.composition import Composition, Rejection
+from quire.compose.composition import Choice, Composition, Rejection
 from quire.config import Settings
 from quire.frontend.chat.chat_template import ChatTemplate
 from quire.frontend.text.tokenizer import Tokenizer
@@ -131,12 +132,16 @@ def log_composition(composition: Composition, num_replicas: int = 1) -> None:
     if (warning := cores_warning(composition, num_replicas)) is not None:
         logger.warning("%s", warning)
     _warn_of_unavailable(composition)
-    for choice in composition.choices:
-        logger.info(
-            "%s: %s, from %s (%s)", choice.role, choice.name, choice.entry.source, choice.reason
-        )
+    for (role, source, reason), choices in groupby(composition.choices, _heading):
+        names = ", ".join(choice.name for choice in choices)
+        logger.info("%s: %s, from %s (%s)", role, names, source, reason)
     for entry in composition.passed_over:
         _warn_of_duplicates(entry)
+
+
+def _heading(choice: Choice) -> tuple[str, str, str]:
+    """Return what the choices of one line of the log have in common."""
+    return choice.role, str(choice.entry.source), choice.reason
 
 
 def _warn_of_duplicates(entry: Entry) -> None:

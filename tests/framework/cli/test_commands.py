@@ -66,6 +66,16 @@ def test_help_after_two_hyphens_is_a_word():
             "see `quire --help`",
         ),
         (
+            ["--versoin"],
+            "there is no option '--versoin'; did you mean '--version'?",
+            "see `quire --help`",
+        ),
+        (
+            ["bench", "--hlep"],
+            "there is no option '--hlep'; did you mean '--help'?",
+            "see `quire bench --help`",
+        ),
+        (
             ["help", "srve"],
             "there is no command 'srve'; did you mean 'serve'?",
             "see `quire --help`",

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -138,3 +139,45 @@ def test_little_is_imported_before_interrupts_are_expected():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"argparse", "logging", "importlib.metadata"} & {*done.stdout.split()}
+
+
+def shell(command, **environment):
+    """Run `quire` with the arguments and redirections of a shell."""
+    return subprocess.run(
+        ["sh", "-c", f'"{sys.executable}" -m quire.cli {command}'],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def test_a_full_disk_behind_standard_output_is_one_line():
+    done = shell("plugins list > /dev/full")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "quire: the output cannot be written: No space left on device\n",
+    )
+
+
+def test_standard_output_may_be_closed():
+    assert (shell("plugins list >&-").returncode, shell("plugins list >&-").stderr) == (0, "")
+
+
+def test_errors_are_not_printed_on_standard_output_when_standard_error_is_closed():
+    done = shell("serv 2>&-")
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_characters_that_a_terminal_cannot_show_are_escaped():
+    done = shell("config show --served-model-name 日本", PYTHONIOENCODING="latin-1")
+    assert done.returncode == 0, done.stderr
+    assert r'served-model-name: "\u65e5\u672c"' in done.stdout
+
+
+def test_a_variable_that_is_not_allowed_is_wrong_usage_of_two_lines(monkeypatch, capsys):
+    monkeypatch.setenv("QUIRE_LOG_LEVEL", "loud")
+    assert main(["plugins", "list"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "quire: QUIRE_LOG_LEVEL must be one of debug, info, warning, error, critical, got 'loud'",
+        "set it to one of them, or unset QUIRE_LOG_LEVEL",
+    ]

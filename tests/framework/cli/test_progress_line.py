@@ -81,3 +81,11 @@ def test_the_line_is_removed_after_an_error_too():
     with pytest.raises(KeyboardInterrupt):
         fail()
     assert screen.last_line == ""
+
+
+def test_a_terminal_that_cannot_erase_a_line_shows_nothing(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    screen = Screen()
+    with ProgressLine("loading", screen, patience_s=0.0):
+        time.sleep(0.01)
+    assert screen.getvalue() == ""

@@ -300,3 +300,19 @@ def test_the_model_is_a_word_or_a_flag():
 def test_two_models_are_refused():
     with pytest.raises(UsageError, match="model is given twice: 'a' and 'b'"):
         settings_of("-m", "a", "b")
+
+
+def test_a_file_that_cannot_be_read_as_text_says_so(tmp_path):
+    path = tmp_path / "quire.yaml"
+    path.write_bytes(b"port: 80\n# \xff\n")
+    with pytest.raises(UsageError, match="is not UTF-8 text"):
+        settings_of("--config", str(path))
+    with pytest.raises(UsageError, match="is no file"):
+        settings_of("--config", str(tmp_path))
+
+
+@pytest.mark.parametrize("again", ["max-num-seqs: 3", "max_num_seqs: 3"])
+def test_a_key_that_stands_twice_in_a_file_is_refused(config, again):
+    path = config(f"max-num-seqs: 2\ndtype: float32\n{again}\n")
+    with pytest.raises(UsageError, match=f"{again[:12]} is set twice"):
+        settings_of("--config", path)
