@@ -12,7 +12,7 @@ from native_libraries import failing_library
 
 from quire import LLM, SamplingParams
 from quire.compose.choices import probes
-from quire.compose.choices.probes import run_probes
+from quire.compose.choices.probes import KnownProbes, run_probes
 from quire.config import Settings
 from quire.errors import PluginError, RefusedError
 from quire.interfaces.attention import AttentionCapabilities
@@ -342,3 +342,15 @@ def test_dummy_weights_may_have_any_quantization(folder, name):
     _, composition = generate_tokens(folder, load_format="dummy", quantization=name)
     if name not in ("auto", "none"):
         assert composition.quantization.value.name == name
+
+
+def test_a_probe_whose_result_another_process_has_is_not_run_again(acme):
+    calls = []
+    reference = acme(lambda: calls.append(1))
+    first = KnownProbes()
+    assert first({reference: "a part"}) == {reference: None}
+    assert first({reference: "a part"}) == {reference: None}
+    second = KnownProbes({**first.results, "no_such_module:probe": "it is not there"})
+    wanted = {reference: "a part", "no_such_module:probe": "another"}
+    assert second(wanted) == {reference: None, "no_such_module:probe": "it is not there"}
+    assert calls == [1]
