@@ -481,11 +481,14 @@ class LoRASettings:
         _check_at_least("max_loras", self.max_loras, 1)
         _check_at_least("max_lora_rank", self.max_lora_rank, 1)
         _as_options("lora_source_options", self.lora_source_options)
-        if self.lora_source_options and not self.enable_lora:
-            raise SettingsError(
-                f"lora_source_options {', '.join(self.lora_source_options)} are set, but LoRA is "
-                "off; set enable_lora"
-            )
+        for name, values in (
+            ("lora_modules", self.lora_modules),
+            ("lora_source_options", self.lora_source_options),
+        ):
+            if values and not self.enable_lora:
+                raise SettingsError(
+                    f"{name} {', '.join(values)} are set, but LoRA is off; set enable_lora"
+                )
 
     @property
     def source_options(self) -> dict[str, str]:
@@ -628,7 +631,9 @@ class ServerSettings:
         "request is refused.",
     )
     metrics_names: str = option(
-        "quire", "Names of the metrics at /metrics: quire, vllm (its core metrics), or both."
+        "quire",
+        "Names of the metrics at /metrics: quire, vllm (its core metrics), or both.",
+        choices=METRICS_NAMES,
     )
     open_metrics: bool = option(False, "Serve /metrics without an API key.")
     access_log: str | None = option(

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.config import GROUPS, ModelSettings, Settings
+from quire.config import GROUPS, METRICS_NAMES, ModelSettings, ServerSettings, Settings
 from quire.errors import SettingsError
 
 
@@ -234,6 +234,7 @@ def test_options_of_a_lora_source_are_pairs_and_need_lora():
     assert lora.source_options == {"root": "/a=b", "tag": "2"}
     assert "KEY=VALUE" in refusal(enable_lora=True, lora_source_options=["tag"])
     assert "LoRA is off; set enable_lora" in refusal(lora_source_options=["tag=1"])
+    assert "LoRA is off; set enable_lora" in refusal(lora_modules=["pirate"])
 
 
 @pytest.mark.parametrize(
@@ -293,3 +294,8 @@ def test_several_front_ends_are_refused_where_they_cannot_share(options, why):
 
 def test_several_front_ends_share_one_engine():
     assert Settings.from_options({"api_server_count": 16}).server.api_server_count == 16
+
+
+def test_what_is_allowed_for_the_names_of_metrics_is_offered_to_shells():
+    (found,) = [each for each in fields(ServerSettings) if each.name == "metrics_names"]
+    assert found.metadata["choices"] == METRICS_NAMES

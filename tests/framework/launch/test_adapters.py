@@ -97,7 +97,7 @@ def test_an_adapter_that_is_not_offered_names_those_that_are(site, tmp_path):
 
 
 def test_without_lora_nothing_is_offered(site):
-    its = composed(site, None, model="demo", enable_lora=False)
+    its = composed(site, None, model="demo", enable_lora=False, lora_modules=[])
     assert found(its) == {}
     assert its.composition.lora_source is its.composition.shipped_lora_source is None
     with pytest.raises(UnknownModelError, match="LoRA is off"):

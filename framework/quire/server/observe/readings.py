@@ -12,7 +12,7 @@ from quire.server.http.lifecycle import Lifecycle
 from quire.server.keys.account import Account
 from quire.server.observe.http_metrics import HTTPMetrics
 
-ENGINE_STATES = ("ready", "stalled", "draining", "dead")
+ENGINE_STATES = ("ready", "failing", "stalled", "draining", "dead")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,9 @@ class Readings:
             return "dead"
         if self.lifecycle.is_draining:
             return "draining"
-        return "stalled" if self.frontend.is_stalled else "ready"
+        if self.frontend.is_stalled:
+            return "stalled"
+        return "failing" if self._is_failing else "ready"
 
     @property
     def facts(self) -> EngineFacts:
@@ -95,6 +97,12 @@ class Readings:
         return [
             EngineReading(str(index), each, metrics.of(index)) for index, each in enumerate(gauges)
         ]
+
+    @property
+    def _is_failing(self) -> bool:
+        """Whether every request fails, as `/readyz` says it."""
+        frontend = self.frontend
+        return bool(frontend.intake.failing_hooks) or frontend.dispatch.watched_steps.is_failing
 
     def _single(self, stats: EngineStats) -> ReplicaStats:
         """Return the load of an engine without replicas.

@@ -140,6 +140,8 @@ def _http_attributes(exchange: ObservedExchange) -> dict[str, Any]:
         "http.request.method": exchange.method,
         "http.route": exchange.route,
         "http.response.status_code": exchange.status,
+        "url.path": exchange.path,
+        "url.scheme": str(exchange.scope.get("scheme", "http")),
         "quire.http_request_id": exchange.request_id,
         "quire.client": exchange.client,
     }

@@ -115,7 +115,7 @@ def test_requests_that_the_engine_refuses_count_by_their_code(scrape, core):
 def test_the_state_and_the_build_are_shown(scrape):
     wire = scrape()
     assert values(wire, "quire_engine_state") == {
-        ("ready",): 1, ("stalled",): 0, ("draining",): 0, ("dead",): 0,
+        ("ready",): 1, ("failing",): 0, ("stalled",): 0, ("draining",): 0, ("dead",): 0,
     }  # fmt: skip
     ((model, version),) = values(wire, "quire_build_info")
     assert (version != "", model) == (True, "demo")

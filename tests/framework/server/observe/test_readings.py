@@ -2,7 +2,9 @@
 
 import pytest
 
-from quire.messages import EngineStats, ReplicaStats
+from quire.frontend.dispatch.watched_steps import WatchedSteps
+from quire.frontend.failure_streak import MAX_FAILURES, MIN_FAILING_S, RETRY_AFTER_S
+from quire.messages import EngineOutput, EngineStats, ErrorReport, ReplicaStats
 from quire.server.http.lifecycle import Lifecycle
 from quire.server.observe.quire_metrics import QUIRE_METRICS, kv_usage
 from quire.server.observe.readings import Readings
@@ -51,6 +53,19 @@ def test_the_state_of_a_server_that_drains_is_draining(readings):
     assert readings.engine_state == "ready"
     readings.lifecycle.drain()
     assert readings.engine_state == "draining"
+
+
+def test_the_state_of_an_engine_whose_requests_all_fail_is_failing(readings, frontend, monkeypatch):
+    now_s = [0.0]
+    monkeypatch.setattr(frontend.dispatch, "watched_steps", WatchedSteps(lambda: now_s[0]))
+    failed = EngineOutput(
+        request_id="r", finish_reason="error", error=ErrorReport("request_failed", "bad", "")
+    )
+    for now_s[0] in (0.0, MIN_FAILING_S, *[MIN_FAILING_S] * MAX_FAILURES):
+        frontend.dispatch.watched_steps.record([failed])
+    assert readings.engine_state == "failing"
+    now_s[0] += RETRY_AFTER_S + 1
+    assert readings.engine_state == "ready"
 
 
 def test_grammars_are_a_count_and_a_sum(readings, frontend):

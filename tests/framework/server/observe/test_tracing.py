@@ -76,6 +76,7 @@ def test_a_completion_has_a_server_span_a_genai_span_and_its_phases(traced, core
     assert (server.parent, chat.parent.span_id) == (None, server.context.span_id)
     assert server.attributes["http.response.status_code"] == 200
     assert server.attributes["quire.client"] == "127.0.0.1"
+    assert (server.attributes["url.path"], server.attributes["url.scheme"]) == (CHAT, "http")
     expected = {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "quire",
