@@ -87,11 +87,13 @@ def checked_head(method: bytes, target: bytes, headers: Headers, version: str) -
 
 def _check_headers(headers: Headers, version: str) -> None:
     num_hosts = 0
-    for name, _ in headers:
+    for name, value in headers:
         if name == b"host":
             num_hosts += 1
         elif name == b"transfer-encoding" and version == "1.0":
             raise bad_request("a transfer coding needs HTTP 1.1")
+        elif name == b"transfer-encoding" and value.lower() != b"chunked":
+            raise bad_request("no transfer coding but chunked is supported", 501, "not_supported")
     if num_hosts != 1 and (num_hosts or version == "1.1"):
         raise bad_request(f"a request must have one Host header, and this one has {num_hosts}")
 

@@ -78,6 +78,7 @@ class RequestParser:
         self._num_head_bytes = 0
         self._num_body_bytes = 0
         self._num_framing_bytes = 0
+        self._pieces: list[bytes] = []  # of a body, from what is being parsed
         self._body_head: bytes | None = None  # of the request whose body another parser reads
         self._is_skipping = False
         self._callback_error: BaseException | None = None
@@ -98,6 +99,7 @@ class RequestParser:
             raise error from None
         except httptools.HttpParserError as error:
             raise bad_request(f"the request is not valid HTTP: {error}") from None
+        self._pass_body()
         self._check_framing()
 
     def _parse(self, data: bytes) -> None:
@@ -116,6 +118,15 @@ class RequestParser:
         self._parser = httptools.HttpRequestParser(self)
         self._parser.feed_data(head)
         self._is_skipping = False
+
+    def _pass_body(self) -> None:
+        """Report what was parsed of a body, in one piece."""
+        if self._pieces:
+            data = b"".join(self._pieces)
+            self._pieces.clear()
+            self._num_framing_bytes -= len(data)
+            self._num_body_bytes += len(data)
+            self._sink.on_body(data)
 
     def _check_framing(self) -> None:
         if self.is_in_head and self._num_framing_bytes > MAX_HEAD_BYTES:
@@ -162,16 +173,14 @@ class RequestParser:
             self._body_head = _body_head(self._headers)
         self._sink.on_head(head, keep_alive=keep_alive)
 
-    @_keeps_error
     def on_body(self, data: bytes) -> None:
-        """Report a piece of a body."""
-        self._num_framing_bytes -= len(data)
-        self._num_body_bytes += len(data)
-        self._sink.on_body(data)
+        """Keep a piece of a body: a chunk may be one byte, and costs no more than this call."""
+        self._pieces.append(data)
 
     @_keeps_error
     def on_message_complete(self) -> None:
         """Report the end of a request."""
+        self._pass_body()
         if self._body_head is None:
             self._num_framing_bytes = 0
             self._sink.on_end()

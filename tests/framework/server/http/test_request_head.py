@@ -48,3 +48,12 @@ def test_the_older_version_may_leave_out_the_host():
     for headers, version in ([], "1.1"), (HOST * 2, "1.1"), (HOST * 2, "1.0"):
         with pytest.raises(HTTPError, match="one Host"):
             checked_head(b"GET", b"/", headers, version)
+
+
+@pytest.mark.parametrize("codings", [[b"gzip, chunked"], [b"gzip", b"chunked"], [b"identity"]])
+def test_a_transfer_coding_that_nothing_undoes_is_refused(codings):
+    headers = [*HOST, *((b"transfer-encoding", coding) for coding in codings)]
+    with pytest.raises(HTTPError, match="chunked") as raised:
+        checked_head(b"POST", b"/", headers, "1.1")
+    assert (raised.value.status, raised.value.headers) == (501, {"connection": "close"})
+    checked_head(b"POST", b"/", [*HOST, (b"transfer-encoding", b"Chunked")], "1.1")

@@ -111,6 +111,20 @@ def test_small_chunks_are_accepted_and_endless_frames_are_not():
         parsed(head, *[b"1;" + b"x" * 5000 + b"\r\na\r\n"] * 100)
 
 
+def test_the_chunks_of_one_read_are_one_piece():
+    pieces = []
+
+    class Counting(Requests):
+        def on_body(self, data):
+            pieces.append(data)
+
+    parser = RequestParser(Counting())
+    parser.feed(b"POST / HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n")
+    for _ in range(2):
+        parser.feed(b"1\r\na\r\n" * 1000)
+    assert pieces == [b"a" * 1000] * 2
+
+
 def test_an_error_of_the_sink_that_is_no_refusal_is_not_hidden():
     class Broken(Requests):
         def on_head(self, head, *, keep_alive):
