@@ -59,7 +59,10 @@ def test_the_state_of_an_engine_whose_requests_all_fail_is_failing(readings, fro
     now_s = [0.0]
     monkeypatch.setattr(frontend.dispatch, "watched_steps", WatchedSteps(lambda: now_s[0]))
     failed = EngineOutput(
-        request_id="r", finish_reason="error", error=ErrorReport("request_failed", "bad", "")
+        request_id="r",
+        token_ids=[],
+        finish_reason="error",
+        error=ErrorReport("request_failed", "bad", ""),
     )
     for now_s[0] in (0.0, MIN_FAILING_S, *[MIN_FAILING_S] * MAX_FAILURES):
         frontend.dispatch.watched_steps.record([failed])
