@@ -87,6 +87,7 @@ class HTTPServer:
         self.engine_death: EngineDeadError | None = None
         self.connections: Connections | None = None
         self._refusals = Refusals()
+        self._lifecycle.num_refused = lambda: self._refusals.totals
         self._abort = asyncio.Event()
         self._end = asyncio.Event()
 

@@ -6,7 +6,7 @@ While the server drains it still listens: running requests finish, and new ones 
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from quire.server.http.connection_limit import connection_limits
 
@@ -21,12 +21,15 @@ class Lifecycle:
         connections: Open connections, if a server of ours accepts them.
         wait_s: Function that returns the seconds a new request would wait in the queue, for
             `Retry-After`.
+        num_refused: Function that returns the number of connections that were refused or closed
+            because of a limit or an error, by kind.
         num_received_bytes: Function that returns the bytes of bodies that are being received.
     """
 
     def __init__(self) -> None:
         self.connections: Collection[object] = ()
         self.wait_s: Callable[[], float] = lambda: 0.0
+        self.num_refused: Callable[[], Mapping[str, int]] = dict
         self.num_received_bytes: Callable[[], int] = int
         self.is_draining = False
         self.num_in_flight = 0

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 logger = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 10.0
+KINDS = ("crowded", "replaced", "protocol", "stalled", "broken", "exhausted")
 
 
 @dataclass
@@ -22,20 +23,26 @@ class _Kind:
 
 
 class Refusals:
-    """Counts events by kind, for one line of each kind at intervals."""
+    """Counts events by kind, for one line of each kind at intervals.
+
+    Attributes:
+        totals: Number of events of each kind since the start.
+    """
 
     def __init__(self) -> None:
+        self.totals = dict.fromkeys(KINDS, 0)
         self._kinds: dict[str, _Kind] = {}
 
     def note(self, kind: str, line: str) -> None:
         """Count an event, and log all since the last line of its kind if that is long ago.
 
         Args:
-            kind: Name of the kind; one of a few, never made from a client's data.
+            kind: One of `KINDS`.
             line: Line for the log, in which `{num}` stands for the number of events.
         """
         found = self._kinds.setdefault(kind, _Kind())
         found.num += 1
+        self.totals[kind] += 1
         now_s = time.monotonic()
         if now_s - found.reported_s >= REPORT_INTERVAL_S:
             logger.warning("%s", line.replace("{num}", str(found.num)))

@@ -288,6 +288,15 @@ QUIRE_METRICS: tuple[Metric, ...] = (
         (),
         lambda r: [((), len(r.connections))],
     ),
+    Counter(
+        "quire_http_refused_connections_total",
+        "Number of connections that were refused or closed because of a limit or an error, by "
+        "kind: crowded (refused, too many), replaced (idle ones, for new ones), protocol (no "
+        "valid HTTP), stalled (a client that reads nothing), broken (before it was accepted), "
+        "exhausted (out of descriptors).",
+        ("kind",),
+        lambda r: [((kind,), num) for kind, num in r.lifecycle.num_refused().items()],
+    ),
     Gauge(
         "quire_http_received_bytes",
         "Bytes of request bodies that are being received.",

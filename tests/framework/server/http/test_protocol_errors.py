@@ -177,3 +177,11 @@ def test_faults_are_one_line_in_the_log(serve, caplog):
         talk(served, b"GARBAGE\r\n\r\n")
     lines = [record.getMessage() for record in caplog.records]
     assert len([line for line in lines if "no valid HTTP" in line]) == 1
+
+
+def test_each_fault_is_in_the_metrics(serve):
+    served = serve()
+    for _ in range(3):
+        talk(served, b"GARBAGE\r\n\r\n")
+    metrics = talk(served, b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+    assert b'quire_http_refused_connections_total{kind="protocol"} 3.0\n' in metrics

@@ -37,3 +37,13 @@ def test_each_kind_has_its_own_interval(clock, caplog):
 def test_a_line_may_have_braces(caplog):
     Refusals().note("protocol", "{num} requests were no valid HTTP: invalid token '{0}' {")
     assert caplog.messages == ["1 requests were no valid HTTP: invalid token '{0}' {"]
+
+
+def test_all_refusals_are_counted_also_those_without_a_line():
+    refusals = Refusals()
+    for kind in ("crowded", "protocol", "crowded"):
+        refusals.note(kind, "{num}")
+    assert {kind: num for kind, num in refusals.totals.items() if num} == {
+        "crowded": 2,
+        "protocol": 1,
+    }

@@ -71,6 +71,14 @@ def test_the_state_of_an_engine_whose_requests_all_fail_is_failing(readings, fro
     assert readings.engine_state == "ready"
 
 
+def test_connections_that_were_refused_are_counted_by_kind(readings):
+    readings.lifecycle.num_refused = lambda: {"crowded": 3, "protocol": 0}
+    assert samples(readings, "quire_http_refused_connections_total") == {
+        ("crowded",): 3,
+        ("protocol",): 0,
+    }
+
+
 def test_grammars_are_a_count_and_a_sum(readings, frontend):
     frontend.dispatch.stats = EngineStats(
         num_grammars_waiting=2, num_grammars_compiled=5, grammar_wait_s=1.5
