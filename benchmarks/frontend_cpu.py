@@ -2,6 +2,7 @@
 
     python benchmarks/frontend_cpu.py                      # this checkout
     python benchmarks/frontend_cpu.py BEFORE [AFTER ...]   # checkouts in turn, by their folders
+    python benchmarks/frontend_cpu.py --running NAME=http://127.0.0.1:8000,PID .   # another server
 
 `quire serve demo` runs with the engine in a process of its own; this process sends it requests over
 kept connections. The front end is the server's process without the engine's: its user and system
@@ -85,24 +86,19 @@ LOADS = [
 ]
 
 
-class Server:
-    """A server process of one checkout."""
+class RunningServer:
+    """A server that somebody else starts and ends.
 
-    def __init__(self, root: Path) -> None:
-        sources = [root / "framework", *sorted((root / "plugins").iterdir())]
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(map(str, sources)),
-            "OMP_NUM_THREADS": "1",
-        }
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", START, *OPTIONS],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-        )
-        self._address = self._ready()
-        threading.Thread(target=self._drop_output, daemon=True).start()
+    Args:
+        name: Name for the table.
+        address: Host and port.
+        pid: Process of its front end.
+    """
+
+    def __init__(self, name: str, address: tuple[str, int], pid: int) -> None:
+        self.name = name
+        self._address = address
+        self._clock = (~pid << 3) | 2  # of the CPU time of a process, as clock_getcpuclockid(3)
 
     def measure(self, load: Load) -> float:
         """Return the front end's milliseconds of CPU for one request, or one token, of a load."""
@@ -112,28 +108,12 @@ class Server:
         return (self._cpu_ns() - before) / 1e6 / load.divisor
 
     def stop(self) -> None:
-        """End the process."""
-        self._process.terminate()
-        self._process.wait(60)
+        """Leave it as it is."""
 
     def _cpu_ns(self) -> int:
-        """Return the CPU time so far of all threads of the server's process."""
+        """Return the CPU time of the process so far."""
         time.sleep(0.05)  # for what is left to do after the last byte
-        tasks = Path(f"/proc/{self._process.pid}/task").iterdir()
-        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
-
-    def _ready(self) -> tuple[str, int]:
-        """Return the address of the server, once it serves."""
-        lines = []
-        for line in self._process.stdout or ():
-            lines.append(line)
-            if (found := URL.search(line)) and _is_ready(found[1], int(found[2])):
-                return found[1], int(found[2])
-        raise RuntimeError("the server did not start:\n" + "".join(lines))
-
-    def _drop_output(self) -> None:
-        for _ in self._process.stdout or ():
-            pass
+        return time.clock_gettime_ns(self._clock)
 
     def _send(self, load: Load, num_requests: int) -> None:
         """Send requests over several connections, and read all responses."""
@@ -168,6 +148,44 @@ class Server:
         waiting.close()
 
 
+class Server(RunningServer):
+    """A server process of one checkout."""
+
+    def __init__(self, root: Path) -> None:
+        sources = [root / "framework", *sorted((root / "plugins").iterdir())]
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(map(str, sources)),
+            "OMP_NUM_THREADS": "1",
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", START, *OPTIONS],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+        )
+        super().__init__(root.name, self._ready(), self._process.pid)
+        threading.Thread(target=self._drop_output, daemon=True).start()
+
+    def stop(self) -> None:
+        """End the process."""
+        self._process.terminate()
+        self._process.wait(60)
+
+    def _ready(self) -> tuple[str, int]:
+        """Return the address of the server, once it serves."""
+        lines = []
+        for line in self._process.stdout or ():
+            lines.append(line)
+            if (found := URL.search(line)) and _is_ready(found[1], int(found[2])):
+                return found[1], int(found[2])
+        raise RuntimeError("the server did not start:\n" + "".join(lines))
+
+    def _drop_output(self) -> None:
+        for _ in self._process.stdout or ():
+            pass
+
+
 def _is_ready(host: str, port: int) -> bool:
     """Wait until a server is ready; return False if nothing listens there."""
     for _ in range(600):
@@ -198,14 +216,31 @@ def _is_whole(received: bytes, end: bytes, is_stream: bool) -> bool:
     return len(body) >= int(length)
 
 
+def _running(text: str) -> RunningServer:
+    """Return the server that an option names."""
+    name, _, where = text.partition("=")
+    url, _, pid = where.partition(",")
+    found = URL.fullmatch(url)
+    if found is None or not pid.isdecimal():
+        raise SystemExit(f"--running takes NAME=http://127.0.0.1:PORT,PID, got {text!r}")
+    return RunningServer(name, (found[1], int(found[2])), int(pid))
+
+
 def main() -> None:
     """Measure the checkouts in turn, and print a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("roots", nargs="*", type=Path, default=[HERE])
+    parser.add_argument(
+        "--running",
+        action="append",
+        default=[],
+        metavar="NAME=URL,PID",
+        help="a server of any kind that runs already, and the process of its front end",
+    )
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     arguments = parser.parse_args()
-    roots = [root.resolve() for root in arguments.roots]
-    servers = [Server(root) for root in roots]
+    servers: list[RunningServer] = [_running(each) for each in arguments.running]
+    servers += [Server(root.resolve()) for root in arguments.roots]
     times: dict[tuple[str, int], list[float]] = {}
     try:
         for number in range(arguments.rounds):
@@ -218,10 +253,10 @@ def main() -> None:
         for server in servers:
             server.stop()
     print("CPU of the front end, in ms: median (least)")
-    print("| load |" + "".join(f" {root.name} |" for root in roots))
-    print("|---|" + "---|" * len(roots))
+    print("| load |" + "".join(f" {server.name} |" for server in servers))
+    print("|---|" + "---|" * len(servers))
     for load in LOADS:
-        rounds = [times[load.name, index] for index in range(len(roots))]
+        rounds = [times[load.name, index] for index in range(len(servers))]
         figures = [f" {statistics.median(each):.3f} ({min(each):.3f}) |" for each in rounds]
         print(f"| {load.name} |" + "".join(figures))
 

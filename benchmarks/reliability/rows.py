@@ -89,7 +89,7 @@ ROWS = (
     ),
     Row(
         "R23", "`quire --help`; `quire serve demo` to ready",
-        "≤ 0.3 s; ≤ 5 s", startup, is_timed=True,
+        "≤ 0.3 s; ≤ 3 s", startup, is_timed=True,
     ),
     Row(
         "R24", "clients: openai 2 and 3, anthropic, langchain, litellm, instructor, pydantic-ai, "

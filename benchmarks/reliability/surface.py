@@ -107,4 +107,4 @@ def startup(limits: Limits) -> Measured:
     text = (
         f"`quire --help` {help_s:.2f} s, `quire serve demo` ready after {ready_s:.1f} s (medians)"
     )
-    return Measured(text, help_s <= 0.3 and ready_s <= 5)
+    return Measured(text, help_s <= 0.3 and ready_s <= 3)
