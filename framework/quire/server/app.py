@@ -24,7 +24,7 @@ from quire.server.routes.metrics import MetricsRoute
 from quire.server.routes.models import ModelCard, ModelList, ModelRoutes
 from quire.server.routes.operation import Operation
 from quire.server.routes.prefix_cache import CacheRoutes
-from quire.server.routes.router import ErrorResponses, Router
+from quire.server.routes.router import ErrorResponses, HTTPRouter
 from quire.server.routes.tokenize import DetokenizedText, TokenRoutes, Tokens
 from quire.server.wire.protocol import (
     ChatBody,
@@ -140,7 +140,7 @@ def _router(
     *,
     has_lenient_fields: bool,
     num_processes: int = 1,
-) -> Router:
+) -> HTTPRouter:
     unknown = UnknownFields(has_lenient_fields)
     health = HealthRoutes(frontend, lifecycle, plugins_report)
     operations = _operations(frontend, health, unknown, LogprobBudget.share(num_processes))
@@ -150,7 +150,7 @@ def _router(
         operations, frontend.intake.fields, frontend.intake.logits_processors.opt_in
     )
     operations.append(Operation("/openapi.json", description.openapi))
-    return Router(operations)
+    return HTTPRouter(operations)
 
 
 def _operations(

@@ -20,7 +20,7 @@ from quire.server.http.refusals import Refusals
 from quire.server.routes.health import HealthRoutes
 from quire.server.routes.metrics import MetricsRoute
 from quire.server.routes.operation import Operation
-from quire.server.routes.router import ErrorResponses, Router
+from quire.server.routes.router import ErrorResponses, HTTPRouter
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class HealthServer:
         if metrics is not None:
             paths[METRICS_PATH] = metrics.metrics
         operations = [Operation(path, endpoint) for path, endpoint in paths.items()]
-        self._app = ErrorResponses(Router(operations))
+        self._app = ErrorResponses(HTTPRouter(operations))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end = asyncio.Event()
         self._is_started = threading.Event()

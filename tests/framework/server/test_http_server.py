@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -313,12 +314,18 @@ def program():
         process.communicate()
 
 
+def in_flight(url):
+    """Return the number of requests in flight, but for this one."""
+    text = httpx.get(f"{url}/metrics", timeout=20).text
+    return int(float(re.search(r"^quire_http_requests_in_flight ([\d.]+)", text, re.M)[1])) - 1
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_drains_a_process(program, signum):
+def test_a_signal_drains_a_process(program, wait_for, signum):
     process, url = program(0.05, 30)
     chat = f"{url}/v1/chat/completions"
     thread, results = in_thread(lambda: httpx.post(chat, json=CHAT, timeout=20))
-    time.sleep(0.3)
+    assert wait_for(lambda: in_flight(url) == 1)
     process.send_signal(signum)
     thread.join()
     assert results[0].json()["choices"][0]["message"]["content"] == "I am a script."
@@ -326,15 +333,15 @@ def test_a_signal_drains_a_process(program, signum):
     assert process.stdout.read() == "bye\n"
 
 
-def test_a_signal_ends_a_process_whose_step_hangs(program):
+def test_a_signal_ends_a_process_whose_step_hangs(program, wait_for):
     process, url = program(60, 0.5)
     body = {"prompt": "x"}
     thread, results = in_thread(lambda: httpx.post(f"{url}/v1/completions", json=body, timeout=20))
-    time.sleep(0.3)
+    assert wait_for(lambda: in_flight(url) == 1)
     admin = {"authorization": "Bearer sesame"}
     reset = partial(httpx.post, f"{url}/reset_prefix_cache", headers=admin, timeout=20)
     resets, responses = in_thread(reset)
-    time.sleep(0.2)
+    assert wait_for(lambda: in_flight(url) == 2)
     process.terminate()
     sent = time.monotonic()
     assert process.wait(10) == 0

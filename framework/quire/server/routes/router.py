@@ -19,7 +19,7 @@ Methods = dict[str, Operation]
 _PARAMETER = re.compile(r"\\{(\w+):path\\}")  # as `re.escape` leaves `{name:path}`
 
 
-class Router:
+class HTTPRouter:
     """Calls endpoints, and lets their errors through.
 
     Paths are taken as they are: "/livez/" is not "/livez". `GET` also serves `HEAD`.
@@ -83,7 +83,7 @@ class ErrorResponses:
         app: Application.
     """
 
-    def __init__(self, app: Router) -> None:
+    def __init__(self, app: HTTPRouter) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

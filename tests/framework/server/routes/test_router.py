@@ -9,7 +9,7 @@ from starlette.responses import PlainTextResponse
 
 from quire.errors import InvalidRequestError
 from quire.server.routes.operation import Operation
-from quire.server.routes.router import ErrorResponses, Router
+from quire.server.routes.router import ErrorResponses, HTTPRouter
 from quire.server.wire.http_errors import HTTPError
 
 
@@ -29,7 +29,7 @@ def fails(error):
     return endpoint
 
 
-ROUTER = Router(
+ROUTER = HTTPRouter(
     [
         Operation("/a", shows("read")),
         Operation("/a", shows("list"), "OPTIONS"),
@@ -123,7 +123,7 @@ def test_an_error_behind_the_head_of_a_response_breaks_the_connection():
         return send_half
 
     with pytest.raises(KeyError, match="late"):
-        get(ErrorResponses(Router([Operation("/half", half)])), "/half")
+        get(ErrorResponses(HTTPRouter([Operation("/half", half)])), "/half")
 
 
 def test_it_serves_http_only():
