@@ -2,12 +2,14 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Self
 
 from quire.errors import QuireError
 from quire.frontend.completions.completion import PromptState
 from quire.outputs import Delta
+
+MAX_AT_ONCE = 4  # deltas that a reader gets before other tasks have their turn
 
 
 class DeltaStream:
@@ -39,6 +41,7 @@ class DeltaStream:
         self.loop = loop
         self._on_close = on_close
         self._deltas: deque[Delta] = deque()
+        self._num_at_once = 0  # deltas since the reader has last waited
         self._error: QuireError | None = None
         self._is_over = False
         self._reader: asyncio.Future[None] | None = None  # waits for a delta
@@ -85,17 +88,16 @@ class DeltaStream:
         return self
 
     async def __anext__(self) -> Delta:
+        if self._num_at_once >= MAX_AT_ONCE:  # a reader that lags behind is not alone
+            await self._wait(asyncio.sleep(0))
         while not self._deltas:
             if self._error is not None:
                 raise self._error
             if self._is_over:
                 raise StopAsyncIteration
             self._reader = self.loop.create_future()
-            try:
-                await self._reader
-            except asyncio.CancelledError:
-                self._close()
-                raise
+            await self._wait(self._reader)
+        self._num_at_once += 1
         return self._deltas.popleft()
 
     async def __aenter__(self) -> Self:
@@ -103,6 +105,14 @@ class DeltaStream:
 
     async def __aexit__(self, *_: object) -> None:
         self._close()
+
+    async def _wait(self, event: Awaitable[None]) -> None:
+        self._num_at_once = 0
+        try:
+            await event
+        except asyncio.CancelledError:
+            self._close()
+            raise
 
     def _wake(self) -> None:
         reader, self._reader = self._reader, None

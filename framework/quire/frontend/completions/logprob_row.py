@@ -56,12 +56,16 @@ class LogprobRow(Mapping[int, Logprob]):
 
     def pairs(self) -> Iterator[tuple[int, Logprob]]:
         """Yield the candidates, the chosen one first."""
-        return ((token_id, self._logprob_at(index)) for index, token_id in self._candidates())
+        chosen, text_of = self._token_ids[0], self._text_of
+        candidates = zip(self._token_ids, self._logprobs, strict=True)
+        for index, (token_id, logprob) in enumerate(candidates):
+            if index == 0 or token_id != chosen:
+                yield token_id, Logprob(_shown(logprob), self._rank_at(index), text_of(token_id))
 
     @property
     def chosen_logprob(self) -> float:
         """Log probability of the chosen token."""
-        return self._value_at(0)
+        return _shown(self._logprobs[0])
 
     def _candidates(self) -> Iterator[tuple[int, int]]:
         """Yield (index, token id); the chosen token is not repeated among the most likely ones."""
@@ -71,13 +75,18 @@ class LogprobRow(Mapping[int, Logprob]):
                 yield index, token_id
 
     def _logprob_at(self, index: int) -> Logprob:
-        rank = index if index and self._is_ranked else None
         text = self._text_of(self._token_ids[index])
-        return Logprob(self._value_at(index), rank if index else self._rank, text)
+        return Logprob(_shown(self._logprobs[index]), self._rank_at(index), text)
 
-    def _value_at(self, index: int) -> float:
-        logprob = self._logprobs[index]
-        return max(logprob, LOWEST_LOGPROB) if math.isfinite(logprob) else LOWEST_LOGPROB
+    def _rank_at(self, index: int) -> int | None:
+        if index == 0:
+            return self._rank
+        return index if self._is_ranked else None
+
+
+def _shown(logprob: float) -> float:
+    """Return a log probability, or the lowest in place of one that is lower or not finite."""
+    return logprob if LOWEST_LOGPROB <= logprob < math.inf else LOWEST_LOGPROB
 
 
 class _RowItems(ItemsView[int, Logprob]):

@@ -6,7 +6,7 @@ import pytest
 
 from quire.errors import RequestFailedError
 from quire.frontend.completions.completion import PromptState
-from quire.frontend.completions.delta_stream import DeltaStream
+from quire.frontend.completions.delta_stream import MAX_AT_ONCE, DeltaStream
 from quire.messages import EngineOutput
 from quire.sampling_params import SamplingParams
 
@@ -187,5 +187,36 @@ def test_the_result_is_everything_so_far(run):
         assert case.stream.completions.result().outputs[0].token_ids == [20, 21]
         assert case.stream.request_id == case.completions.admission.request_id
         assert case.stream.prompt_token_ids == case.completions.admission.prompt.token_ids
+
+    run(test)
+
+
+def test_a_reader_that_lags_behind_lets_other_tasks_run(run):
+    async def test(case):
+        for _ in range(3 * MAX_AT_ONCE):
+            case.push()
+        case.push(21, "length")
+        reading = asyncio.create_task(case.read())
+        num_turns = 0
+        while not reading.done():
+            await asyncio.sleep(0)
+            num_turns += 1
+        assert len(reading.result()) == 3 * MAX_AT_ONCE + 1
+        assert num_turns >= 3
+
+    run(test)
+
+
+def test_a_reader_that_is_cancelled_between_two_turns_aborts_the_rest(run):
+    async def test(case):
+        for _ in range(2 * MAX_AT_ONCE):
+            case.push()
+        reading = asyncio.create_task(case.read())
+        await asyncio.sleep(0)  # it has begun, and given way
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        assert case.closed == [case.stream]
+        assert case.stream.is_over
 
     run(test)
