@@ -68,6 +68,9 @@ class Ledger(Protocol):
         """Add to the number of requests at present."""
 
 
+_NO_LOCK = nullcontext()
+
+
 class LocalLevel:
     """A level in the memory of this process; full at first."""
 
@@ -90,7 +93,7 @@ class LocalLedger:
 
     def lock(self) -> AbstractContextManager[object]:
         """Return a context without a lock: there is one event loop."""
-        return nullcontext()
+        return _NO_LOCK
 
     def add(self, more: KeyUsage) -> None:
         """Add to the counts."""
