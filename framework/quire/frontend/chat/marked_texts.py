@@ -7,7 +7,6 @@ are breaks, which no special token spans.
 """
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 from quire.errors import InvalidRequestError
@@ -38,8 +37,10 @@ class MarkedTexts:
         self._spellings = spellings
         self._mark = ""
         self.variables = variables
-        if any(map(spellings.are_near, _texts(variables))):
-            self._mark = _unused_mark("\n".join((template, *_texts(variables))))
+        texts: list[str] = []
+        _add_texts(variables, texts)
+        if any(map(spellings.are_near, texts)):
+            self._mark = _unused_mark("\n".join((template, *texts)))
             self.variables = {name: self._marked(value) for name, value in variables.items()}
 
     def rendered(self, text: str) -> RenderedPrompt:
@@ -59,17 +60,17 @@ class MarkedTexts:
         )
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts of JSON data, names of fields too."""
+def _add_texts(value: Any, texts: list[str]) -> None:
+    """Add all texts of JSON data to a list, names of fields too."""
     if isinstance(value, str):
-        yield value
+        texts.append(value)
     elif isinstance(value, dict):
         for key, inner in value.items():
-            yield from _texts(key)
-            yield from _texts(inner)
+            _add_texts(key, texts)
+            _add_texts(inner, texts)
     elif isinstance(value, list | tuple):
         for inner in value:
-            yield from _texts(inner)
+            _add_texts(inner, texts)
 
 
 def _unused_mark(text: str) -> str:

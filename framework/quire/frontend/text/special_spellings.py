@@ -7,7 +7,10 @@ part of a prompt whose other special tokens are genuine.
 import re
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
+
+NUM_REMEMBERED = 1024  # of the shortest texts, such as roles and names of fields
+MAX_REMEMBERED = 32  # characters
 
 
 class SpecialSpellings:
@@ -22,11 +25,16 @@ class SpecialSpellings:
         kept = sorted({text for text in spellings if len(text) > 1 and _is_unlike_text(text)})
         self.spellings = sorted(kept, key=len, reverse=True)  # an alternation takes the first
         self._longest = max(map(len, kept), default=0)
+        self._remembered = lru_cache(NUM_REMEMBERED)(self._are_near)
 
     def are_near(self, text: str) -> bool:
         """Return whether a text has a spelling, or could be part of one at an end."""
         if not self.spellings:
             return False
+        is_short = len(text) <= MAX_REMEMBERED
+        return self._remembered(text) if is_short else self._are_near(text)
+
+    def _are_near(self, text: str) -> bool:
         return bool(self._at_starts(text) or self._at_ends(text) or self._search(text))
 
     def broken(self, text: str, mark: str) -> str:
