@@ -138,6 +138,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     _check_positive("--request-rate", arguments.request_rate or ())
     _check_positive("--capacity-shares", arguments.capacity_shares)
     _check_positive("--burstiness", [arguments.burstiness])
+    _check_file("--json", arguments.json)
+    _check_file("--plot", arguments.plot)
     model, results = asyncio.run(run_series(_series(arguments, goals), target, prompts, _log))
     figures = {
         "url": target.url,
@@ -225,6 +227,17 @@ def _prompts(arguments: argparse.Namespace, target: LoadTarget) -> RandomPrompts
 def _check_positive(flag: str, numbers: Sequence[float]) -> None:
     if not all(number > 0 for number in numbers):
         raise UsageError(f"{flag} must be more than 0", hint="see `quire bench serve --help`")
+
+
+def _check_file(flag: str, path: str | None) -> None:
+    """Return if a file can be written, before a load of hours is measured for it."""
+    if path is None:
+        return
+    if Path(path).is_dir() or not os.access(Path(path).parent, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"{flag} cannot write {path}",
+            hint="name a file in a folder that exists and can be written",
+        )
 
 
 def _log(result: LoadResult) -> None:

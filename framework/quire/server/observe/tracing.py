@@ -68,10 +68,7 @@ class Tracing:
         )
         if exchange.generation is not None:
             self._add_generation(exchange, exchange.generation, server, start_s)
-        if exchange.error_code is not None:
-            server.set_attribute("error.type", exchange.error_code)
-            if exchange.status >= 500 or exchange.status < 400:  # the latter within a stream
-                server.set_status(StatusCode.ERROR)
+        _add_error(server, exchange)
         server.end(_ns(exchange.ended_unix_s))
 
     def close(self) -> None:
@@ -104,6 +101,7 @@ class Tracing:
                     start_time=_ns(epoch_s + begin_s),
                 )
                 phase.end(_ns(epoch_s + end_s))
+        _add_error(span, exchange)
         span.end(_ns(exchange.ended_unix_s))
 
 
@@ -133,6 +131,15 @@ def _phases(record: CompletedRequest) -> Iterator[tuple[str, float, float]]:
         if seconds is not None:
             yield name, begin_s, begin_s + seconds
             begin_s += seconds
+
+
+def _add_error(span: Span, exchange: ObservedExchange) -> None:
+    """Add the error of an exchange, if it has one; those of the client fail no span."""
+    if exchange.error_code is None:
+        return
+    span.set_attribute("error.type", exchange.error_code)
+    if exchange.status >= 500 or exchange.status < 400:  # the latter within a stream
+        span.set_status(StatusCode.ERROR)
 
 
 def _http_attributes(exchange: ObservedExchange) -> dict[str, Any]:

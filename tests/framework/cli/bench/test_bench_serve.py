@@ -152,6 +152,16 @@ def test_wrong_usage_is_found_before_anything_is_sent(argv, message, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flag", ["--json", "--plot"])
+def test_a_file_that_cannot_be_written_is_found_before_anything_is_sent(
+    flag, server, tmp_path, capsys
+):
+    for path in (tmp_path, tmp_path / "none" / "file"):
+        assert main(["bench", "serve", server.url, flag, str(path)]) == 2
+        assert f"{flag} cannot write {path}" in capsys.readouterr().err
+    assert server.requests == []
+
+
 def test_a_server_that_refuses_the_warm_up_is_quoted(server, capsys, monkeypatch):
     refusal = whole(400, {"error": "no such model"})
     monkeypatch.setattr(server, "_answer", lambda *_: refusal)

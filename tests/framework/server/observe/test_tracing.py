@@ -123,9 +123,11 @@ def test_a_refused_request_has_a_span_with_its_code_and_is_no_error_of_the_serve
 
 def test_a_failure_within_a_stream_is_an_error(traced, core):
     core.script.by_prompt = {"secret": ("red", ErrorReport("request_failed", "it broke"))}
-    server = traced((CHAT, HI | {"stream": True}))[-1]
-    assert server.status.status_code is StatusCode.ERROR
-    assert server.attributes["error.type"] == "request_failed"
+    *_, chat, server = traced((CHAT, HI | {"stream": True}))
+    assert chat.name == "chat demo"
+    for span in (chat, server):
+        assert span.status.status_code is StatusCode.ERROR
+        assert span.attributes["error.type"] == "request_failed"
 
 
 def test_phases_follow_each_other():
