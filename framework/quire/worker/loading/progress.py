@@ -1,14 +1,17 @@
-"""Loading progress: a progress bar on a terminal, and one log line at the end."""
+"""Loading progress: a bar on a terminal if it takes long, and one log line at the end."""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 LOG = logging.getLogger(__name__)
+
+PATIENCE_S = 2.0
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -19,30 +22,28 @@ def silent(done: int, total: int) -> None:
 
 
 @contextmanager
-def loading_progress(what: str) -> Iterator[Progress]:
+def loading_progress(what: str, patience_s: float = PATIENCE_S) -> Iterator[Progress]:
     """Yield a function that reports progress, and log the time at the end.
 
     Args:
         what: Name of what is loaded.
+        patience_s: Seconds before a terminal shows a bar.
     """
-    start = time.perf_counter()
-    totals = [0]
+    start, total = time.perf_counter(), 0
+    show: Progress | None = None
+    with ExitStack() as stack:
+        has_bar = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
-    def note(done: int, total: int) -> None:
-        del done
-        totals[0] = total
+        def note(done: int, total_bytes: int) -> None:
+            nonlocal show, total
+            total = total_bytes
+            if show is None and has_bar and time.perf_counter() - start >= patience_s:
+                show = stack.enter_context(_bar(what))
+            if show is not None:
+                show(done, total_bytes)
 
-    if sys.stderr.isatty():
-        with _bar(what) as show:
-
-            def both(done: int, total: int) -> None:
-                note(done, total)
-                show(done, total)
-
-            yield both
-    else:
         yield note
-    LOG.info("loaded %s: %.1f MB in %.2f s", what, totals[0] / 1e6, time.perf_counter() - start)
+    LOG.info("loaded %s: %.1f MB in %.2f s", what, total / 1e6, time.perf_counter() - start)
 
 
 @contextmanager

@@ -22,10 +22,22 @@ def test_a_log_gets_one_line(caplog, monkeypatch):
     assert sys.stderr.getvalue() == ""
 
 
-def test_a_terminal_gets_a_bar(monkeypatch):
+def test_a_terminal_gets_no_bar_for_what_is_quick_or_if_it_cannot_erase_one(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    with loading_progress("demo") as progress:
+    with loading_progress("demo", patience_s=600.0) as progress:
+        progress(1_000_000, 2_000_000)
+    monkeypatch.setenv("TERM", "dumb")
+    with loading_progress("demo", patience_s=0.0) as progress:
+        progress(1_000_000, 2_000_000)
+    assert terminal.getvalue() == ""
+
+
+def test_a_terminal_gets_a_bar_if_loading_takes_long(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with loading_progress("demo", patience_s=0.0) as progress:
         progress(1_000_000, 2_000_000)
     assert "demo" in terminal.getvalue()
     assert "MB" in terminal.getvalue()
