@@ -34,7 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         _discard_output()
         target = error.filename or "the output"
-        print(f"quire: {target} cannot be written: {error.strerror}", file=sys.stderr)
+        print(
+            f"quire: {target} cannot be written: {error.strerror} [output_failed]", file=sys.stderr
+        )
         return FAILED
 
 

@@ -155,7 +155,7 @@ def test_a_full_disk_behind_standard_output_is_one_line():
     done = shell("plugins list > /dev/full")
     assert (done.returncode, done.stderr) == (
         1,
-        "quire: the output cannot be written: No space left on device\n",
+        "quire: the output cannot be written: No space left on device [output_failed]\n",
     )
 
 
