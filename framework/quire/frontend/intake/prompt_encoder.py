@@ -6,7 +6,7 @@ between two words has the tokens that it has within the whole text, but for thos
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from quire.errors import InvalidRequestError, PromptTooLongError
@@ -54,6 +54,16 @@ class PromptEncoder:
         self._check_size(text, field)
         self._check_parts(text, field)
         return self._encode(text, add_special_tokens, breaks, 0, len(text))
+
+    def check_texts(self, texts: Iterable[str], field: str) -> None:
+        """Refuse texts that are too long whatever their tokens are, before they are put together.
+
+        Raises:
+            PromptTooLongError: They leave no tokens for a completion.
+        """
+        least = sum(max(0, self._tokenizer.least_tokens(text) - 1) for text in texts)
+        if least >= self._max_model_len:
+            raise self._too_long(f"at least {least}", field)
 
     def encode_prompt(self, parts: Mapping[str, Any]) -> tuple[str | None, list[int]]:
         """Return the text and the ids of a prompt's dict, truncated as it says.

@@ -1,6 +1,6 @@
 """The prompt of a conversation: what a body asks of the chat template."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from quire.errors import InvalidRequestError, PromptTooLongError
@@ -23,10 +23,13 @@ def rendered_chat(
     Raises:
         InvalidRequestError: The messages, or what else the template gets, are invalid.
         ChatTemplateError: The template cannot render them.
-        PromptTooLongError: There are more messages than the model takes tokens.
+        PromptTooLongError: There are more messages than the model takes tokens, or the texts of
+            users alone have more.
     """
     messages = body.messages or []
     _check_number(len(messages), frontend.max_model_len)
+    if not (isinstance(body, ChatBody) and body.truncate_prompt_tokens):
+        frontend.intake.prompts.check_texts(_texts_of_users(messages), "messages")
     return frontend.chat_template.render(
         messages,
         list(tools) or None,
@@ -49,6 +52,14 @@ def _check_number(num_messages: int, max_model_len: int) -> None:
             "tokens, prompt and completion together",
             param="messages",
         )
+
+
+def _texts_of_users(messages: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the texts that are wholly in the prompt; templates may leave out parts of others."""
+    for message in messages:
+        text = message.get("content")
+        if message.get("role") == "user" and isinstance(text, str):
+            yield text.strip()  # templates may do so
 
 
 def _adds_generation_prompt(body: ChatBody | TokenizeBody) -> bool:

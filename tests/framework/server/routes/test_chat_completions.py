@@ -590,18 +590,34 @@ def test_a_prompt_that_is_too_long_is_refused_with_openais_code(client):
     assert caught.value.code == "context_length_exceeded"
 
 
-def test_more_messages_than_tokens_are_refused_before_they_are_rendered(served, monkeypatch):
+@pytest.mark.parametrize(
+    ("messages", "what"),
+    [
+        ([{"role": "user", "content": "a"}] * 1025, "1025 messages"),
+        ([{"role": "user", "content": "<|im_" * 10_000}], "at least"),
+        ([{"role": "user", "content": "<|im_" * 1_000}] * 10, "at least"),
+    ],
+)
+def test_a_conversation_that_is_far_too_long_is_refused_before_it_is_rendered(
+    served, monkeypatch, messages, what
+):
     def render(*_, **__):
         raise AssertionError("rendered")
 
     monkeypatch.setattr(type(served.frontend.chat_template), "render", render)
-    messages = [{"role": "user", "content": "a"}] * 1025
     for path in ("/v1/chat/completions", "/tokenize"):
         answer = httpx.post(f"{served.url}{path}", json={"messages": messages})
         assert answer.status_code == 400, answer.text
         error = answer.json()["error"]
         assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
-        assert "1025 messages" in error["message"]
+        assert what in error["message"]
+
+
+def test_a_conversation_that_is_truncated_may_be_longer(client):
+    messages = [{"role": "user", "content": "<|im_" * 10_000}]
+    fields = {"truncate_prompt_tokens": 5}
+    response = client.chat.completions.create(model="demo", messages=messages, extra_body=fields)
+    assert response.usage.prompt_tokens == 5
 
 
 def test_a_completion_may_continue_the_last_message(client, served):
