@@ -86,7 +86,10 @@ class LineWriter:
     def _open(self) -> int:
         if self._path is None:
             return os.dup(1)
-        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        descriptor = os.open(self._path, flags | os.O_NONBLOCK, 0o600)  # a pipe may have no reader
+        os.set_blocking(descriptor, True)
+        return descriptor
 
     def _reopen_if_moved(self) -> None:
         """Open the file again if its name leads to another one, as after a rotation."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 
 import httpx
 import pytest
@@ -14,6 +15,7 @@ from quire.server.app import create_app
 from quire.server.http.lifecycle import Lifecycle
 from quire.server.keys.api_key import digest_of
 from quire.server.observe.access_log import AccessLog, line_of
+from quire.server.observe.line_writer import LineWriter
 from quire.server.observe.monitor import Monitor
 from quire.server.observe.observed_exchange import ObservedExchange
 
@@ -124,6 +126,19 @@ def test_the_query_is_not_logged():
 def test_a_file_that_cannot_be_opened_stops_the_start(tmp_path):
     with pytest.raises(SettingsError, match="cannot be opened: No such file or directory; name"):
         AccessLog.open(str(tmp_path / "none" / "access.log"))
+
+
+def test_a_pipe_that_nothing_reads_stops_the_start_at_once(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(SettingsError, match="cannot be opened"):
+        AccessLog.open(str(pipe))
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    log = LineWriter(pipe)
+    log.write("one\n")
+    log.close()
+    assert os.read(reader, 100) == b"one\n"
+    os.close(reader)
 
 
 def test_a_server_writes_what_it_logged_before_it_ends(serve, tmp_path):
