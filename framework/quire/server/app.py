@@ -78,7 +78,8 @@ def create_app(
     )
     checks = EntryChecks(settings, lifecycle, accounts)
     refusals = EarlyRefusals(frontend, checks, lifecycle, accounts, monitor, QUEUED_BODIES)
-    guard = Guard(router, settings, lifecycle, accounts)
+    paths = [operation.path for operation in router.operations]
+    guard = Guard(router, settings, lifecycle, accounts, paths)
     return App(ObservedApp(guard, monitor), router.operations, refusals)
 
 

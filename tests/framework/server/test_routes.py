@@ -79,7 +79,7 @@ def test_no_spelling_of_any_route_answers_without_a_key(app):
     for path, _ in operations_of(app):
         for spelt, method in itertools.product(spellings(path), METHODS):
             wire = ask(app, spelt, method)
-            if unquote(spelt.partition("?")[0]) in OPEN:
+            if spelt.partition("?")[0] in OPEN:
                 assert wire.status in (200, 405)
                 continue
             assert wire.status == 401, (method, spelt)

@@ -82,6 +82,7 @@ class EarlyRefusals:
             scope: ASGI scope of a request that may have to be refused.
             body: Whole body; None if it is not whole.
         """
+        scope[ROUTE] = scope["path"]
         scope["quire_request_id"] = request_id_of(scope)
         self._accounts.open(scope)
         try:
@@ -93,7 +94,6 @@ class EarlyRefusals:
         try:
             self._check_room(scope, body)
         except (OverloadedError, RequestTimeoutError) as error:
-            scope[ROUTE] = scope["path"]
             return self._response(scope, error)
         except RequestError:
             return None  # the application says what is wrong with the request

@@ -43,7 +43,7 @@ class EntryChecks:
         """
         if self._checks_host:
             check_host(scope)
-        if scope["path"] in self._open_paths:
+        if scope["path"] in self._open_paths and b"%" not in (scope.get("raw_path") or b""):
             return
         self._accounts.identify(scope)
         if scope["method"] not in SAFE_METHODS:

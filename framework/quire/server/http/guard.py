@@ -4,6 +4,7 @@ It denies by default: it runs before routing, so new routes and unknown paths ar
 """
 
 import time
+from collections.abc import Collection
 from contextlib import nullcontext
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,7 +15,7 @@ from quire.server.http.entry_checks import SAFE_METHODS, EntryChecks
 from quire.server.http.lifecycle import Lifecycle
 from quire.server.keys.account import account_of
 from quire.server.keys.accounts import Accounts
-from quire.server.observe.observed_exchange import STATUS
+from quire.server.observe.observed_exchange import ROUTE, STATUS
 from quire.server.observe.request_id import request_id_of
 from quire.server.wire.http_errors import error_response
 from quire.server.wire.retry_after import Header, with_measured_wait
@@ -34,6 +35,7 @@ class Guard:
         settings: Address and body limits.
         lifecycle: Counter of the requests, which also has the drain state.
         accounts: Accounts of the keys.
+        paths: Paths of the operations; a refusal of a request for one of them names it.
     """
 
     def __init__(
@@ -42,8 +44,10 @@ class Guard:
         settings: ServerSettings,
         lifecycle: Lifecycle,
         accounts: Accounts,
+        paths: Collection[str] = (),
     ) -> None:
         self._app = app
+        self._paths = frozenset(paths)
         self._accounts = accounts
         self._checks = EntryChecks(settings, lifecycle, accounts)
         max_received_bytes = settings.max_received_bytes // settings.api_server_count
@@ -76,6 +80,8 @@ class Guard:
         except Exception as error:
             if guarded_send.has_started:
                 raise  # too late for an error response: break the connection
+            if scope["path"] in self._paths:
+                scope.setdefault(ROUTE, scope["path"])
             await error_response(error, request_id)(scope, receive, guarded_send)
         finally:
             body.release()

@@ -235,7 +235,7 @@ def test_refusals_are_counted_in_the_metrics(full):
     assert httpx.post(full.url + PATH, content=BODY).status_code == 401
     text = httpx.get(f"{full.url}/metrics", headers=headers).text
     assert f'route="{PATH}",status="503"}} 3' in text
-    assert 'route="other",status="401"} 1' in text
+    assert 'route="/v1/completions",status="401"} 1' in text
     assert 'code="overloaded"} 3' in text
     assert 'code="invalid_api_key"} 1' in text
 
