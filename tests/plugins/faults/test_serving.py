@@ -28,10 +28,10 @@ HARMLESS = (
 GRAMMARS = {  # status of a request whose grammar fails
     "grammar.check:raise": 500,
     "grammar.compile:raise": 500,
-    "grammar.compile:crash": 400,  # as if it had needed too much memory
+    "grammar.compile:crash": 500,
     "grammar.compile:exhaust": 400,
     "grammar.accept:raise": 500,
-    "grammar.mask:crash": 400,
+    "grammar.mask:crash": 500,
     "grammar.mask:corrupt": 500,
 }
 PARTS = (

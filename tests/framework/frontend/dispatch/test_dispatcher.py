@@ -363,6 +363,7 @@ def test_a_whole_completion_that_is_aborted_has_what_was_generated(run):
         stream = dispatch.start(completions(), is_whole=True)
         await eventually(lambda: stream.completions.num_tokens > 0)
         num_tokens = stream.completions.num_tokens
+        assert stream.completions._first._num_decoded > 0  # not all at the end
         dispatch.end(stream)
         (whole,) = await read(stream)
         assert whole.finish_reason == "abort"
