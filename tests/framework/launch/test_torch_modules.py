@@ -1,5 +1,6 @@
 """Unused modules of torch: deferred in quire's own processes, and as usable as without that."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -26,7 +27,7 @@ import torch
 assert deferred.pending == sorted(UNUSED), deferred.pending
 """
 SERVE = """
-import sys
+import json, sys
 from quire.config import Settings
 from quire.launch.composing import compose_engine
 from quire.launch.core_startup import start_core
@@ -34,7 +35,8 @@ from quire.launch.torch_modules import UNUSED, defer_unused_modules
 from quire.messages import EngineRequest
 from quire.plugins.loading import load_plugins
 from quire.sampling_params import SamplingParams
-settings = Settings.from_options({"model": sys.argv[1], "num_kv_blocks": 64})
+options = json.loads(sys.argv[2])
+settings = Settings.from_options({"model": sys.argv[1], "num_kv_blocks": 64} | options)
 composed = compose_engine(settings, load_plugins())
 assert "torch" not in sys.modules
 defer_unused_modules(composed)
@@ -72,8 +74,21 @@ def test_the_installed_torch_is_one_that_was_tested():
     assert torch.__version__.rpartition(".")[0] in TESTED_VERSIONS
 
 
-def test_serving_executes_none_of_the_unused_modules(folder):
-    run(SERVE, folder)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"batch_invariant": True},
+        {"load_format": "dummy"},
+        {"quantization": "int8"},
+        {"attention_backend": "torch"},
+        {"kv_cache_dtype": "fp8"},
+        {"enable_lora": True},
+    ],
+    ids=lambda options: "-".join(options) or "default",
+)
+def test_serving_executes_none_of_the_unused_modules(folder, options):
+    run(SERVE, folder, json.dumps(options))
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from quire.errors import RefusedError
 from quire.interfaces.quantization import GroupedProduct, GroupedWeight, LinearMethod
+from quire.layers.seeded_generator import seeded_generator
 
 SMALL_TILE = 16  # rows
 LARGE_TILE = 128
@@ -81,8 +82,7 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 def random_rows(in_features: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the rows that weights are tested with, `[128, in]`; always the same."""
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(LARGE_TILE, in_features, generator=generator)
+    rows = torch.randn(LARGE_TILE, in_features, generator=seeded_generator(0))
     return rows.to(device=device, dtype=dtype)
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from quire.interfaces.model import Model
 from quire.layers.layer import Layer
+from quire.layers.seeded_generator import seeded_generator
 from quire.worker.loading.checkpoint_files import find_weight_files, read_headers
 from quire.worker.loading.formats.conversion import converted_tensors
 from quire.worker.loading.progress import Progress, silent
@@ -108,7 +109,7 @@ def init_dummy_weights(model: Model, seed: int) -> None:
 def _dummy_tensor(name: str, shape: tuple[int, ...], seed: int, device: torch.device) -> Tensor:
     """Return random values for a checkpoint tensor: norms around one, biases around zero."""
     digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=7).digest()
-    generator = torch.Generator(device).manual_seed(int.from_bytes(digest, "little"))
+    generator = seeded_generator(int.from_bytes(digest, "little"), device)
     values = torch.randn(shape, generator=generator, device=device)
     if len(shape) > 1 and "norm" not in name:
         return values.mul_(shape[-1] ** -0.5)

@@ -24,6 +24,7 @@ from torch.nn import functional
 
 from quire.interfaces.attention import AttentionShape
 from quire.layers.linear.row_tiles import refusal, same_bits
+from quire.layers.seeded_generator import seeded_generator
 from quire_attention_backends.shared.attention_bounds import AttentionBounds
 from quire_attention_backends.shared.cache_rows import CacheRows
 from quire_attention_backends.torch.span_batch import span_keys
@@ -124,7 +125,7 @@ def check_rows(shape: AttentionShape) -> None:
     """
     group = shape.num_heads // shape.num_kv_heads
     max_rows = MAX_QUERIES * group
-    random = torch.Generator().manual_seed(0)
+    random = seeded_generator(0)
     num_products, num_tiles = 3, 2
     q = torch.randn(num_products, max_rows, shape.head_dim, generator=random).to(shape.device)
     k_and_v = torch.randn(2, num_tiles, num_products, TILE, shape.head_dim, generator=random)
