@@ -73,8 +73,10 @@ def start(peer, folder):
 
 def test_a_start_waits_until_the_engine_is_ready(peer, start, folder):
     peer.other.send(Connected())
-    threading.Timer(0.03, peer.other.send, [Ready(Started(5))]).start()
+    timer = threading.Timer(0.03, peer.other.send, [Ready(Started(5))])
+    timer.start()
     assert start.wait() == Started(5)
+    timer.join()
     assert peer.ends == []
     assert not folder.path.exists()
 
