@@ -458,7 +458,7 @@ def num_tokens_of(output: EngineOutput) -> int:
 
 
 class SharedLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """The work of an engine for all of its front ends, as one of them is told.
+    """The work of an engine for all of its front ends, as each of them receives it.
 
     Attributes:
         taken_s: Time at which the engine had taken the requests of its front ends, by

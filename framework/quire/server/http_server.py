@@ -25,7 +25,7 @@ from quire.server.http.acceptor import Acceptor
 from quire.server.http.connection import Connection
 from quire.server.http.connection_limit import connection_limits
 from quire.server.http.connections import Connections
-from quire.server.http.lifecycle import Lifecycle
+from quire.server.http.lifecycle import Lifecycle, wait_to_drain
 from quire.server.http.refusals import Refusals
 from quire.server.keys.accounts import Accounts
 from quire.server.observe.monitor import Monitor, RenderAll
@@ -180,12 +180,8 @@ class HTTPServer:
 
     async def _drain(self) -> None:
         """Wait for the running requests, abort those left, and end the server."""
-        idle = asyncio.create_task(self._wait_until_idle())
-        aborted = asyncio.create_task(self._abort.wait())
         timeout_s = self._settings.shutdown_timeout_s
-        await asyncio.wait({idle, aborted}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        aborted.cancel()
-        idle.cancel()
+        await wait_to_drain(self._wait_until_idle(), self._abort, timeout_s)
         if self._lifecycle.num_in_flight:
             logger.warning("aborting %d running requests", self._lifecycle.num_in_flight)
         await self._frontend.shutdown(0.0, STOP_TIMEOUT_S)

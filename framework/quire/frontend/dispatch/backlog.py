@@ -151,7 +151,7 @@ class Backlog(QueueGate):
         return self._work_tokens(num_waiting) / rate
 
     def load(self) -> SharedLoad:
-        """Return the work as one of several front ends is told; steps are counted elsewhere."""
+        """Return the work as several front ends receive it; steps are counted elsewhere."""
         num_waiting = self.num_waiting
         return SharedLoad(
             num_open=len(self._open),

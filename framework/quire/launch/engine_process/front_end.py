@@ -24,7 +24,7 @@ class FrontEnd:
         channel: Channel to it.
         num_taken: Number of its commands that were applied.
         is_behind: Whether there was a step since its last message.
-        steps: Steps that it has not been told of; only the parent is told of them.
+        steps: Steps that were not sent to it; only the parent receives them.
     """
 
     def __init__(self, number: int, channel: Channel) -> None:
@@ -63,7 +63,7 @@ class FrontEnd:
             self.steps += steps
 
     def is_due(self, now_s: float) -> bool:
-        """Whether it is to be told of a step without outputs for it.
+        """Whether to send it a step without outputs for it.
 
         One that does not read what it was told is not told more, so it cannot fill the memory.
         """

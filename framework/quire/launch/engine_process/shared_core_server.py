@@ -3,7 +3,7 @@
 A request belongs to the front end that has added it. No other can abort it or gets its outputs,
 also if it uses the same id: that is refused. A front end that leaves, in order or by its death,
 takes its requests with it, and nothing else. The outputs of a step go to each front end in one
-message. Those without outputs are told of the engine's load at intervals, and once it is idle.
+message. Those without outputs receive the engine's load at intervals, and once it is idle.
 """
 
 import logging

@@ -21,7 +21,7 @@ from quire.server.bound_sockets import url_of
 from quire.server.group.front_end_group import FrontEndGroup
 from quire.server.group.group_health import GroupHealth
 from quire.server.health_server import HealthServer
-from quire.server.http.lifecycle import Lifecycle
+from quire.server.http.lifecycle import Lifecycle, wait_to_drain
 from quire.server.http_server import DEATH_NOTICE_S, STOP_TIMEOUT_S
 from quire.server.keys.accounts import Accounts
 from quire.server.observe.exposition import Exposition
@@ -166,14 +166,8 @@ class GroupServer:
     async def _drain(self) -> None:
         """Let all processes drain, until none has a request, or time is up."""
         self._group.drain()
-        drained = asyncio.create_task(self._group.wait_until_drained())
-        aborted = asyncio.create_task(self._abort.wait())
         timeout_s = self._settings.shutdown_timeout_s
-        await asyncio.wait(
-            {drained, aborted}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-        )
-        drained.cancel()
-        aborted.cancel()
+        await wait_to_drain(self._group.wait_until_drained(), self._abort, timeout_s)
         self._end.set()
 
     async def _end_with_engine(self) -> None:

@@ -91,7 +91,7 @@ class Guard:
 def guarded_headers(start: Message, scope: Scope, lifecycle: Lifecycle) -> list[Header]:
     """Return the headers of a response with those that every response has.
 
-    A client that shall try again is told when that makes sense, as far as it is known.
+    If the client shall try again, they say when that makes sense, as far as it is known.
     """
     headers = list(start.get("headers", ()))
     if start["status"] == 503:

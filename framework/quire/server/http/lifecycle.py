@@ -6,7 +6,8 @@ While the server drains it still listens: running requests finish, and new ones 
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from typing import Any
 
 from quire.server.http.connection_limit import connection_limits
 
@@ -72,3 +73,19 @@ class Lifecycle:
     async def wait_until_idle(self) -> None:
         """Wait for the last request in flight."""
         await self._idle.wait()
+
+
+async def wait_to_drain(
+    drained: Coroutine[Any, Any, object], abort: asyncio.Event, timeout_s: float
+) -> None:
+    """Wait until a server has drained, is asked to abort, or has had its time.
+
+    Args:
+        drained: Coroutine that ends with the last running request; cancelled if that takes longer.
+        abort: Event of a second signal.
+        timeout_s: Seconds that the running requests may take.
+    """
+    tasks = [asyncio.create_task(drained), asyncio.create_task(abort.wait())]
+    await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()

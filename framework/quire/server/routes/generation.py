@@ -363,7 +363,7 @@ class Generation:
 
     @property
     def _num_unread(self) -> int:
-        """Number of tokens that were generated, and read by nobody."""
+        """Number of generated tokens that no reader has taken."""
         if self._is_prompt_only:
             return 0
         num_generated = sum(stream.completions.num_tokens for stream in self._streams)

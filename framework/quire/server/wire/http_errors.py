@@ -135,7 +135,7 @@ def headers_of(error: Exception) -> dict[str, str]:
 def error_response(error: Exception, request_id: str = "") -> Response:
     """Return the response to a request that failed; failures of the server are also logged."""
     if isinstance(error, ClientDisconnect):
-        return Response(status_code=_CLIENT_LEFT)  # nobody reads it
+        return Response(status_code=_CLIENT_LEFT)  # for the log alone
     log_failure(error, request_id)
     return ErrorResponse(error, request_id)
 
