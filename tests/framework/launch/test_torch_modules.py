@@ -81,7 +81,7 @@ def test_the_installed_torch_is_one_that_was_tested():
         {"batch_invariant": True},
         {"load_format": "dummy"},
         {"quantization": "int8"},
-        {"attention_backend": "torch"},
+        {"attention_backend": "torch_sdpa"},
         {"kv_cache_dtype": "fp8"},
         {"enable_lora": True},
     ],
