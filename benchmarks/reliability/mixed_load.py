@@ -6,7 +6,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ SCALARS = (
 )  # fmt: skip
 NUM_CLIENTS = 8
 PROMPTS = ("What is quire?", "Once upon a time", "The capital of France", "List three colours:")
+WARM_UP_S = 15.0
 WARM_UP_PART = 0.4  # of the soak, which its slope leaves out
 SAMPLE_S = 0.5
 MIB, HOUR_S = 2**20, 3600.0
@@ -152,41 +154,25 @@ class Samples:
 
 def soak(limits: Limits) -> Measured:
     """Run mixed load; compare resources while idle before and after, and greedy completions."""
-    samples, wrong, counts = Samples(), [0], [0]
-    is_done = threading.Event()
+    samples = Samples()
     with serve() as server:
-        alone = {prompt: _text(server, prompt) for prompt in PROMPTS}
-        kinds = (_whole, _abort, _read_slowly, _invalid, _constrained)
-        for kind in kinds:  # starts what only some of them need
-            kind(server, random.Random(0), alone)
+        load = MixedLoad(server)
+        load.run(WARM_UP_S)  # opens what is opened at its first use
         before = _idle_counts(server)
-        loads = [
-            threading.Thread(
-                target=_keep_loading, args=(server, number, kinds, alone, wrong, counts, is_done)
-            )
-            for number in range(NUM_CLIENTS)
-        ]
-        for load in loads:
-            load.start()
-        started = time.monotonic()
-        while (now_s := time.monotonic() - started) < limits.soak_s:
-            samples.take(server, now_s)
-            time.sleep(SAMPLE_S)
-        is_done.set()
-        for load in loads:
-            load.join(120)
+        load.run(limits.soak_s, samples)
         after = _idle_counts(server)
-        is_right = all(_text(server, prompt) == alone[prompt] for prompt in PROMPTS)
+        num_wrong = load.num_wrong + load.num_changed()
     slope = samples.slope(samples.memory) * HOUR_S / MIB
     peak = max(samples.memory) / MIB
     text = (
-        f"{limits.soak_s:.0f} s, {counts[0]:,} requests: RSS slope {slope:+.1f} MiB/h (peak "
-        f"{peak:.0f} MiB); descriptors {before[0]} when idle before, {max(samples.descriptors)} at "
-        f"most, {after[0]} when idle after; threads {before[1]}, {max(samples.threads)}, "
-        f"{after[1]}; {wrong[0]} greedy completions differed from those given alone"
+        f"{limits.soak_s:.0f} s, {load.num_requests:,} requests: RSS slope {slope:+.1f} MiB/h "
+        f"(peak {peak:.0f} MiB); descriptors {before[0]} when idle before, "
+        f"{max(samples.descriptors)} at most, {after[0]} when idle after; threads {before[1]}, "
+        f"{max(samples.threads)}, {after[1]}; "
+        f"{num_wrong} greedy completions differed from those given alone"
     )
     is_flat = slope < 1 and after[0] <= before[0] and after[1] <= before[1]
-    return Measured(text, is_flat and wrong[0] == 0 and is_right)
+    return Measured(text, is_flat and num_wrong == 0)
 
 
 def _idle_counts(server: Server) -> tuple[int, int]:
@@ -196,60 +182,82 @@ def _idle_counts(server: Server) -> tuple[int, int]:
     return num_descriptors(pids), num_threads(pids)
 
 
-def _text(server: Server, prompt: str) -> str:
-    response = server.complete(prompt, max_tokens=32)
-    response.raise_for_status()
-    return str(response.json()["choices"][0]["text"])
+class MixedLoad:
+    """Clients that send requests of random kinds, and check what they get.
 
+    Attributes:
+        num_requests: Number of requests sent in all runs.
+        num_wrong: Number of them whose response was wrong.
+    """
 
-Kind = Callable[[Server, random.Random, dict[str, str]], bool]
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._alone = {prompt: self._text(prompt) for prompt in PROMPTS}
+        self.num_requests = 0
+        self.num_wrong = 0
 
+    def run(self, duration_s: float, samples: Samples | None = None) -> None:
+        """Send requests for a time, and take samples of the server's resources meanwhile."""
+        started = time.monotonic()
+        is_done = threading.Event()
+        with ThreadPoolExecutor(NUM_CLIENTS) as clients:
+            loads = [
+                clients.submit(self._keep_sending, each, is_done) for each in range(NUM_CLIENTS)
+            ]
+            while (now_s := time.monotonic() - started) < duration_s:
+                if samples is not None:
+                    samples.take(self._server, now_s)
+                time.sleep(SAMPLE_S)
+            is_done.set()
+        for load in loads:
+            num_requests, num_wrong = load.result()
+            self.num_requests += num_requests
+            self.num_wrong += num_wrong
 
-def _keep_loading(
-    server: Server,
-    number: int,
-    kinds: tuple[Kind, ...],
-    alone: dict[str, str],
-    wrong: list[int],
-    counts: list[int],
-    is_done: threading.Event,
-) -> None:
-    """Send requests of random kinds until the soak is over, and count wrong completions."""
-    rng = random.Random(number)
-    while not is_done.is_set():
-        kind = rng.choices(kinds, (6, 3, 1, 2, 1))[0]
-        wrong[0] += not kind(server, rng, alone)
-        counts[0] += 1
+    def num_changed(self) -> int:
+        """Return the number of prompts whose greedy completion is another than at the beginning."""
+        return sum(self._text(prompt) != text for prompt, text in self._alone.items())
 
+    def _keep_sending(self, number: int, is_done: threading.Event) -> tuple[int, int]:
+        """Send requests until it is done; return how many, and how many went wrong."""
+        kinds = (self._whole, self._abort, self._read_slowly, self._invalid, self._constrained)
+        rng = random.Random(number)
+        num_requests = num_wrong = 0
+        while not is_done.is_set():
+            [is_right] = rng.choices(kinds, (6, 3, 1, 2, 1))
+            num_wrong += not is_right(rng)
+            num_requests += 1
+        return num_requests, num_wrong
 
-def _whole(server: Server, rng: random.Random, alone: dict[str, str]) -> bool:
-    prompt = rng.choice(PROMPTS)
-    return _text(server, prompt) == alone[prompt]
+    def _whole(self, rng: random.Random) -> bool:
+        prompt = rng.choice(PROMPTS)
+        return self._text(prompt) == self._alone[prompt]
 
+    def _abort(self, rng: random.Random) -> bool:
+        prompt = rng.choice(PROMPTS)
+        text = "".join(_pieces(self._server, prompt, 300, rng.randint(0, 20), 0.0))
+        expected = self._alone[prompt]
+        return text[: len(expected)] == expected[: len(text)]
 
-def _abort(server: Server, rng: random.Random, alone: dict[str, str]) -> bool:
-    prompt = rng.choice(PROMPTS)
-    text = "".join(_pieces(server, prompt, 300, rng.randint(0, 20), 0.0))
-    expected = alone[prompt]
-    return text[: len(expected)] == expected[: len(text)]
+    def _read_slowly(self, rng: random.Random) -> bool:
+        prompt = rng.choice(PROMPTS)
+        pieces = _pieces(self._server, prompt, 32, 10**6, SLOW_READ_S)
+        return "".join(pieces) == self._alone[prompt]
 
+    def _invalid(self, rng: random.Random) -> bool:
+        fields = rng.choice(({"n": 0}, {"temperature": "hot"}, {"stop": [""] * 99}, {"prompt": []}))
+        body = {"prompt": "x", **fields}
+        return self._server.post("/v1/completions", body).status_code == 400
 
-def _read_slowly(server: Server, rng: random.Random, alone: dict[str, str]) -> bool:
-    prompt = rng.choice(PROMPTS)
-    return "".join(_pieces(server, prompt, 32, 10**6, SLOW_READ_S)) == alone[prompt]
+    def _constrained(self, rng: random.Random) -> bool:
+        outputs = {"regex": f"[a-z]{{{rng.randint(1, 9)}}}"}
+        response = self._server.complete("x", max_tokens=32, structured_outputs=outputs)
+        return response.status_code == 200
 
-
-def _invalid(server: Server, rng: random.Random, alone: dict[str, str]) -> bool:
-    del alone
-    fields = rng.choice(({"n": 0}, {"temperature": "hot"}, {"stop": [""] * 99}, {"prompt": []}))
-    return server.post("/v1/completions", {"prompt": "x", **fields}).status_code == 400
-
-
-def _constrained(server: Server, rng: random.Random, alone: dict[str, str]) -> bool:
-    del alone
-    regex = f"[a-z]{{{rng.randint(1, 9)}}}"
-    response = server.complete("x", max_tokens=32, structured_outputs={"regex": regex})
-    return response.status_code == 200
+    def _text(self, prompt: str) -> str:
+        response = self._server.complete(prompt, max_tokens=32)
+        response.raise_for_status()
+        return str(response.json()["choices"][0]["text"])
 
 
 def _pieces(
