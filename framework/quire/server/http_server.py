@@ -8,7 +8,6 @@ If the engine dies, the server exits with an error, so that its supervisor can s
 import asyncio
 import contextlib
 import logging
-import signal
 import socket
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
@@ -33,12 +32,12 @@ from quire.server.routes.health import HealthRoutes
 from quire.server.routes.metrics import MetricsRoute
 from quire.server.stats_log import log_stats
 from quire.server.stop_signals import signals_handled
+from quire.server.stopping import Stopping
 
 logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 1.0  # for the last step, when all requests are over
 ABORT_GRACE_S = 1.0  # for sending the last events of aborted streams
-DEATH_NOTICE_S = 0.5  # for health checks and clients to see that the engine is dead
 
 
 class HTTPServer:
@@ -54,7 +53,7 @@ class HTTPServer:
         render_all: Renders the metrics of all processes of the server; None: this is the only one.
 
     Attributes:
-        engine_death: Error of an engine that died; None otherwise.
+        stopping: The server's way to its end.
         connections: Open connections; None before the start.
         app: ASGI application.
     """
@@ -83,13 +82,10 @@ class HTTPServer:
         self._settings = settings
         self._on_ready = on_ready
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopping: asyncio.Task[None] | None = None
-        self.engine_death: EngineDeadError | None = None
+        self.stopping = Stopping(frontend, self._lifecycle, self._drain)
         self.connections: Connections | None = None
         self._refusals = Refusals()
         self._lifecycle.num_refused = lambda: self._refusals.totals
-        self._abort = asyncio.Event()
-        self._end = asyncio.Event()
 
     def run(
         self, listeners: Sequence[socket.socket], health_listener: socket.socket | None = None
@@ -128,7 +124,7 @@ class HTTPServer:
                     acceptor.start()
                 if self._on_ready is not None:
                     self._on_ready(url_of(listeners[0]))
-                await self._end.wait()
+                await self.stopping.ended.wait()
             finally:
                 for acceptor in acceptors:
                     acceptor.stop()
@@ -142,7 +138,7 @@ class HTTPServer:
         return [
             log_stats(self._frontend, hooks=self._stats_hooks),
             self._monitor.measure(),
-            self._end_with_engine(),
+            self.stopping.end_with_engine(),
             self._lifecycle.beat(),
             self._accounts.follow_files(),
         ]
@@ -153,7 +149,7 @@ class HTTPServer:
 
     def _signals(self) -> contextlib.AbstractContextManager[None]:
         """Return the context in which signals stop the server."""
-        return signals_handled(self._on_signal)
+        return signals_handled(self.stopping.on_signal)
 
     async def _wait_until_admitted(self) -> None:
         """Wait until the server may accept connections: at once, if it is the only process."""
@@ -165,36 +161,15 @@ class HTTPServer:
     def stop(self) -> None:
         """Drain and stop; a second call aborts. May be called from any thread."""
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._stop)
-
-    def _on_signal(self, signum: signal.Signals) -> None:
-        logger.info("received %s: finishing the running requests, then exiting", signum.name)
-        self._stop()
-
-    def _stop(self) -> None:
-        if self._stopping is None:
-            self._lifecycle.drain()
-            self._stopping = asyncio.create_task(self._drain())
-        else:
-            self._abort.set()
+            self._loop.call_soon_threadsafe(self.stopping.stop)
 
     async def _drain(self) -> None:
-        """Wait for the running requests, abort those left, and end the server."""
+        """Wait for the running requests, and abort those left."""
         timeout_s = self._settings.shutdown_timeout_s
-        await wait_to_drain(self._wait_until_idle(), self._abort, timeout_s)
+        await wait_to_drain(self._wait_until_idle(), self.stopping.aborted, timeout_s)
         if self._lifecycle.num_in_flight:
             logger.warning("aborting %d running requests", self._lifecycle.num_in_flight)
         await self._frontend.shutdown(0.0, STOP_TIMEOUT_S)
-        self._end.set()
-
-    async def _end_with_engine(self) -> None:
-        """Wait for the engine to die, leave clients time to see the error, and exit."""
-        death = await self._frontend.controls.wait_for_death()
-        if self._stopping is None:
-            logger.critical("the engine died, so the server exits: %s", death.headline)
-            self.engine_death = death
-            await asyncio.sleep(DEATH_NOTICE_S)
-            self._end.set()
 
 
 def serve(
@@ -230,5 +205,5 @@ def serve(
     else:
         with bound_health_socket(settings) as health:
             server.run([listener], health)
-    if server.engine_death is not None:
-        raise EngineDeadError(server.engine_death.headline)
+    if (death := server.stopping.engine_death) is not None:
+        raise EngineDeadError(death.headline)

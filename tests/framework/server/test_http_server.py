@@ -22,6 +22,7 @@ from quire.errors import EngineDeadError
 from quire.frontend import failure_streak
 from quire.plugins.registry import Source
 from quire.server import http_server as serve_module
+from quire.server import stopping
 from quire.server.bound_sockets import bound_socket
 from quire.server.http_server import HTTPServer
 
@@ -84,7 +85,7 @@ def test_a_server_that_stops_shuts_its_engine_down_and_reports_no_death(serve, c
     served.thread.join(5)
     assert not served.thread.is_alive()
     assert served.core.is_shut_down
-    assert served.server.engine_death is None
+    assert served.server.stopping.engine_death is None
     assert not [record for record in caplog.records if record.levelname == "CRITICAL"]
     served.server.stop()  # once more does no harm
 
@@ -108,7 +109,7 @@ def test_a_server_in_a_foreign_loop_leaves_nothing_there(tokenizer):
 
 
 def test_an_engine_that_dies_is_an_error_of_serving(tokenizer, monkeypatch):
-    monkeypatch.setattr(serve_module, "DEATH_NOTICE_S", 0.01)
+    monkeypatch.setattr(stopping, "DEATH_NOTICE_S", 0.01)
     core = ScriptedCore(Texts(tokenizer))
     core.is_dead = True
     with pytest.raises(EngineDeadError, match="in its sleep"):

@@ -56,4 +56,4 @@ async def _serve(config: FrontEndConfig, listener: socket.socket, control: socke
     )
     settle()
     await server.serve([listener])
-    return 0 if server.engine_death is None else 1
+    return 0 if server.stopping.engine_death is None else 1

@@ -82,7 +82,7 @@ class FrontEndServer(HTTPServer):
             self._obey(),
             self._report(),
             self._monitor.measure(),
-            self._end_with_engine(),
+            self.stopping.end_with_engine(),
             self._lifecycle.beat(),
             self._accounts.follow_files(),
         ]
@@ -108,7 +108,7 @@ class FrontEndServer(HTTPServer):
         """Wait until no process has a request left: until then this one refuses new ones, too."""
         await self._lifecycle.wait_until_idle()
         self._parent.send(Drained())
-        await self._abort.wait()
+        await self.stopping.aborted.wait()
 
     async def _obey(self) -> None:
         """Do what the parent says, until it is gone."""
@@ -121,8 +121,7 @@ class FrontEndServer(HTTPServer):
             case Serve():
                 self._admitted.set()
             case Drain():
-                if self._stopping is None:
-                    self._stop()
+                self.stopping.drain()
             case StopServing():
                 self._end_now()
             case ReadSamples():
@@ -133,9 +132,7 @@ class FrontEndServer(HTTPServer):
                     answer.set_result(message)
 
     def _end_now(self) -> None:
-        if self._stopping is None:
-            self._stop()
-        self._abort.set()
+        self.stopping.abort()
         self._admitted.set()
 
     async def _report(self) -> None:

@@ -6,8 +6,6 @@ the engine dies, they show their clients the error, and the server ends.
 
 import asyncio
 import contextlib
-import logging
-import signal
 import socket
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,7 +20,7 @@ from quire.server.group.front_end_group import FrontEndGroup
 from quire.server.group.group_health import GroupHealth
 from quire.server.health_server import HealthServer
 from quire.server.http.lifecycle import Lifecycle, wait_to_drain
-from quire.server.http_server import DEATH_NOTICE_S, STOP_TIMEOUT_S
+from quire.server.http_server import STOP_TIMEOUT_S
 from quire.server.keys.accounts import Accounts
 from quire.server.observe.exposition import Exposition
 from quire.server.observe.merged_families import MergedFamilies
@@ -30,10 +28,9 @@ from quire.server.observe.readings import Readings
 from quire.server.routes.metrics import MetricsRoute
 from quire.server.stats_log import log_stats
 from quire.server.stop_signals import signals_handled
+from quire.server.stopping import Stopping
 
 EXIT_S = 1.5  # for the processes to send their last events, and exit
-
-logger = logging.getLogger(__name__)
 
 
 class GroupServer:
@@ -66,10 +63,7 @@ class GroupServer:
         self._health = GroupHealth(frontend, self._lifecycle, plugins_report, group)
         readings = Readings(frontend, self._lifecycle, key_accounts=lambda: accounts.with_keys)
         self._exposition = Exposition(readings, settings.metrics_names)
-        self._stopping: asyncio.Task[None] | None = None
-        self._engine_death: EngineDeadError | None = None
-        self._abort = asyncio.Event()
-        self._end = asyncio.Event()
+        self._stopping = Stopping(frontend, self._lifecycle, self._drain)
 
     async def serve(
         self,
@@ -92,19 +86,19 @@ class GroupServer:
             asyncio.create_task(each)
             for each in (
                 log_stats(self._frontend, hooks=self._stats_hooks),
-                self._end_with_engine(),
+                self._stopping.end_with_engine(),
                 self._end_with_group(),
                 self._lifecycle.beat(),
                 self._accounts.follow_files(),
             )
         ]
         health = None
-        with signals_handled(self._on_signal):
+        with signals_handled(self._stopping.on_signal):
             try:
                 if await self._has_started():
                     health = self._health_server(health_listener)
                     on_ready(url_of(listener))
-                    await self._end.wait()
+                    await self._stopping.ended.wait()
             finally:
                 for task in tasks:
                     task.cancel()
@@ -113,8 +107,8 @@ class GroupServer:
                 )
                 if health is not None:
                     await asyncio.to_thread(health.stop)
-        if self._engine_death is not None:
-            raise EngineDeadError(self._engine_death.headline)
+        if (death := self._stopping.engine_death) is not None:
+            raise EngineDeadError(death.headline)
         if self._group.failure is not None:
             raise self._group.failure
 
@@ -132,7 +126,7 @@ class GroupServer:
     async def _has_started(self) -> bool:
         """Start the processes; False: the server ends before they are ready."""
         starting = asyncio.create_task(self._group.start(self.render))
-        ended = asyncio.create_task(self._end.wait())
+        ended = asyncio.create_task(self._stopping.ended.wait())
         await asyncio.wait({starting, ended}, return_when=asyncio.FIRST_COMPLETED)
         ended.cancel()
         if not starting.done():
@@ -155,33 +149,15 @@ class GroupServer:
         server.start()
         return server
 
-    def _on_signal(self, signum: signal.Signals) -> None:
-        logger.info("received %s: finishing the running requests, then exiting", signum.name)
-        if self._stopping is None:
-            self._lifecycle.drain()
-            self._stopping = asyncio.create_task(self._drain())
-        else:
-            self._abort.set()
-
     async def _drain(self) -> None:
         """Let all processes drain, until none has a request, or time is up."""
         self._group.drain()
         timeout_s = self._settings.shutdown_timeout_s
-        await wait_to_drain(self._group.wait_until_drained(), self._abort, timeout_s)
-        self._end.set()
-
-    async def _end_with_engine(self) -> None:
-        """Wait for the engine to die, leave clients time to see the error, and end."""
-        death = await self._frontend.controls.wait_for_death()
-        if self._stopping is None:
-            logger.critical("the engine died, so the server exits: %s", death.headline)
-            self._engine_death = death
-            await asyncio.sleep(DEATH_NOTICE_S)
-            self._end.set()
+        await wait_to_drain(self._group.wait_until_drained(), self._stopping.aborted, timeout_s)
 
     async def _end_with_group(self) -> None:
         await self._group.failed.wait()
-        self._end.set()
+        self._stopping.ended.set()
 
 
 def _take_news(core: EngineCoreClient) -> None:

@@ -149,7 +149,7 @@ def test_the_server_is_not_ready_and_ends_when_an_idle_engine_is_killed(served):
     eventually(lambda: not is_ready(served))
     served.thread.join(10)
     assert time.monotonic() - killed < DEATH_LIMIT_S
-    assert "was killed by SIGKILL" in str(served.server.engine_death)
+    assert "was killed by SIGKILL" in str(served.server.stopping.engine_death)
 
 
 @pytest.fixture

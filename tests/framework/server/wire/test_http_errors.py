@@ -243,7 +243,7 @@ def test_a_dead_engine_is_503_everywhere_but_livez_until_the_server_exits(serve)
     assert httpx.get(f"{served.url}/livez").status_code == 200
     served.thread.join(2)
     assert not served.thread.is_alive()
-    assert "a kernel at 0xdeadbeef0000 failed" in str(served.server.engine_death)
+    assert "a kernel at 0xdeadbeef0000 failed" in str(served.server.stopping.engine_death)
 
 
 def test_stacks_are_neither_for_clients_nor_repeated_for_each_request(caplog):
