@@ -282,6 +282,13 @@ class CompletedRequest(msgspec.Struct, frozen=True, kw_only=True):
         return max(0.0, self.time_to_first_token_s - self.queue_s)
 
     @property
+    def inference_s(self) -> float | None:
+        """Seconds from the moment the engine began to compute it to its last token."""
+        if self.prefill_s is None or self.decode_s is None:
+            return None
+        return self.prefill_s + self.decode_s
+
+    @property
     def time_per_output_token_s(self) -> float | None:
         """Mean seconds between two tokens; None: there are not two."""
         if self.decode_s is None or self.num_completion_tokens < 2:

@@ -59,13 +59,14 @@ def read_prompt(argument: str | None, stdin: TextIO | None, *, is_raw: bool) -> 
         is_raw: Whether the last line break of standard input is a part of the prompt.
 
     Raises:
-        UsageError: There is no prompt.
+        UsageError: There is no prompt, or standard input is no text.
     """
     typed = "" if argument in (None, "-") else str(argument)
     if stdin is None or not _is_read(stdin, argument):
         piped = ""
     else:
         text = read_to_end(stdin, JOINED_NOTICE if typed else PROMPT_NOTICE)
+        _check_text(text)
         piped = text if is_raw else text.removesuffix("\n")
     if not typed and not piped:
         raise UsageError(
@@ -73,6 +74,18 @@ def read_prompt(argument: str | None, stdin: TextIO | None, *, is_raw: bool) -> 
             hint='write `quire run "a prompt"`, or pipe one into it; see `quire run --help`',
         )
     return f"{typed}\n\n{piped}" if typed and piped else typed or piped
+
+
+def _check_text(text: str) -> None:
+    """Refuse what was not UTF-8, whose bytes Python keeps as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        byte = ord(text[error.start]) & 0xFF
+        raise UsageError(
+            f"standard input is not UTF-8 text: byte 0x{byte:02x} after {error.start} characters",
+            hint="convert it first, as by `iconv -t utf-8 -f latin1`",
+        ) from None
 
 
 def _is_read(stdin: TextIO, argument: str | None) -> bool:

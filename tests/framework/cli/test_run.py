@@ -116,6 +116,16 @@ def test_a_prompt_and_a_file_are_joined_with_an_empty_line(tmp_path):
         assert read_prompt("Summarize:", stdin, is_raw=False) == "Summarize:\n\nthe text"
 
 
+def test_standard_input_that_is_no_text_is_refused(tmp_path):
+    latin = tmp_path / "latin1"
+    latin.write_bytes("Was heißt das?".encode("latin1"))
+    with (
+        latin.open(encoding="utf-8", errors="surrogateescape") as stdin,
+        pytest.raises(UsageError, match="UTF-8 text: byte 0xdf after 7 characters"),
+    ):
+        read_prompt(None, stdin, is_raw=False)
+
+
 def test_with_a_prompt_no_device_or_socket_is_waited_for():
     with open("/dev/null") as stdin:
         assert read_prompt("hi", stdin, is_raw=False) == "hi"

@@ -22,6 +22,7 @@ class ReplicaMetrics:
         queue_s: From the arrival until the request began to be computed.
         prefill_s: From then to the first token.
         decode_s: From the first token to the last.
+        inference_s: From the beginning of its computation to the last token.
         prompt_tokens: Tokens of a prompt.
         completion_tokens: Tokens of a completion.
         max_tokens: Limit of a completion.
@@ -44,6 +45,7 @@ class ReplicaMetrics:
         self.queue_s = Histogram(LONG_TIMES_S)
         self.prefill_s = Histogram(LONG_TIMES_S)
         self.decode_s = Histogram(LONG_TIMES_S)
+        self.inference_s = Histogram(LONG_TIMES_S)
         self.prompt_tokens = Histogram(COUNTS)
         self.completion_tokens = Histogram(COUNTS)
         self.max_tokens = Histogram(COUNTS)
@@ -72,6 +74,7 @@ class ReplicaMetrics:
             (self.queue_s, record.queue_s),
             (self.prefill_s, record.prefill_s),
             (self.decode_s, record.decode_s),
+            (self.inference_s, record.inference_s),
             (self.time_per_output_token_s, record.time_per_output_token_s),
         ):
             if seconds is not None:

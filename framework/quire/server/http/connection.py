@@ -303,7 +303,8 @@ class Connection(asyncio.BufferedProtocol):
                 error_response(error),
             )
         self._takes_requests = False
-        self._shared.refusals.note("protocol", "{num} requests were no valid HTTP: " + str(error))
+        line = "requests that were no valid HTTP: {num}, the last one with: " + str(error)
+        self._shared.refusals.note("protocol", line)
 
     def _close(self, *, is_received: bool) -> None:
         """Close the connection; a client that still sends has time to read its response first."""

@@ -57,6 +57,28 @@ def _adapters(readings: Readings) -> Rows:
     return [((str(readings.facts.max_loras), running, waiting), time.time())]
 
 
+def _waiting_by_reason(readings: Readings) -> Rows:
+    if readings.stats.replicas:  # which do not say how many of their requests wait for a grammar
+        return []
+    [engine] = readings.engines()
+    num_deferred = min(readings.stats.num_grammars_waiting, engine.gauges.num_waiting)
+    labels = readings.model, engine.label
+    return [
+        ((*labels, "capacity"), engine.gauges.num_waiting - num_deferred),
+        ((*labels, "deferred"), num_deferred),
+    ]
+
+
+def _prompt_tokens_by_source(readings: Readings) -> Rows:
+    rows: list[tuple[Labels, float]] = []
+    for each in readings.engines():
+        num_cached = each.metrics.num_cached_tokens
+        num_computed = each.metrics.num_prompt_tokens - num_cached
+        rows.append(((readings.model, each.label, "local_compute"), num_computed))
+        rows.append(((readings.model, each.label, "local_cache_hit"), num_cached))
+    return rows
+
+
 VLLM_METRICS: tuple[Metric, ...] = (
     Gauge(
         "vllm:cache_config_info",
@@ -93,6 +115,20 @@ VLLM_METRICS: tuple[Metric, ...] = (
         is_shared=True,
     ),
     Gauge(
+        "vllm:num_requests_waiting_by_reason",
+        "Number of requests that wait in the engine for room (capacity), or for their grammar "
+        "(deferred); not with replicas.",
+        (*LABELS, "reason"),
+        _waiting_by_reason,
+        is_shared=True,
+    ),
+    Counter(
+        "vllm:admission_rejections_total",
+        "Number of requests that were refused because the queue was full or too long.",
+        ("model_name", "reason"),
+        lambda r: [((r.model, "overloaded"), r.http.errors["overloaded"])],
+    ),
+    Gauge(
         "vllm:kv_cache_usage_perc",
         "Fraction of the KV blocks that requests use, from 0 to 1.",
         LABELS,
@@ -125,6 +161,13 @@ VLLM_METRICS: tuple[Metric, ...] = (
         "Number of tokens of prompts that were computed or found in the prefix cache.",
         LABELS,
         _values(lambda e: e.metrics.num_prompt_tokens),
+    ),
+    Counter(
+        "vllm:prompt_tokens_by_source_total",
+        "Number of tokens of prompts, by whether they were computed (local_compute) or found in "
+        "the prefix cache (local_cache_hit).",
+        (*LABELS, "source"),
+        _prompt_tokens_by_source,
     ),
     Counter(
         "vllm:prompt_tokens_cached_total",
@@ -185,6 +228,12 @@ VLLM_METRICS: tuple[Metric, ...] = (
         "Seconds from its first token to its last.",
         LABELS,
         _histograms(lambda e: e.metrics.decode_s),
+    ),
+    Buckets(
+        "vllm:request_inference_time_seconds",
+        "Seconds from the moment the engine began to compute a request to its last token.",
+        LABELS,
+        _histograms(lambda e: e.metrics.inference_s),
     ),
     Buckets(
         "vllm:request_prompt_tokens",

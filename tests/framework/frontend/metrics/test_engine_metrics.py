@@ -20,7 +20,7 @@ def test_a_request_counts_in_each_histogram_of_its_replica():
     assert own.finish_reasons == {"length": 1}
     assert own.error_codes == {}
     histograms = {
-        "total_s": 6.5, "queue_s": 0.5, "prefill_s": 1.5, "decode_s": 4.0,
+        "total_s": 6.5, "queue_s": 0.5, "prefill_s": 1.5, "decode_s": 4.0, "inference_s": 5.5,
         "time_per_output_token_s": 1.0, "prompt_tokens": 7, "completion_tokens": 5,
         "max_tokens": 5, "n": 2,
     }  # fmt: skip
@@ -37,7 +37,9 @@ def test_what_a_request_does_not_have_is_not_counted():
     metrics.add_request(msgspec.structs.replace(RECORD, **refused, **without))
     own = metrics.of(0)
     assert own.error_codes == {"overloaded": 1}
-    for histogram in (own.queue_s, own.prefill_s, own.decode_s, own.time_per_output_token_s):
+    for histogram in (
+        own.queue_s, own.prefill_s, own.decode_s, own.inference_s, own.time_per_output_token_s,
+    ):  # fmt: skip
         assert histogram.count == 0
     assert own.total_s.count == 1
 

@@ -35,8 +35,13 @@ def test_each_kind_has_its_own_interval(clock, caplog):
 
 
 def test_a_line_may_have_braces(caplog):
-    Refusals().note("protocol", "{num} requests were no valid HTTP: invalid token '{0}' {")
-    assert caplog.messages == ["1 requests were no valid HTTP: invalid token '{0}' {"]
+    Refusals().note(
+        "protocol",
+        "requests that were no valid HTTP: {num}, the last one with: invalid token '{0}' {",
+    )
+    assert caplog.messages == [
+        "requests that were no valid HTTP: 1, the last one with: invalid token '{0}' {"
+    ]
 
 
 def test_all_refusals_are_counted_also_those_without_a_line():

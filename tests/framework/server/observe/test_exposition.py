@@ -112,6 +112,26 @@ def test_requests_that_the_engine_refuses_count_by_their_code(scrape, core):
     assert values(after, "quire_http_errors_total") == {("overloaded",): 1}
 
 
+def test_vllms_names_tell_refusals_sources_and_reasons(scrape, core):
+    core.num_cached_tokens = 1
+    before = scrape(metrics_names="vllm")
+    after = scrape((CHAT, HI | {"max_tokens": 2}), metrics_names="vllm")
+    model = next(iter(values(after, "vllm:admission_rejections_total")))[0]
+    sources = "local_cache_hit", "local_compute"
+    cached, computed = (
+        grown(before, after, "vllm:prompt_tokens_by_source_total", "0", model, each)
+        for each in sources
+    )
+    assert cached == 1
+    assert computed > 0
+    assert cached + computed == grown(before, after, "vllm:prompt_tokens_total", "0", model)
+    waiting = values(after, "vllm:num_requests_waiting_by_reason")
+    assert waiting == {("0", model, "capacity"): 0, ("0", model, "deferred"): 0}
+    core.max_num_seqs = core.max_queued = 0
+    refused = scrape((CHAT, HI), metrics_names="vllm")
+    assert values(refused, "vllm:admission_rejections_total") == {(model, "overloaded"): 1}
+
+
 def test_the_state_and_the_build_are_shown(scrape):
     wire = scrape()
     assert values(wire, "quire_engine_state") == {
