@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -105,6 +106,32 @@ def test_no_key_is_in_an_environment_or_a_command_line(served):
         for name in ("environ", "cmdline"):
             with open(f"/proc/{pid}/{name}", "rb") as file:
                 assert b"sk-" not in file.read()
+
+
+def test_the_health_port_answers_for_all_front_ends(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    flags = ("--api-server-count", "2", "--health-port", port, "--open-metrics")
+    with served_process(tmp_path / "log", *flags) as served:
+
+        def get(path):
+            return httpx.get(f"http://127.0.0.1:{port}{path}", timeout=60)
+
+        eventually(lambda: get("/readyz").status_code == 200)
+        before = metric(served, "quire_requests_completed_total")
+        assert [complete(served, "none").status_code for _ in range(4)] == [200] * 4
+        found = [line for line in get("/metrics").text.splitlines() if not line.startswith("#")]
+        name = "quire_requests_completed_total"
+        total = sum(float(line.split()[-1]) for line in found if line.startswith(name))
+        assert total - before == 4
+        assert get("/v1/models").status_code == 404
+        stopped = front_ends(served)[0]
+        os.kill(stopped, signal.SIGSTOP)
+        eventually(lambda: get("/health").status_code == 503)
+        assert get("/health").json() == {"status": "blocked"}
+        assert get("/readyz").status_code == 503
+        os.kill(stopped, signal.SIGCONT)
+        eventually(lambda: get("/health").status_code == 200)
 
 
 class TestDeaths:
