@@ -26,7 +26,8 @@ from quire.server.http.guard import Guard
 from quire.server.http.lifecycle import Lifecycle
 from quire.server.keys.accounts import Accounts
 from quire.server.wire.bodies import BODY_TIMEOUT_S
-from quire.server.wire.http_errors import HTTPError, error_json, log_failure
+from quire.server.wire.dialect import dialect_of
+from quire.server.wire.http_errors import HTTPError, detail_of, log_failure, status_of
 
 RESET = ("POST", "/reset_prefix_cache")
 DEATHS = (RayActorError, EngineDeadError)  # of a replica's process, or of its engine
@@ -96,7 +97,7 @@ class Forwarding:
                 raise ReplicaDeadError(
                     f"two replicas died with the request, which may be the cause: {_line(second)}"
                 ) from second
-        await _send_response(*response, call.request_id, send)
+        await _send_response(*response, call, send)
 
     async def _begin(
         self, call: bytes, prompt: bytes
@@ -117,7 +118,7 @@ class Forwarding:
             raise ReplicaDeadError("no replica is ready yet")
         found = [(msgspec.msgpack.decode(r[0], type=ResponseStart), r[1:]) for r in results]
         start, pieces = max(found, key=lambda response: response[0].status)
-        await _send_response(start, _each(pieces), call.request_id, send)
+        await _send_response(start, _each(pieces), call, send)
 
 
 def load_accounts(settings: ServerSettings) -> Accounts:
@@ -151,7 +152,7 @@ def without_prefix(app: ASGIApp) -> ASGIApp:
 
 
 async def _send_response(
-    start: ResponseStart, pieces: AsyncGenerator[bytes], request_id: str, send: Send
+    start: ResponseStart, pieces: AsyncGenerator[bytes], call: HTTPCall, send: Send
 ) -> None:
     """Send a response; if the replica dies meanwhile, a stream of events ends with an error."""
     await send({"type": "http.response.start", "status": start.status, "headers": start.headers})
@@ -161,10 +162,13 @@ async def _send_response(
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
     except DEATHS as death:
         error = ReplicaDeadError(f"the replica died during the response: {_line(death)}")
-        log_failure(error, request_id)
+        log_failure(error, call.request_id)
         if not start.is_event_stream:
             raise error from death  # too late for an error response: break the connection
-        event = b"data: " + error_json(error, request_id) + b"\n\ndata: [DONE]\n\n"
+        dialect = dialect_of(call.path)
+        detail = detail_of(error, call.request_id)
+        event = dialect.stream.frame(dialect.error(detail, status_of(error), call.request_id))
+        event += dialect.stream.last
         await send({"type": "http.response.body", "body": event, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -16,12 +16,13 @@ from quire.server.http.logprob_budget import LogprobBudget
 from quire.server.keys.accounts import Accounts
 from quire.server.observe.monitor import Monitor, ObservedApp
 from quire.server.routes.api_description import ApiDescription
-from quire.server.routes.chat_completions import ChatRoute
-from quire.server.routes.completions import CompletionRoute
+from quire.server.routes.chat.chat_turn import ChatTurns
 from quire.server.routes.health import HealthRoutes
 from quire.server.routes.key_admin import AccountRoutes, KeyList, UsageList
 from quire.server.routes.metrics import MetricsRoute
 from quire.server.routes.models import ModelCard, ModelList, ModelRoutes
+from quire.server.routes.openai.chat_completions import ChatRoute
+from quire.server.routes.openai.completions import CompletionRoute
 from quire.server.routes.operation import Operation
 from quire.server.routes.prefix_cache import CacheRoutes
 from quire.server.routes.router import ErrorResponses, HTTPRouter
@@ -33,11 +34,12 @@ from quire.server.wire.protocol import (
     Completion,
     CompletionBody,
     DetokenizeBody,
+    QueuedBody,
     TokenizeBody,
 )
 
 CHAT_PATH, COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"
-QUEUED_BODIES: dict[str, type[ChatBody | CompletionBody]] = {
+QUEUED_BODIES: dict[str, type[QueuedBody]] = {
     CHAT_PATH: ChatBody,
     COMPLETION_PATH: CompletionBody,
 }
@@ -168,7 +170,7 @@ def _operations(
         Operation("/v1/plugins", health.plugins),
         Operation(
             CHAT_PATH,
-            ChatRoute(frontend, budget, unknown).create,
+            ChatRoute(ChatTurns(frontend, budget, unknown)).create,
             "POST",
             ChatBody,
             ChatCompletion,

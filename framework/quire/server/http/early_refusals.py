@@ -11,7 +11,6 @@ The limits of keys do not count such requests.
 import time
 from collections.abc import Mapping
 
-import msgspec
 from starlette.types import Scope
 
 from quire.errors import OverloadedError, RequestError, RequestTimeoutError
@@ -28,17 +27,13 @@ from quire.server.observe.observed_exchange import ROUTE, STATUS
 from quire.server.observe.request_id import request_id_of
 from quire.server.wire.bodies import LARGE_BYTES, check_content_type, decode
 from quire.server.wire.http_errors import (
-    ERROR_CODE,
-    ErrorBody,
     HTTPError,
-    detail_of,
+    error_json,
     headers_of,
     status_of,
 )
-from quire.server.wire.protocol import ChatBody, CompletionBody
+from quire.server.wire.protocol import QueuedBody
 from quire.server.wire.sender import Sender
-
-GenerationBody = ChatBody | CompletionBody
 
 
 class EarlyRefusals:
@@ -60,7 +55,7 @@ class EarlyRefusals:
         lifecycle: Lifecycle,
         accounts: Accounts,
         monitor: Monitor,
-        bodies: Mapping[str, type[GenerationBody]],
+        bodies: Mapping[str, type[QueuedBody]],
     ) -> None:
         self._frontend = frontend
         self._checks = checks
@@ -108,8 +103,8 @@ class EarlyRefusals:
         limit_of(self._frontend, Sender.of(scope), typed)
 
     def _response(self, scope: Scope, error: RequestError) -> WholeResponse:
-        detail, status = detail_of(error), status_of(error)
-        scope[STATUS], scope[ERROR_CODE] = status, detail.code
+        status = scope[STATUS] = status_of(error)
+        body = error_json(error, scope)
         given = [(name.encode(), value.encode()) for name, value in headers_of(error).items()]
         headers = guarded_headers(
             {"status": status, "headers": [*given, (b"content-type", b"application/json")]},
@@ -117,10 +112,10 @@ class EarlyRefusals:
             self._lifecycle,
         )
         self._monitor.observe(scope, time.monotonic())
-        return WholeResponse(status, headers, msgspec.json.encode(ErrorBody(detail)))
+        return WholeResponse(status, headers, body)
 
 
-def limit_of(frontend: AsyncFrontend, sender: Sender, body: GenerationBody) -> TimeLimit:
+def limit_of(frontend: AsyncFrontend, sender: Sender, body: QueuedBody) -> TimeLimit:
     """Return the time limit of a request that does not wait too long, and ends in its time.
 
     Raises:

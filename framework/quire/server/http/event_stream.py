@@ -1,8 +1,8 @@
-"""Server-sent events, with error events and keep-alive comments.
+"""Streamed events, with error events and keep-alives, in the format of the family of the route.
 
 The headers are sent with the first event, so an error before it has an HTTP status. An error after
-that is an event of its own, `data: {"error": ...}`, which OpenAI's clients raise. Comments during
-silences keep proxies from closing the connection.
+that is an event of its own, as `data: {"error": ...}`, which OpenAI's clients raise. What is sent
+during silences keeps proxies from closing the connection.
 """
 
 import asyncio
@@ -17,9 +17,8 @@ from starlette.types import Message, Receive, Scope, Send
 from quire.server.http.disconnect import exchange_of, run_while_connected
 from quire.server.http.http_exchange import HTTPExchange
 from quire.server.http.json_response import READ_TIMEOUT_S
+from quire.server.wire.dialect import OPENAI, dialect_of
 from quire.server.wire.http_errors import (
-    ERROR_CODE,
-    detail_of,
     error_json,
     error_response,
     log_failure,
@@ -28,9 +27,6 @@ from quire.server.wire.http_errors import (
 logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 15.0
-_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-_DONE = b"data: [DONE]\n\n"
-_COMMENT = b": keep-alive\n\n"
 
 
 class EventStream(Response):
@@ -50,8 +46,9 @@ class EventStream(Response):
         keep_alive_s: float = KEEP_ALIVE_S,
         on_close: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(headers=_HEADERS)
+        super().__init__(headers={"cache-control": "no-cache"})
         del self.headers["content-length"]
+        self._format = OPENAI.stream
         self._events = events
         self._request_id = request_id
         self._keep_alive_s = keep_alive_s
@@ -67,6 +64,8 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events, until the last one or until the client disconnects."""
         self._exchange = exchange_of(scope)
+        self._format = dialect_of(scope["path"]).stream
+        self.headers["content-type"] = self._format.media_type
         self._last_sent_s = time.monotonic()
         self._look(send)
         try:
@@ -80,19 +79,18 @@ class EventStream(Response):
                 self._on_close()
 
     async def _pump(self, scope: Scope, receive: Receive, send: Send) -> None:
+        frame = self._format.frame
         try:
             async for event in self._events:
-                await self._write(send, b"data: %b\n\n" % event)
+                await self._write(send, frame(event))
         except ClientDisconnect:
             raise
         except Exception as error:  # noqa: BLE001 - the edge: every failure becomes a response
             if await self._sent_error_response(error, scope, receive, send):
                 return
             log_failure(error, self._request_id)
-            scope[ERROR_CODE] = detail_of(error).code
-            event = error_json(error, self._request_id)
-            await self._write(send, b"data: %b\n\n" % event)
-        await self._write(send, _DONE, is_last=True)
+            await self._write(send, frame(error_json(error, scope, self._request_id)))
+        await self._write(send, self._format.last, is_last=True)
 
     async def _sent_error_response(
         self, error: Exception, scope: Scope, receive: Receive, send: Send
@@ -111,7 +109,7 @@ class EventStream(Response):
         silence_s = time.monotonic() - self._last_sent_s
         if self._is_writing or self._is_finished:
             silence_s = 0.0
-        elif silence_s >= self._keep_alive_s:
+        elif silence_s >= self._keep_alive_s and self._format.keep_alive:
             self._comment = asyncio.create_task(self._write_comment(send))
             silence_s = 0.0
         delay_s = max(0.01, self._keep_alive_s - silence_s)
@@ -125,7 +123,7 @@ class EventStream(Response):
             await asyncio.gather(self._comment, return_exceptions=True)
 
     async def _write_comment(self, send: Send) -> None:
-        await self._write_piece(send, _COMMENT, is_last=False)
+        await self._write_piece(send, self._format.keep_alive, is_last=False)
         self._comment = None
 
     async def _write(self, send: Send, body: bytes, *, is_last: bool = False) -> None:

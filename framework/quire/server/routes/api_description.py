@@ -15,7 +15,7 @@ from quire.sampling_params import MAX_LOGITS_PROCESSORS
 from quire.server.http.entry_checks import OPEN_PATHS
 from quire.server.http.json_response import json_response
 from quire.server.routes.operation import Operation
-from quire.server.wire.http_errors import ErrorBody
+from quire.server.wire.dialect import ErrorBody
 
 OPENAPI_VERSION = "3.1.1"
 _REFERENCE = "#/components/schemas/{name}"

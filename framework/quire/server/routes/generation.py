@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -30,15 +30,15 @@ from quire.server.keys.cache_salts import combined_salt
 from quire.server.observe.observed_exchange import GENERATION
 from quire.server.routes.stream_interval import StreamInterval
 from quire.server.wire.bodies import Body, read_body
-from quire.server.wire.fields import sampler_values
+from quire.server.wire.fields import REFUSED, Refusal, sampler_values
 from quire.server.wire.finish_reason import finish_reason_of
 from quire.server.wire.params import response_id
-from quire.server.wire.protocol import CachedTokens, ChatBody, CompletionBody, SamplingBody, Usage
+from quire.server.wire.protocol import CachedTokens, QueuedBody, SamplingBody, Usage
 from quire.server.wire.sender import Sender
 
 LARGE = 1024  # tokens or candidates; more of them are processed in a thread
 
-B = TypeVar("B", CompletionBody, ChatBody)
+B = TypeVar("B", bound=QueuedBody)
 Part = TypeVar("Part", Delta, CompletionOutput)
 
 
@@ -62,6 +62,7 @@ async def respond(
     kind: type[B],
     unknown: UnknownFields,
     prepare: Callable[[Body[B], Sender, dict[str, Any]], Awaitable[PreparedRequest]],
+    refused: Mapping[str, Refusal] = REFUSED,
 ) -> Response:
     """Read a request, and respond in full or as a stream.
 
@@ -71,6 +72,7 @@ async def respond(
         kind: Struct of its body.
         unknown: What happens to fields that do not exist.
         prepare: Function that makes its run, from the body, its sender and the samplers' fields.
+        refused: Known fields of the route that are not supported.
     """
     sender = Sender.of(request.scope)
     limit = frontend.time_limit(sender.arrival_s)
@@ -82,7 +84,7 @@ async def respond(
     limit = limit_of(frontend, sender, body.typed)
     sender.account.check_model(body.typed.model or frontend.model_name)
     intake = frontend.intake
-    values = sampler_values(body, intake.extra_fields, intake.offered_fields, unknown)
+    values = sampler_values(body, intake.extra_fields, intake.offered_fields, unknown, refused)
     async with limit.hold():
         run = await prepare(body, sender, values)
     request.scope[GENERATION] = run.generation

@@ -12,9 +12,9 @@ from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.intake.time_limit import TimeLimit
 from quire.frontend.unknown_fields import UnknownFields
 from quire.server.http.json_response import EncodedResponse, json_of, json_response
-from quire.server.routes.chat_prompt import RENDERED, rendered_chat
+from quire.server.routes.chat.chat_prompt import RENDERED, rendered_chat
+from quire.server.routes.chat.tool_choice import checked_tools
 from quire.server.routes.models import check_model
-from quire.server.routes.tool_choice import checked_tools
 from quire.server.wire.bodies import Body, read_body
 from quire.server.wire.fields import check_declared
 from quire.server.wire.protocol import DetokenizeBody, TokenizeBody

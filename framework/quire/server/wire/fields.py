@@ -14,9 +14,9 @@ import msgspec
 from quire.errors import InvalidRequestError
 from quire.frontend.unknown_fields import UnknownFields
 from quire.server.wire.bodies import Body, S, objects_of
-from quire.server.wire.protocol import AcceptedFields, ChatBody, CompletionBody
+from quire.server.wire.protocol import AcceptedFields, ChatBody, CompletionBody, QueuedBody
 
-ACCEPTED = frozenset(AcceptedFields.__struct_fields__)
+ACCEPTED = frozenset(AcceptedFields.__struct_fields__) - {*QueuedBody.__struct_fields__}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,7 @@ def sampler_values(
     of_samplers: Collection[str],
     offered: Mapping[str, str],
     unknown: UnknownFields,
+    refused: Mapping[str, Refusal],
 ) -> dict[str, Any]:
     """Return the fields of a body that go to samplers, and check those that do not exist.
 
@@ -110,13 +111,14 @@ def sampler_values(
         of_samplers: Names of the fields that the samplers of this engine add.
         offered: Fields of installed samplers that are not in use -> how to use one.
         unknown: What happens to fields that do not exist.
+        refused: Known fields of the route that are not supported.
 
     Raises:
         InvalidRequestError: A field asks for something unsupported; `param` names it.
         UnknownFieldError: A field does not exist.
     """
     values = {}
-    for name in ACCEPTED.intersection(of_samplers):
+    for name in ACCEPTED.intersection(of_samplers, body.typed.__struct_fields__):
         if (value := getattr(body.typed, name)) is not None:  # a field of our own struct
             values[name] = value
     for name, value in body.undeclared.items():
@@ -124,8 +126,8 @@ def sampler_values(
             continue
         if name in of_samplers:
             values[name] = value
-        elif name in REFUSED:
-            _check_neutral(name, value)
+        elif name in refused:
+            _check_neutral(name, value, refused[name])
         elif name in offered:
             raise InvalidRequestError(
                 f"no sampler in use reads the field {name}; {offered[name]}", param=name
@@ -161,8 +163,8 @@ def _set(given: Mapping[str, Any]) -> list[str]:
     return [name for name, value in given.items() if value is not None]
 
 
-def _check_neutral(name: str, value: Any) -> None:
-    refusal, is_bool = REFUSED[name], isinstance(value, bool)
+def _check_neutral(name: str, value: Any, refusal: Refusal) -> None:
+    is_bool = isinstance(value, bool)
     if any(
         value == neutral and is_bool == isinstance(neutral, bool) for neutral in refusal.neutral
     ):

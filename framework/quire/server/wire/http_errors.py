@@ -1,5 +1,7 @@
 """Error responses: `{"error": {message, type, param, code}}` with a matching HTTP status.
 
+Families of routes of other APIs have the shape of those (`wire/dialect`).
+
 Messages of typed errors are written for the client and are sent unchanged. Any other exception is a
 bug in quire: the client gets a generic message with the request's id, the log gets the traceback.
 """
@@ -7,7 +9,6 @@ bug in quire: the client gets a generic message with the request's id, the log g
 import logging
 import re
 
-import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -22,6 +23,7 @@ from quire.errors import (
     RequestTimeoutError,
     UnknownModelError,
 )
+from quire.server.wire.dialect import ErrorDetail, dialect_of
 from quire.server.wire.retry_after import retry_headers
 
 logger = logging.getLogger(__name__)
@@ -32,21 +34,6 @@ _ADDRESS = re.compile(r"0x[0-9a-fA-F]{4,}")
 _PATH = re.compile(r"(?<![\w:/])(?:[A-Za-z]:\\|/)[^\s'\",;:()]*[/\\][^\s'\",;:()]*")
 _LONGEST_MESSAGE = 2000
 _CLIENT_LEFT = 499  # the status that proxies log
-
-
-class ErrorDetail(msgspec.Struct):
-    """The error fields that OpenAI's clients read."""
-
-    message: str
-    type: str
-    param: str | None = None
-    code: str | None = None
-
-
-class ErrorBody(msgspec.Struct):
-    """The body of every response that is not a success."""
-
-    error: ErrorDetail
 
 
 class HTTPError(RequestError):
@@ -144,24 +131,25 @@ class ErrorResponse(Response):
     """The response to a request that failed; it leaves the code of the error in the scope."""
 
     def __init__(self, error: Exception, request_id: str) -> None:
-        detail = detail_of(error, request_id)
-        self._code = detail.code
-        super().__init__(
-            msgspec.json.encode(ErrorBody(detail)),
-            status_of(error),
-            headers_of(error),
-            media_type="application/json",
-        )
+        super().__init__(None, status_of(error), headers_of(error), media_type="application/json")
+        self._error = error
+        self._request_id = request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response."""
-        scope[ERROR_CODE] = self._code
-        await super().__call__(scope, receive, send)
+        """Send the response, in the shape that the client of this route reads."""
+        body = error_json(self._error, scope, self._request_id)
+        whole = Response(body, self.status_code, headers_of(self._error), self.media_type)
+        await whole(scope, receive, send)
 
 
-def error_json(error: Exception, request_id: str = "") -> bytes:
-    """Return the body of an error; also the last event of a stream that breaks."""
-    return msgspec.json.encode(ErrorBody(detail_of(error, request_id)))
+def error_json(error: Exception, scope: Scope, request_id: str = "") -> bytes:
+    """Return the body of an error, and leave its code in the scope.
+
+    It is also the last event of a stream that breaks.
+    """
+    detail = detail_of(error, request_id)
+    scope[ERROR_CODE] = detail.code
+    return dialect_of(scope["path"]).error(detail, status_of(error), request_id)
 
 
 def log_failure(error: Exception, request_id: str) -> None:

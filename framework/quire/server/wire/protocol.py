@@ -26,7 +26,21 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     ] = None
 
 
-class AcceptedFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class QueuedBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A body whose request is queued in the engine; what the queue has to know of it."""
+
+    model: str | None = None
+    stream: bool | None = None
+    priority: int | None = None
+    timeout_s: float | None = None
+
+    @property
+    def completion_limit(self) -> int | None:
+        """Maximum number of tokens of a completion; None for the model's length."""
+        raise NotImplementedError
+
+
+class AcceptedFields(QueuedBody, kw_only=True):
     """Fields of OpenAI's and vLLM's clients that change no completion here."""
 
     user: Annotated[Any, Meta(description="No effect: clients are known by their key.")] = None
@@ -64,7 +78,6 @@ class AcceptedFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class SamplingBody(AcceptedFields, kw_only=True):
     """Fields common to both kinds of completions, named as in `SamplingParams`."""
 
-    model: str | None = None
     n: int | None = None
     best_of: int | None = None
     temperature: float | None = None
@@ -99,13 +112,10 @@ class SamplingBody(AcceptedFields, kw_only=True):
     cache_salt: str | None = None
     truncate_prompt_tokens: int | None = None  # -1: as many as the model takes
     truncation_side: str | None = None
-    priority: int | None = None
     request_id: str | None = None  # of the response only
-    timeout_s: float | None = None
     add_special_tokens: bool | None = None  # None: to texts, not to what a template writes
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    stream: bool | None = None
     stream_interval: int | None = None  # least number of tokens of an event
     stream_options: StreamOptions | None = None
 

@@ -16,7 +16,7 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
 def run(stream, wire):
-    return asyncio.wait_for(stream({"type": "http"}, wire.receive, wire.send), 10)
+    return asyncio.wait_for(stream({"type": "http", "path": "/"}, wire.receive, wire.send), 10)
 
 
 def test_events_are_data_lines_and_done_is_the_last():

@@ -41,7 +41,7 @@ def clock(monkeypatch):
 
 async def run(events, wire, **options):
     stream = EventStream(events, "req-1", **options)
-    await asyncio.wait_for(stream({"type": "http"}, wire.receive, wire.send), 10)
+    await asyncio.wait_for(stream({"type": "http", "path": "/"}, wire.receive, wire.send), 10)
     return wire
 
 
@@ -186,7 +186,7 @@ def test_a_stream_has_its_headers_and_no_length():
 
     stream = EventStream(events(), "req-1")
     wire = Wire()
-    asyncio.run(stream({"type": "http"}, wire.receive, wire.send))
+    asyncio.run(stream({"type": "http", "path": "/"}, wire.receive, wire.send))
     assert wire.headers == {
         "content-type": "text/event-stream; charset=utf-8",
         "cache-control": "no-cache",
@@ -208,7 +208,7 @@ def test_a_blocked_write_is_looked_at_no_more_often_than_a_silence_lasts():
         wire = Wire(num_read=1)  # nothing but the head
         asyncio.get_running_loop().call_later(40 * KEEP_ALIVE_S, wire.gone.set)
         stream = Counted(events(), "req-1", keep_alive_s=4 * KEEP_ALIVE_S)
-        await asyncio.wait_for(stream({"type": "http"}, wire.receive, wire.send), 10)
+        await asyncio.wait_for(stream({"type": "http", "path": "/"}, wire.receive, wire.send), 10)
 
     asyncio.run(main())
     assert 1 < len(looks) <= 12

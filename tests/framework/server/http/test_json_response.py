@@ -34,7 +34,7 @@ class Case:
         self.num_over += 1
 
     async def run(self):
-        call = self.response({"type": "http"}, self.wire.receive, self.wire.send)
+        call = self.response({"type": "http", "path": "/"}, self.wire.receive, self.wire.send)
         await asyncio.wait_for(call, 10)
 
 
@@ -95,7 +95,7 @@ def test_a_client_that_reads_nothing_is_taken_for_gone(monkeypatch):
         assert (len(case.wire.sent), case.num_over) == (2, 1)
         wire, over = Wire(num_read=3), []
         stream = EventStream(events(), "req-1", on_close=lambda: over.append(len(closed)))
-        await asyncio.wait_for(stream({"type": "http"}, wire.receive, wire.send), 10)
+        await asyncio.wait_for(stream({"type": "http", "path": "/"}, wire.receive, wire.send), 10)
         assert over == [1]  # and by then nothing makes events any more
 
     asyncio.run(main())

@@ -78,9 +78,11 @@ def test_a_message_is_cut_behind_so_many_characters(kind, length, shown):
 
 @pytest.mark.parametrize("kind", [InvalidRequestError, RequestFailedError])
 def test_a_lone_surrogate_becomes_a_mark(kind):
-    assert error_json(kind("odd \ud800 text")).startswith(b'{"error":{"message":"odd ? text"')
+    assert error_json(kind("odd \ud800 text"), {"path": "/"}).startswith(
+        b'{"error":{"message":"odd ? text"'
+    )
     wrapped = HTTPError(400, "odd \ud800 text", code="x")
-    assert b"odd ? text" in error_json(wrapped)
+    assert b"odd ? text" in error_json(wrapped, {"path": "/"})
 
 
 def test_every_error_of_a_request_has_the_field_and_the_code():

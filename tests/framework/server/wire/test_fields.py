@@ -25,7 +25,7 @@ BODIES = {ChatBody: {"messages": []}, CompletionBody: {"prompt": "x"}}
 
 def sort(fields, kind=CompletionBody, of_samplers=(), offered=(), unknown=None):
     body = decode(msgspec.json.encode(BODIES[kind] | fields), kind)
-    return sampler_values(body, of_samplers, dict(offered), unknown or UnknownFields())
+    return sampler_values(body, of_samplers, dict(offered), unknown or UnknownFields(), REFUSED)
 
 
 def classes_of(name, kind):

@@ -22,10 +22,12 @@ from quire.interfaces.tool_parsing import (
 from quire.outputs import CompletionOutput, Delta, Logprob
 from quire.sampling_params import SamplingParams
 from quire.server.http.logprob_budget import LogprobBudget
-from quire.server.routes.chat_completions import Chat, ChatOptions
-from quire.server.routes.chat_pieces import ChatPieces
+from quire.server.routes.chat.chat_turn import ChatTurn
+from quire.server.routes.chat.choice_events import ChoiceEvents
+from quire.server.routes.chat.tool_choice import ToolUse
 from quire.server.routes.generation import Generation
-from quire.server.routes.tool_choice import ToolUse
+from quire.server.routes.openai.chat_completions import Chat, ChatOptions
+from quire.server.routes.openai.chat_pieces import ChatPieces
 from quire.server.wire.protocol import ChatBody, ChatDelta
 from quire.server.wire.sender import Sender
 from quire_tool_parsers.hermes import HermesToolParser
@@ -50,7 +52,8 @@ def whole(tokenizer):
         )  # fmt: skip
         asyncio.run(generation.outputs())
         use = ToolUse([{}] if tools else [], None, allows_parallel)
-        chat = Chat(generation, use, 0, ChatOptions(), generation.envelope("chatcmpl"))
+        turn = ChatTurn(generation, use)
+        chat = Chat(generation, turn, 0, ChatOptions(), generation.envelope("chatcmpl"))
         output = CompletionOutput(index=0, text=text, token_ids=[], finish_reason=end, **fields)
         return json.loads(chat.whole([output]))["choices"][0]
 
@@ -66,7 +69,7 @@ def calls_of(choice):
 
 def streamed(text, size, allows_parallel):
     """Return the calls that a stream begins, and its finish reason."""
-    pieces = ChatPieces(CompletionParser(None, HermesToolParser()), allows_parallel)
+    pieces = ChatPieces(ChoiceEvents(CompletionParser(None, HermesToolParser()), allows_parallel))
     begun = []
     texts = [text[i : i + size] for i in range(0, len(text), size)]
     for i, piece in enumerate(texts, 1):
@@ -158,11 +161,11 @@ def take(pieces, text, end=None, stop=None):
 
 
 def make_pieces(allows_parallel=True):
-    return ChatPieces(CompletionParser(None, Letters()), allows_parallel)
+    return ChatPieces(ChoiceEvents(CompletionParser(None, Letters()), allows_parallel))
 
 
 def test_all_events_of_one_delta_are_one_piece(whole):
-    pieces = ChatPieces(CompletionParser(Words()), True)
+    pieces = ChatPieces(ChoiceEvents(CompletionParser(Words()), True))
     piece = take(pieces, "#a #b c d e")
     assert (piece.reasoning, piece.reasoning_content, piece.content) == ("ab", "ab", "cd")
     last = take(pieces, "", "length")  # what was held back comes with any end
@@ -189,7 +192,7 @@ def test_pieces_of_a_call_have_its_index_and_its_head_comes_once(whole):
 
 
 def test_without_a_parser_all_is_content():
-    pieces = ChatPieces(None, True)
+    pieces = ChatPieces(ChoiceEvents(None, True))
     assert take(pieces, "Ab.") == ChatDelta(content="Ab.")
     assert take(pieces, "") == ChatDelta()
     assert pieces.finish_reason is None
@@ -248,7 +251,9 @@ def test_no_two_calls_of_any_completions_have_one_id(whole):
     for _ in range(2):
         choice = whole(GOOD + LATER, tools=HermesToolParser)
         ids += [call["id"] for call in choice["message"]["tool_calls"]]
-        piece = take(ChatPieces(CompletionParser(None, HermesToolParser()), True), GOOD, "stop")
+        piece = take(
+            ChatPieces(ChoiceEvents(CompletionParser(None, HermesToolParser()), True)), GOOD, "stop"
+        )
         ids += [call.id for call in piece.tool_calls]
     assert len(set(ids)) == 6
     assert all(re.fullmatch("call_[0-9a-f]{24}", each) for each in ids)

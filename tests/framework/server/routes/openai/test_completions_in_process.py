@@ -14,7 +14,7 @@ from quire.frontend.text.tokenizer import Tokenizer
 from quire.server import app as app_module
 from quire.server.app import create_app
 from quire.server.http.logprob_budget import LogprobBudget
-from quire.server.routes.completions import split_prompts
+from quire.server.routes.openai.completions import split_prompts
 from quire.server.wire.bodies import LARGE_BYTES
 
 PATH = "/v1/completions"

@@ -7,7 +7,7 @@ from tokenizers import decoders, models
 from quire.frontend.intake.prompt import EncodedPrompt
 from quire.frontend.text.tokenizer import FastBackend, Tokenizer
 from quire.outputs import Logprob
-from quire.server.routes.echo import Echo
+from quire.server.routes.openai.echo import Echo
 from quire.server.wire.openai_logprobs import TokenSpelling
 
 NAMES = ("<s>", "▁one", "▁two", "▁three", "é", *(f"<0x{byte:02X}>" for byte in range(256)))

@@ -5,8 +5,8 @@ from msgspec import UNSET
 
 from quire.frontend.intake.prompt import EncodedPrompt
 from quire.outputs import CompletionOutput, Delta, PromptLogprobs
-from quire.server.routes.echo import Echo
 from quire.server.routes.generation import Generation
+from quire.server.routes.openai.echo import Echo
 from quire.server.wire.finish_reason import finish_reason_of
 from quire.server.wire.openai_logprobs import TokenSpelling, completion_logprobs, joined
 from quire.server.wire.protocol import CompletionChoice, CompletionLogprobs, FinishReason

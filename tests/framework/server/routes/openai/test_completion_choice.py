@@ -10,11 +10,11 @@ from quire.frontend.intake.prompt import EncodedPrompt
 from quire.outputs import CompletionOutput, Delta, Logprob
 from quire.sampling_params import SamplingParams
 from quire.server.http.logprob_budget import LogprobBudget
-from quire.server.routes.completion_choice import (
+from quire.server.routes.generation import Generation
+from quire.server.routes.openai.completion_choice import (
     CompletionChoiceBuilder,
     ResponseOptions,
 )
-from quire.server.routes.generation import Generation
 from quire.server.wire.protocol import CompletionChoice, SamplingBody
 from quire.server.wire.sender import Sender
 

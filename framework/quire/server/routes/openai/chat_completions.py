@@ -1,7 +1,7 @@
 """POST /v1/chat/completions: render, generate, parse, and respond in full or as a stream."""
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,21 +10,15 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.errors import InvalidRequestError
-from quire.frontend.async_frontend import AsyncFrontend
-from quire.frontend.chat.completion_parser import CompletionParser, ParsedCompletion
-from quire.frontend.unknown_fields import UnknownFields
 from quire.outputs import CompletionOutput, PromptLogprobs
 from quire.server.http.json_response import in_thread_if, json_of
-from quire.server.http.logprob_budget import LogprobBudget
-from quire.server.routes.chat_pieces import ChatPieces, new_call_id
-from quire.server.routes.chat_prompt import RENDERED, rendered_chat
+from quire.server.routes.chat.chat_turn import ChatTurn, ChatTurns
 from quire.server.routes.generation import Generation, respond
-from quire.server.routes.tool_choice import NO_TOOLS, ToolUse, tool_use
+from quire.server.routes.openai.chat_pieces import ChatPieces, new_call_id
 from quire.server.wire.bodies import Body
 from quire.server.wire.finish_reason import finish_reason_of
 from quire.server.wire.openai_logprobs import Positions, TokenSpelling, chat_logprobs
-from quire.server.wire.params import StreamUsage, prompt_options, sampling_params, stream_usage
+from quire.server.wire.params import StreamUsage, stream_usage
 from quire.server.wire.protocol import (
     ChatBody,
     ChatChoice,
@@ -46,91 +40,30 @@ _EMPTY = ChatDelta()
 class ChatRoute:
     """Endpoint of /v1/chat/completions."""
 
-    def __init__(
-        self, frontend: AsyncFrontend, budget: LogprobBudget, unknown: UnknownFields
-    ) -> None:
-        self._frontend = frontend
-        self._budget = budget
-        self._unknown = unknown
+    def __init__(self, turns: ChatTurns) -> None:
+        self._turns = turns
 
     async def create(self, request: Request) -> Response:
         """Return the response to a conversation, in full or as a stream."""
-        return await respond(request, self._frontend, ChatBody, self._unknown, self._prepare)
+        turns = self._turns
+        return await respond(request, turns.frontend, ChatBody, turns.unknown, self._prepare)
 
     async def _prepare(
         self, body: Body[ChatBody], sender: Sender, extra_args: dict[str, Any]
     ) -> "Chat":
-        typed = body.typed
-        adapter = self._frontend.resolve_adapter(typed.model)
-        tools = self._tools(typed)
-        with _limit_as_sent(typed):
-            params = sampling_params(
-                typed,
-                max_tokens=typed.completion_limit,
-                logprobs=_num_logprobs(typed),
-                prompt_logprobs=typed.prompt_logprobs,
-                extra_args=extra_args,
-                unknown=self._unknown,
-                forced_call=tools.constraint,
-                strict_calls=tools.strict_calls,
-            )
-        render = partial(rendered_chat, self._frontend, typed, tools.tools, self._unknown)
-        rendered = await self._frontend.lanes.run(body.num_bytes // RENDERED, render)
-        prompt = rendered.as_prompt(add_special_tokens=bool(typed.add_special_tokens))
-        prompts = [prompt | prompt_options(typed)]
-        generation = Generation(
-            self._frontend, self._budget, prompts, params, adapter, typed, sender
-        )
+        turn, typed = await self._turns.prepare(body, sender, extra_args), body.typed
         return Chat(
-            generation,
-            tools,
-            generation.num_top_logprobs or 0,
+            turn.generation,
+            turn,
+            turn.generation.num_top_logprobs or 0,
             ChatOptions(
                 stream_usage(typed),
                 bool(typed.return_token_ids),
                 bool(typed.return_tokens_as_token_ids),
                 typed.include_reasoning is not False,
             ),
-            generation.envelope("chatcmpl"),
+            turn.generation.envelope("chatcmpl"),
         )
-
-    def _tools(self, body: ChatBody) -> ToolUse:
-        if not body.tools and not body.tool_choice:
-            return NO_TOOLS
-        tools = tool_use(body, self._frontend, self._unknown)
-        if tools.tools and not self._frontend.completion_parsers.reads_calls:
-            raise InvalidRequestError(
-                "this model has no tool-call parser, so its calls could not be read; start the "
-                "server with --tool-call-parser NAME, or send tool_choice none",
-                param="tools",
-            )
-        return tools
-
-
-@contextmanager
-def _limit_as_sent(body: ChatBody) -> Iterator[None]:
-    """Name the limit of a completion in errors as the client has sent it."""
-    try:
-        yield
-    except InvalidRequestError as error:
-        sent = "max_completion_tokens"
-        if error.param != "max_tokens" or body.max_completion_tokens is None:
-            raise
-        raise InvalidRequestError(str(error).replace("max_tokens", sent, 1), param=sent) from None
-
-
-def _num_logprobs(body: ChatBody) -> int | None:
-    """Return the number of candidates per position; None for no log probabilities.
-
-    Raises:
-        InvalidRequestError: Candidates are asked for without `logprobs`.
-    """
-    if body.logprobs:
-        return body.top_logprobs or 0
-    for name in ("top_logprobs", "logprob_token_ids"):
-        if getattr(body, name):
-            raise InvalidRequestError(f"{name} needs logprobs: true", param=name)
-    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +88,7 @@ class Chat:
     """One chat request, ready to run."""
 
     generation: Generation
-    tools: ToolUse
+    turn: ChatTurn
     num_top_logprobs: int
     options: ChatOptions
     envelope: dict[str, Any]
@@ -173,11 +106,7 @@ class Chat:
 
     async def events(self) -> AsyncGenerator[bytes]:
         """Generate; yield the chunks of a stream as JSON."""
-        indexes = range(self.generation.num_choices)
-        pieces = [
-            ChatPieces(self._parser(), self.tools.allows_parallel, self.options.reasoning)
-            for _ in indexes
-        ]
+        pieces = [ChatPieces(events, self.options.reasoning) for events in self.turn.events()]
         role_sent = [False] * len(pieces)
         async with aclosing(self.generation.deltas()) as deltas:
             async for index, delta in deltas:
@@ -207,8 +136,8 @@ class Chat:
             yield self._chunk(usage=self.generation.usage())
 
     def _choice(self, index: int, output: CompletionOutput) -> ChatChoice:
-        parsed = self._parsed(output.text)
-        calls = parsed.calls if self.tools.allows_parallel else parsed.calls[:1]
+        parsed = self.turn.parsed(output)
+        calls = parsed.calls
         message = ChatMessage(content=parsed.text or (None if calls else ""))
         if parsed.reasoning is not None and self.options.reasoning:
             message.reasoning = message.reasoning_content = parsed.reasoning
@@ -226,17 +155,6 @@ class Chat:
 
     def _prompt_token_ids(self) -> list[int] | UnsetType:
         return self.generation.encoded[0].token_ids if self.options.token_ids else UNSET
-
-    def _parsed(self, text: str) -> ParsedCompletion:
-        parser = self._parser()
-        return ParsedCompletion(text, None, ()) if parser is None else parser.read_whole(text)
-
-    def _parser(self) -> CompletionParser | None:
-        """Return a new parser; None if a completion is text and nothing else."""
-        parsers, with_tools = self.generation.frontend.completion_parsers, bool(self.tools.tools)
-        if not (with_tools or parsers.reads_reasoning):
-            return None
-        return parsers(self.generation.prompts[0]["prompt"], with_tools=with_tools)
 
     def _logprobs(self, rows: Positions | None) -> ChatLogprobs | None:
         if rows is None:

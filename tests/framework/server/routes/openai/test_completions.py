@@ -12,8 +12,8 @@ from quire.frontend.intake.prompt import EncodedPrompt
 from quire.outputs import Logprob
 from quire.sampling_params import SamplingParams
 from quire.server.http.logprob_budget import LogprobBudget
-from quire.server.routes.echo import Echo
 from quire.server.routes.generation import Generation
+from quire.server.routes.openai.echo import Echo
 from quire.server.wire.openai_logprobs import TokenSpelling
 from quire.server.wire.protocol import SamplingBody
 from quire.server.wire.sender import Sender

@@ -9,7 +9,7 @@ from server_parts import SOURCE, BracketParser, Texts, make_frontend
 from quire.errors import InvalidRequestError, UnknownFieldError
 from quire.frontend.chat.completion_parser import CompletionParsers, ParserChoice
 from quire.frontend.unknown_fields import UnknownFields
-from quire.server.routes.tool_choice import MAX_TOOLS, ToolUse, tool_use
+from quire.server.routes.chat.tool_choice import MAX_TOOLS, ToolUse, tool_use
 from quire.server.wire.protocol import ChatBody
 
 

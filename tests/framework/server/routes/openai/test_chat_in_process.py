@@ -347,7 +347,7 @@ def test_chats_and_completions_have_one_budget(frontend, core, monkeypatch):
         return made[-1]
 
     monkeypatch.setattr(app_module.LogprobBudget, "share", small)
-    monkeypatch.setattr("quire.server.routes.chat_completions.LogprobBudget", small)
+    monkeypatch.setattr("quire.server.routes.chat.chat_turn.LogprobBudget", small)
     app = create_app(frontend, ServerSettings(), list)
 
     async def main():

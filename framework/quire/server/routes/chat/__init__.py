@@ -1,0 +1,1 @@
+"""What all APIs with conversations share: the prompt, the tools, and the parsed completion."""

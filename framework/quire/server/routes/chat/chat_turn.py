@@ -1,0 +1,151 @@
+"""One turn of a conversation: what a route makes of it, whatever API the client speaks.
+
+The routes of the other APIs translate their bodies to a `ChatBody`, so that there is one way from
+messages to a prompt, from tools to a constraint, and from a completion to its parts.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from quire.errors import InvalidRequestError
+from quire.frontend.async_frontend import AsyncFrontend
+from quire.frontend.chat.completion_parser import CompletionParser, ParsedCompletion
+from quire.frontend.unknown_fields import UnknownFields
+from quire.outputs import CompletionOutput
+from quire.server.http.logprob_budget import LogprobBudget
+from quire.server.routes.chat.chat_prompt import RENDERED, rendered_chat
+from quire.server.routes.chat.choice_events import ChoiceEvents
+from quire.server.routes.chat.tool_choice import NO_TOOLS, ToolUse, tool_use
+from quire.server.routes.generation import Generation
+from quire.server.wire.bodies import Body
+from quire.server.wire.params import prompt_options, sampling_params
+from quire.server.wire.protocol import ChatBody
+from quire.server.wire.sender import Sender
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTurn:
+    """A turn of the assistant, ready to be generated.
+
+    Attributes:
+        generation: Its completions.
+        tools: Tools that it may call.
+    """
+
+    generation: Generation
+    tools: ToolUse
+
+    def events(self) -> list[ChoiceEvents]:
+        """Return the events of each choice, for a stream."""
+        return [
+            ChoiceEvents(self._parser(), self.tools.allows_parallel)
+            for _ in range(self.generation.num_choices)
+        ]
+
+    def parsed(self, output: CompletionOutput) -> ParsedCompletion:
+        """Return the parts of a whole completion."""
+        parser = self._parser()
+        if parser is None:
+            return ParsedCompletion(output.text, None, ())
+        parsed = parser.read_whole(output.text)
+        if self.tools.allows_parallel or len(parsed.calls) < 2:
+            return parsed
+        return ParsedCompletion(parsed.text, parsed.reasoning, parsed.calls[:1])
+
+    def _parser(self) -> CompletionParser | None:
+        """Return a new parser; None if a completion is text and nothing else."""
+        parsers, with_tools = self.generation.frontend.completion_parsers, bool(self.tools.tools)
+        if not (with_tools or parsers.reads_reasoning):
+            return None
+        return parsers(self.generation.prompts[0]["prompt"], with_tools=with_tools)
+
+
+class ChatTurns:
+    """Prepares turns.
+
+    Args:
+        frontend: Frontend that serves them.
+        budget: Budget of log probabilities.
+        unknown: What happens to fields that do not exist.
+    """
+
+    def __init__(
+        self, frontend: AsyncFrontend, budget: LogprobBudget, unknown: UnknownFields
+    ) -> None:
+        self.frontend = frontend
+        self.unknown = unknown
+        self._budget = budget
+
+    async def prepare(
+        self, body: Body[ChatBody], sender: Sender, extra_args: dict[str, Any]
+    ) -> ChatTurn:
+        """Render the messages and check all else; raises a `RequestError` if anything is wrong.
+
+        Args:
+            body: Body of the request, or what it was translated to.
+            sender: Client that sent the request.
+            extra_args: Fields for the samplers.
+        """
+        typed = body.typed
+        adapter = self.frontend.resolve_adapter(typed.model)
+        tools = self._tools(typed)
+        with _limit_as_sent(typed):
+            params = sampling_params(
+                typed,
+                max_tokens=typed.completion_limit,
+                logprobs=_num_logprobs(typed),
+                prompt_logprobs=typed.prompt_logprobs,
+                extra_args=extra_args,
+                unknown=self.unknown,
+                forced_call=tools.constraint,
+                strict_calls=tools.strict_calls,
+            )
+        render = partial(rendered_chat, self.frontend, typed, tools.tools, self.unknown)
+        rendered = await self.frontend.lanes.run(body.num_bytes // RENDERED, render)
+        prompt = rendered.as_prompt(add_special_tokens=bool(typed.add_special_tokens))
+        prompts = [prompt | prompt_options(typed)]
+        generation = Generation(
+            self.frontend, self._budget, prompts, params, adapter, typed, sender
+        )
+        return ChatTurn(generation, tools)
+
+    def _tools(self, body: ChatBody) -> ToolUse:
+        if not body.tools and not body.tool_choice:
+            return NO_TOOLS
+        tools = tool_use(body, self.frontend, self.unknown)
+        if tools.tools and not self.frontend.completion_parsers.reads_calls:
+            raise InvalidRequestError(
+                "this model has no tool-call parser, so its calls could not be read; start the "
+                "server with --tool-call-parser NAME, or send tool_choice none",
+                param="tools",
+            )
+        return tools
+
+
+@contextmanager
+def _limit_as_sent(body: ChatBody) -> Iterator[None]:
+    """Name the limit of a completion in errors as the client has sent it."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        sent = "max_completion_tokens"
+        if error.param != "max_tokens" or body.max_completion_tokens is None:
+            raise
+        raise InvalidRequestError(str(error).replace("max_tokens", sent, 1), param=sent) from None
+
+
+def _num_logprobs(body: ChatBody) -> int | None:
+    """Return the number of candidates per position; None for no log probabilities.
+
+    Raises:
+        InvalidRequestError: Candidates are asked for without `logprobs`.
+    """
+    if body.logprobs:
+        return body.top_logprobs or 0
+    for name in ("top_logprobs", "logprob_token_ids"):
+        if getattr(body, name):
+            raise InvalidRequestError(f"{name} needs logprobs: true", param=name)
+    return None

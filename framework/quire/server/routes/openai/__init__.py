@@ -1,0 +1,1 @@
+"""OpenAI's completions, with and without a chat."""
