@@ -20,6 +20,7 @@
   + NativeUnavailableError      compiled CPU kernels are not available on this machine
   + CollectiveError             a collective between ranks cannot complete
   + BenchmarkError              a benchmark cannot be measured
+  + BatchFileError              a file of requests, or that of their results, cannot be used
   + EngineDeadError             the engine stopped; no more requests can be served
   + StepFailedError             a step failed in one of several workers
   + RequestError                one request is invalid or failed; others are not affected
@@ -188,6 +189,12 @@ class BenchmarkError(QuireError):
     """A benchmark cannot be measured; the message says why."""
 
     code = "benchmark_failed"
+
+
+class BatchFileError(QuireError):
+    """A file of requests, or the file of their results, cannot be used as it is."""
+
+    code = "batch_file_refused"
 
 
 class EngineDeadError(QuireError):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
+from types import ModuleType
 
 from quire.cli.command_parser import CommandParser
 from quire.cli.log_flags import LogFlags, add_log_flags
@@ -40,6 +41,9 @@ COMMANDS = {
     "run": Command("complete a prompt on the command line", log_level=logging.WARNING),
     "chat": Command("talk to a model in the terminal", log_level=logging.WARNING),
     "serve": Command("serve a model over HTTP, with OpenAI's routes"),
+    "run-batch": Command(
+        "compute a file of requests, as OpenAI's Batch API does", log_level=logging.WARNING
+    ),
     "explain": Command(
         "show which plugin would serve each part of a model, and why", log_level=logging.WARNING
     ),
@@ -149,7 +153,7 @@ def parser_of(path: Sequence[str]) -> CommandParser:
     command = COMMANDS[path[0]]
     summary = command.actions[path[1]] if len(path) > 1 else command.summary
     parser = CommandParser(path, summary)
-    import_module(f"quire.cli.{path[0]}").add_arguments(parser)
+    _module_of(path).add_arguments(parser)
     add_log_flags(parser)
     return parser
 
@@ -177,7 +181,11 @@ def _run(path: Sequence[str], command: Command, arguments: argparse.Namespace) -
     flags = LogFlags.of(arguments, command.log_level)
     trace_calls_if_asked()
     with log_to_stderr(flags.level):
-        return int(import_module(f"quire.cli.{path[0]}").run(arguments))
+        return int(_module_of(path).run(arguments))
+
+
+def _module_of(path: Sequence[str]) -> ModuleType:
+    return import_module(f"quire.cli.{path[0].replace('-', '_')}")
 
 
 def _overview(prog: str, word: str, about: str, names: Mapping[str, str]) -> str:

@@ -111,6 +111,14 @@ def add_options(parser: argparse.ArgumentParser, groups: Iterable[str]) -> None:
     parser.add_argument("--config", metavar="FILE", help="a YAML file whose keys are long flags")
 
 
+def add_named_options(parser: argparse.ArgumentParser, title: str, names: Iterable[str]) -> None:
+    """Add a flag for some options of other groups, under a title; see `add_options`."""
+    section = parser.add_argument_group(title)
+    options = {option.name: option for option in all_options()}
+    for name in names:
+        _add_flag(section, options[name])
+
+
 def group_title(group: str) -> str:
     """Return the heading of a group of settings: the first line of its docstring."""
     return (inspect.getdoc(GROUPS[group]) or group).splitlines()[0].rstrip(".")

@@ -9,7 +9,6 @@ prompt_reader   tokens of a request's prompt, for the router
 prefix_router   Serve's request router, which chooses the replica of a request
 cache_report    changes of a replica's prefix cache, for the routers
 serve_routing   placement on replicas that come and go, without Ray
-asgi_call       an HTTP request as a call of an ASGI application in another process
 """
 
 from importlib import import_module

@@ -15,7 +15,7 @@ import msgspec
 from processes import workers_of
 
 from quire.errors import EngineDeadError
-from quire.ray.asgi_call import HTTPCall, ResponseStart
+from quire.server.asgi_call import HTTPCall, ResponseStart
 from quire.ray.engine_replica import EngineReplica
 from quire.ray.serve_routing import ReplicaFacts, ReplicaLoad
 

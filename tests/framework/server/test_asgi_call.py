@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
-from quire.ray.asgi_call import HTTPCall, ResponseStart, respond
+from quire.server.asgi_call import HTTPCall, ResponseStart, respond
 
 HEADERS = [(b"content-type", b"application/json"), (b"x-one", b"1"), (b"x-one", b"2")]
 
