@@ -21,12 +21,12 @@ from quire.errors import EngineDeadError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.launch.engine import Engine, start_engine
 from quire.plugins.report import plugins_report
-from quire.server import asgi_call
-from quire.server.asgi_call import HTTPCall
 from quire.ray.cache_report import CacheReport
 from quire.ray.serve_arguments import read_arguments
 from quire.ray.serve_routing import ReplicaFacts, ReplicaLoad
+from quire.server import asgi_call
 from quire.server.app import control_operations, create_unguarded_app
+from quire.server.asgi_call import HTTPCall
 from quire.server.http.lifecycle import Lifecycle
 from quire.server.stats_log import log_stats
 

@@ -18,9 +18,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.config import ServerSettings
 from quire.errors import EngineDeadError, ReplicaDeadError, SettingsError
-from quire.server.asgi_call import HTTPCall, ResponseStart
 from quire.ray.prompt_reader import PromptReader
 from quire.ray.serve_arguments import read_arguments
+from quire.server.asgi_call import HTTPCall, ResponseStart
 from quire.server.http.disconnect import run_while_connected
 from quire.server.http.guard import Guard
 from quire.server.http.lifecycle import Lifecycle

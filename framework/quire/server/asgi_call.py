@@ -1,6 +1,7 @@
 """An HTTP request as a call of an ASGI application without a connection; its response as bytes.
 
-The caller may be in another process, as under Ray Serve, or have a file of requests. The first item of a response is a `ResponseStart` as msgpack, the others are pieces of the body.
+The caller may be in another process, as under Ray Serve, or have a file of requests. The first item
+of a response is a `ResponseStart` as msgpack, the others are pieces of the body.
 """
 
 import asyncio
