@@ -16,7 +16,7 @@ from quire.server.routes.chat.chat_prompt import RENDERED, rendered_chat
 from quire.server.routes.chat.tool_choice import checked_tools
 from quire.server.routes.models import check_model
 from quire.server.wire.bodies import Body, read_body
-from quire.server.wire.fields import check_declared
+from quire.server.wire.fields import REFUSED_IN_TOKENIZE, check_declared
 from quire.server.wire.protocol import DetokenizeBody, TokenizeBody
 from quire.server.wire.sender import Sender
 
@@ -52,7 +52,7 @@ class TokenRoutes:
     async def tokenize(self, request: Request) -> Response:
         """Return the token ids of a text, or of a conversation."""
         body = await read_body(request, TokenizeBody)
-        check_declared(body, self._unknown)
+        check_declared(body, self._unknown, REFUSED_IN_TOKENIZE)
         check_model(request, self._frontend, body.typed.model)
         _check_kind(body.typed)
         limit = self._frontend.time_limit(Sender.of(request.scope).arrival_s)

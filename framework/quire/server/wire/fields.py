@@ -91,6 +91,8 @@ REFUSED: dict[str, Refusal] = {
         "send dry_multiplier, which penalizes repetitions of any length", (0,)
     ),
 }
+OF_TEMPLATES = ("chat_template", "mm_processor_kwargs", "media_io_kwargs")
+REFUSED_IN_TOKENIZE = {name: REFUSED[name] for name in OF_TEMPLATES}
 _BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/chat/completions": ChatBody,
     "/v1/completions": CompletionBody,
@@ -139,13 +141,25 @@ def sampler_values(
     return values
 
 
-def check_declared(body: Body[S], unknown: UnknownFields) -> None:
+def check_declared(
+    body: Body[S], unknown: UnknownFields, refused: Mapping[str, Refusal] | None = None
+) -> None:
     """Check that a body has only the fields of its struct; null asks for nothing.
 
+    Args:
+        body: Body of a request.
+        unknown: What happens to fields that do not exist.
+        refused: Known fields of the route that are not supported.
+
     Raises:
+        InvalidRequestError: A field asks for something unsupported; `param` names it.
         UnknownFieldError: A field does not exist.
     """
-    unknown.check(_set(body.undeclared), body.typed.__struct_fields__)
+    refused = refused or {}
+    given = _set(body.undeclared)
+    for name in refused.keys() & given:
+        _check_neutral(name, body.undeclared[name], refused[name])
+    unknown.check((n for n in given if n not in refused), body.typed.__struct_fields__)
     check_objects(body, unknown)
 
 

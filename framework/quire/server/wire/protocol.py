@@ -16,23 +16,38 @@ from quire.outputs import PromptLogprobs
 FinishReason = Literal["stop", "length", "repetition", "tool_calls"]
 
 
+NO_EFFECT = "No effect: "  # beginning of the description of a field that changes nothing
+
+
+def about(text: str) -> Meta:
+    """Return the description of a field, for /openapi.json and docs/fields.md."""
+    return Meta(description=text)
+
+
+def no_effect(reason: str) -> Meta:
+    """Return the description of a field that clients may send and that changes nothing."""
+    return Meta(description=NO_EFFECT + reason)
+
+
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """Options of a stream."""
 
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-    include_obfuscation: Annotated[
-        bool | None, Meta(description="No effect: events have no padding.")
+    include_usage: Annotated[bool | None, about("Whether a last event has the usage.")] = None
+    continuous_usage_stats: Annotated[
+        bool | None, about("Whether all events have the usage so far.")
     ] = None
+    include_obfuscation: Annotated[bool | None, no_effect("events have no padding.")] = None
 
 
 class QueuedBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A body whose request is queued in the engine; what the queue has to know of it."""
 
-    model: str | None = None
-    stream: bool | None = None
-    priority: int | None = None
-    timeout_s: float | None = None
+    model: Annotated[str | None, about("The model or an adapter.")] = None
+    stream: Annotated[bool | None, about("Send the answer as a stream of events.")] = None
+    priority: Annotated[int | None, about("Smaller goes first, if the policy reads it.")] = None
+    timeout_s: Annotated[
+        float | None, about("Seconds from its arrival after which the request ends with an error.")
+    ] = None
 
     @property
     def completion_limit(self) -> int | None:
@@ -43,80 +58,136 @@ class QueuedBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class AcceptedFields(QueuedBody, kw_only=True):
     """Fields of OpenAI's and vLLM's clients that change no completion here."""
 
-    user: Annotated[Any, Meta(description="No effect: clients are known by their key.")] = None
-    safety_identifier: Annotated[
-        Any, Meta(description="No effect: clients are known by their key.")
-    ] = None
-    session_id: Annotated[
-        Any, Meta(description="No effect: requests of a session share nothing but prefixes.")
-    ] = None
-    metadata: Annotated[Any, Meta(description="No effect: completions are not stored.")] = None
-    store: Annotated[Any, Meta(description="No effect: completions are not stored.")] = None
-    service_tier: Annotated[
-        Any, Meta(description="No effect: there is one tier; priority orders requests.")
-    ] = None
-    prediction: Annotated[
-        Any, Meta(description="No effect: the completion is the one without it.")
-    ] = None
+    user: Annotated[Any, no_effect("clients are known by their key.")] = None
+    safety_identifier: Annotated[Any, no_effect("clients are known by their key.")] = None
+    session_id: Annotated[Any, no_effect("requests of a session share nothing but prefixes.")] = (
+        None
+    )
+    metadata: Annotated[Any, no_effect("completions are not stored.")] = None
+    store: Annotated[Any, no_effect("completions are not stored.")] = None
+    service_tier: Annotated[Any, no_effect("there is one tier; priority orders requests.")] = None
+    prediction: Annotated[Any, no_effect("the completion is the one without it.")] = None
     prompt_cache_key: Annotated[
-        Any, Meta(description="No effect: equal prefixes are shared; cache_salt separates them.")
+        Any, no_effect("equal prefixes are shared; cache_salt separates them.")
     ] = None
     prompt_cache_options: Annotated[
-        Any, Meta(description="No effect: equal prefixes are shared; cache_salt separates them.")
+        Any, no_effect("equal prefixes are shared; cache_salt separates them.")
     ] = None
     prompt_cache_retention: Annotated[
-        Any, Meta(description="No effect: the least recently used blocks are replaced first.")
+        Any, no_effect("the least recently used blocks are replaced first.")
     ] = None
-    verbosity: Annotated[
-        Any, Meta(description="No effect: templates get variables by chat_template_kwargs.")
-    ] = None
+    verbosity: Annotated[Any, no_effect("templates get variables by chat_template_kwargs.")] = None
     spaces_between_special_tokens: Annotated[
-        Any, Meta(description="No effect: special tokens are shown as the tokenizer writes them.")
+        Any, no_effect("special tokens are shown as the tokenizer writes them.")
     ] = None
 
 
 class SamplingBody(AcceptedFields, kw_only=True):
     """Fields common to both kinds of completions, named as in `SamplingParams`."""
 
-    n: int | None = None
-    best_of: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    seed: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    stop: str | list[str] | None = None
-    stop_regex: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    structured_outputs: dict[str, Any] | None = None  # a StructuredOutputsParams
-    response_format: dict[str, Any] | None = None
-    thinking_token_budget: int | None = None
-    repetition_detection: dict[str, Any] | None = None  # RepetitionDetectionParams
-    logits_processors: list[Any] | None = None  # names; what else it has is refused by name
-    prompt_logprobs: int | None = None
-    logprob_token_ids: list[int] | None = None
-    use_beam_search: bool | None = None  # with n beams
-    length_penalty: float | None = None
-    early_stopping: bool | str | None = None
-    cache_salt: str | None = None
-    truncate_prompt_tokens: int | None = None  # -1: as many as the model takes
-    truncation_side: str | None = None
-    request_id: str | None = None  # of the response only
-    add_special_tokens: bool | None = None  # None: to texts, not to what a template writes
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
-    stream_interval: int | None = None  # least number of tokens of an event
+    n: Annotated[int | None, about("Number of choices of each prompt, up to 128.")] = None
+    best_of: Annotated[
+        int | None, about("Number of completions, of which the best n are returned.")
+    ] = None
+    temperature: Annotated[
+        float | None, about("Randomness of sampling; 0 takes the most likely token.")
+    ] = None
+    top_p: Annotated[
+        float | None, about("Probability of the most likely tokens that are kept.")
+    ] = None
+    top_k: Annotated[int | None, about("Number of most likely tokens that are kept.")] = None
+    min_p: Annotated[
+        float | None, about("Least probability of a token, as a fraction of the largest.")
+    ] = None
+    presence_penalty: Annotated[
+        float | None, about("Penalty of tokens that the completion has.")
+    ] = None
+    frequency_penalty: Annotated[
+        float | None, about("Penalty of a token for each time that the completion has it.")
+    ] = None
+    repetition_penalty: Annotated[
+        float | None, about("Divisor of the logits of tokens that were there.")
+    ] = None
+    logit_bias: Annotated[
+        dict[str, float] | None, about("Token ids and what is added to their logits.")
+    ] = None
+    allowed_token_ids: Annotated[
+        list[int] | None, about("The only token ids that may be sampled.")
+    ] = None
+    bad_words: Annotated[list[str] | None, about("Texts that the completion does not have.")] = None
+    seed: Annotated[
+        int | None, about("Seed of sampling; the same one gives the same completion.")
+    ] = None
+    max_tokens: Annotated[int | None, about("Largest number of tokens of a completion.")] = None
+    min_tokens: Annotated[
+        int | None, about("Number of tokens before which nothing ends a completion.")
+    ] = None
+    stop: Annotated[str | list[str] | None, about("Up to 16 strings that end a completion.")] = None
+    stop_regex: Annotated[
+        str | list[str] | None, about("Up to 4 regular expressions that end a completion.")
+    ] = None
+    stop_token_ids: Annotated[list[int] | None, about("Token ids that end a completion.")] = None
+    include_stop_str_in_output: Annotated[
+        bool | None, about("Whether the text has the stop string.")
+    ] = None
+    ignore_eos: Annotated[
+        bool | None, about("Whether a completion goes on after the end-of-text token.")
+    ] = None
+    skip_special_tokens: Annotated[
+        bool | None, about("Whether special tokens are left out of the text.")
+    ] = None
+    structured_outputs: Annotated[
+        dict[str, Any] | None, about("A constraint: a schema, regex, grammar, choices or tags.")
+    ] = None  # StructuredOutputsParams
+    response_format: Annotated[
+        dict[str, Any] | None, about("A constraint of the completion, in OpenAI's form.")
+    ] = None
+    thinking_token_budget: Annotated[int | None, about("Largest number of tokens of thinking.")] = (
+        None
+    )
+    repetition_detection: Annotated[
+        dict[str, Any] | None, about("Patterns that end a completion if they are repeated.")
+    ] = None  # RepetitionDetectionParams
+    logits_processors: Annotated[
+        list[Any] | None, about("Names of logits processors that run if named.")
+    ] = None
+    prompt_logprobs: Annotated[
+        int | None, about("Number of candidates with log probabilities, in the prompt.")
+    ] = None
+    logprob_token_ids: Annotated[
+        list[int] | None, about("Token ids that have log probabilities in place of the likeliest.")
+    ] = None
+    use_beam_search: Annotated[bool | None, about("Search with n beams instead of sampling.")] = (
+        None
+    )
+    length_penalty: Annotated[
+        float | None, about("Exponent of the length in the score of a beam.")
+    ] = None
+    early_stopping: Annotated[
+        bool | str | None, about("When a beam search ends: false, true or never.")
+    ] = None
+    cache_salt: Annotated[
+        str | None, about("Requests of the same salt share the prefix cache.")
+    ] = None
+    truncate_prompt_tokens: Annotated[
+        int | None, about("Length that a prompt is cut to; -1: the model's.")
+    ] = None
+    truncation_side: Annotated[
+        str | None, about("Side of the prompt that is cut: left or right.")
+    ] = None
+    request_id: Annotated[
+        str | None, about("The answer's id is made of it; it identifies nothing else.")
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None, about("Whether special tokens are added; default: to texts, not to chats.")
+    ] = None
+    return_token_ids: Annotated[
+        bool | None, about("Return the token ids of prompt and completion.")
+    ] = None
+    return_tokens_as_token_ids: Annotated[
+        bool | None, about("Show tokens of log probabilities as `token_id:17`.")
+    ] = None
+    stream_interval: Annotated[int | None, about("Least number of tokens of an event.")] = None
     stream_options: StreamOptions | None = None
 
 
@@ -126,9 +197,11 @@ DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, without a chat
 class CompletionBody(SamplingBody, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: str | list[Any]  # text, texts, token ids, or lists of token ids
-    logprobs: int | None = None
-    echo: bool | None = None
+    prompt: Annotated[
+        str | list[Any], about("A text, token ids, or a list of up to 256 of either.")
+    ]
+    logprobs: Annotated[int | None, about("Number of candidates with log probabilities.")] = None
+    echo: Annotated[bool | None, about("Put the prompt in front of the completion.")] = None
 
     @property
     def completion_limit(self) -> int:
@@ -170,18 +243,37 @@ class AllowedTools(msgspec.Struct):
 class ChatBody(SamplingBody, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]]  # the frontend checks them
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None  # each a Tool; kept whole for the template
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    include_reasoning: bool | None = None
-    reasoning_effort: str | None = None
+    messages: Annotated[
+        list[dict[str, Any]], about("The conversation.")
+    ]  # the frontend checks them
+    max_completion_tokens: Annotated[
+        int | None, about("Largest number of tokens of a completion; goes before max_tokens.")
+    ] = None
+    logprobs: Annotated[bool | None, about("Whether log probabilities are returned.")] = None
+    top_logprobs: Annotated[int | None, about("Number of candidates with log probabilities.")] = (
+        None
+    )
+    tools: Annotated[list[dict[str, Any]] | None, about("Functions that the model may call.")] = (
+        None  # each a Tool; kept whole for the template
+    )
+    tool_choice: Annotated[
+        str | dict[str, Any] | None,
+        about("none, auto, required, a function, or some of the tools."),
+    ] = None
+    parallel_tool_calls: Annotated[
+        bool | None, about("Whether the answer may have several calls.")
+    ] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, about("Variables of the chat template.")
+    ] = None
+    add_generation_prompt: Annotated[
+        bool | None, about("Whether the prompt ends with the start of the assistant's turn.")
+    ] = None
+    continue_final_message: Annotated[
+        bool | None, about("Whether the completion continues the last message.")
+    ] = None
+    include_reasoning: Annotated[bool | None, about("Whether the answer has the reasoning.")] = None
+    reasoning_effort: Annotated[str | None, about("Variable of the chat template.")] = None
 
     @property
     def completion_limit(self) -> int | None:
@@ -193,25 +285,38 @@ class ChatBody(SamplingBody, kw_only=True):
 class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /tokenize: a prompt, or messages with what else the chat template takes."""
 
-    prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None  # the frontend checks them
-    model: str | None = None
+    prompt: Annotated[str | None, about("The text.")] = None
+    messages: Annotated[
+        list[dict[str, Any]] | None, about("A conversation, in place of a text.")
+    ] = None  # the frontend checks them
+    model: Annotated[str | None, about("The model or an adapter.")] = None
     add_special_tokens: Annotated[
-        bool | None, Meta(description="Default: true for a prompt, false for messages.")
+        bool | None,
+        about("Whether special tokens are added; default: to a prompt, not to messages."),
     ] = None
-    return_token_strs: bool | None = None
-    tools: list[dict[str, Any]] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    reasoning_effort: str | None = None
+    return_token_strs: Annotated[
+        bool | None, about("Return the tokens as the tokenizer spells them.")
+    ] = None
+    tools: Annotated[
+        list[dict[str, Any]] | None, about("Functions that the chat template shows.")
+    ] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, about("Variables of the chat template.")
+    ] = None
+    add_generation_prompt: Annotated[
+        bool | None, about("Whether the prompt ends with the start of the assistant's turn.")
+    ] = None
+    continue_final_message: Annotated[
+        bool | None, about("Whether the prompt ends within the last message.")
+    ] = None
+    reasoning_effort: Annotated[str | None, about("Variable of the chat template.")] = None
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /detokenize."""
 
-    tokens: list[int]
-    model: str | None = None
+    tokens: Annotated[list[int], about("The token ids.")]
+    model: Annotated[str | None, about("The model or an adapter.")] = None
 
 
 class CachedTokens(msgspec.Struct):

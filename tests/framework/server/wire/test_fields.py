@@ -1,7 +1,6 @@
 """Each field of a body is honoured, accepted without effect, refused, or does not exist."""
 
 import re
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -12,7 +11,13 @@ from openai.types.chat import completion_create_params as chat
 from quire.errors import InvalidRequestError, UnknownFieldError
 from quire.frontend.unknown_fields import UnknownFields
 from quire.server.wire.bodies import Body, decode
-from quire.server.wire.fields import ACCEPTED, REFUSED, check_declared, sampler_values
+from quire.server.wire.fields import (
+    ACCEPTED,
+    REFUSED,
+    REFUSED_IN_TOKENIZE,
+    check_declared,
+    sampler_values,
+)
 from quire.server.wire.protocol import (
     ChatBody,
     CompletionBody,
@@ -172,24 +177,6 @@ def test_a_field_that_does_not_exist_is_refused_with_its_path(fields, param, sai
     assert sort(fields, of_samplers={"warmth"}, unknown=UnknownFields(is_lenient=True)) == {}
 
 
-def documented(heading):
-    """Return the names in the first column of the table under a heading of docs/fields.md."""
-    page = (Path(__file__).parents[4] / "docs" / "fields.md").read_text("utf-8")
-    section = page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| ")]
-    return {name for row in rows for name in re.findall(r"`([\w.]+)`", row)}
-
-
-def test_the_page_of_fields_is_complete_and_true():
-    bodies = {*ChatBody.__struct_fields__, *CompletionBody.__struct_fields__}
-    padding = "stream_options.include_obfuscation"
-    options = {f"stream_options.{name}" for name in StreamOptions.__struct_fields__}
-    honoured = (bodies - ACCEPTED - {"stream_options"}) | (options - {padding})
-    assert documented("Honoured") == honoured
-    assert documented("Accepted without effect") == ACCEPTED | {padding}
-    assert documented("Refused, with the way out") == REFUSED.keys()
-
-
 def test_what_does_not_exist_and_asks_for_nothing_is_accepted():
     assert sort({"mystery": None, "stream_options": {"mystery": None}}) == {}
 
@@ -201,3 +188,12 @@ def test_a_body_without_samplers_has_the_fields_of_its_struct():
         check_declared(body, UnknownFields())
     check_declared(body, UnknownFields(is_lenient=True))
     check_declared(Body(body.typed, {}, 5), UnknownFields())
+
+
+def test_a_body_without_samplers_has_fields_that_are_refused_by_name():
+    body = decode(b'{"prompt": "x", "chat_template": "y"}', TokenizeBody)
+    for unknown in (UnknownFields(), UnknownFields(is_lenient=True)):
+        with pytest.raises(InvalidRequestError, match="start the server with --chat-template"):
+            check_declared(body, unknown, REFUSED_IN_TOKENIZE)
+    neutral = decode(b'{"prompt": "x", "media_io_kwargs": {}}', TokenizeBody)
+    check_declared(neutral, UnknownFields(), REFUSED_IN_TOKENIZE)

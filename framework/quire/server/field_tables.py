@@ -1,0 +1,12 @@
+"""The tables of fields of all operations with a body, for docs/fields.md; a family adds its own."""
+
+from quire.server.wire.field_table import FieldTable
+from quire.server.wire.fields import REFUSED, REFUSED_IN_TOKENIZE
+from quire.server.wire.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+
+FIELD_TABLES = (
+    FieldTable("POST /v1/chat/completions", ChatBody, REFUSED),
+    FieldTable("POST /v1/completions", CompletionBody, REFUSED),
+    FieldTable("POST /tokenize", TokenizeBody, REFUSED_IN_TOKENIZE),
+    FieldTable("POST /detokenize", DetokenizeBody),
+)
