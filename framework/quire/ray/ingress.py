@@ -26,7 +26,7 @@ from quire.server.http.guard import Guard
 from quire.server.http.lifecycle import Lifecycle
 from quire.server.keys.accounts import Accounts
 from quire.server.wire.bodies import BODY_TIMEOUT_S
-from quire.server.wire.dialect import dialect_of
+from quire.server.wire.families import dialect_of
 from quire.server.wire.http_errors import HTTPError, detail_of, log_failure, status_of
 
 RESET = ("POST", "/reset_prefix_cache")

@@ -15,6 +15,8 @@ from quire.server.http.lifecycle import Lifecycle
 from quire.server.http.logprob_budget import LogprobBudget
 from quire.server.keys.accounts import Accounts
 from quire.server.observe.monitor import Monitor, ObservedApp
+from quire.server.routes.anthropic.bodies import MessagesBody
+from quire.server.routes.anthropic.operations import MESSAGES_PATH, anthropic_operations
 from quire.server.routes.api_description import ApiDescription
 from quire.server.routes.chat.chat_turn import ChatTurns
 from quire.server.routes.health import HealthRoutes
@@ -42,6 +44,7 @@ CHAT_PATH, COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"
 QUEUED_BODIES: dict[str, type[QueuedBody]] = {
     CHAT_PATH: ChatBody,
     COMPLETION_PATH: CompletionBody,
+    MESSAGES_PATH: MessagesBody,
 }
 
 
@@ -160,6 +163,7 @@ def _operations(
     frontend: AsyncFrontend, health: HealthRoutes, unknown: UnknownFields, budget: LogprobBudget
 ) -> list[Operation]:
     models, tokens = ModelRoutes(frontend), TokenRoutes(frontend, unknown)
+    turns = ChatTurns(frontend, budget, unknown)
     return [
         Operation("/livez", health.livez),
         Operation("/readyz", health.readyz),
@@ -170,7 +174,7 @@ def _operations(
         Operation("/v1/plugins", health.plugins),
         Operation(
             CHAT_PATH,
-            ChatRoute(ChatTurns(frontend, budget, unknown)).create,
+            ChatRoute(turns).create,
             "POST",
             ChatBody,
             ChatCompletion,
@@ -186,6 +190,7 @@ def _operations(
             Completion,
             has_sampler_fields=True,
         ),
+        *anthropic_operations(turns),
         Operation("/tokenize", tokens.tokenize, "POST", TokenizeBody, Tokens),
         Operation("/detokenize", tokens.detokenize, "POST", DetokenizeBody, DetokenizedText),
     ]

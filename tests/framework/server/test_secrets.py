@@ -19,7 +19,7 @@ CANARY = "sk-canary"
 HEADERS = {"authorization": f"Bearer {CANARY}-root"}
 PATHS = [
     "/v1/models", "/v1/plugins", "/version", "/health", "/openapi.json", "/metrics",
-    "/admin/keys", "/admin/usage", "/nowhere", f"/{CANARY}",
+    "/admin/keys", "/admin/usage", "/nowhere", f"/{CANARY}", "/v1/messages",
 ]  # fmt: skip
 
 
@@ -65,7 +65,8 @@ def test_no_response_and_no_line_of_the_log_shows_a_key(process):
     started, url, log = process
     wrong = {"authorization": f"Bearer {CANARY}-wrong"}
     right = {"authorization": f"Bearer {CANARY}-3"}
-    for headers in (HEADERS, right, wrong, {}):
+    plain = {"x-api-key": f"{CANARY}-3"}
+    for headers in (HEADERS, right, wrong, plain, plain | wrong, {}):
         for path in PATHS:
             for method in ("GET", "POST"):
                 response = httpx.request(method, url + path, headers=headers, timeout=30, json={})

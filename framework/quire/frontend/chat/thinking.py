@@ -32,6 +32,11 @@ class Thinking:
         self._tokenizer = tokenizer
         self._start_marker = start_marker
 
+    @property
+    def has_end_token(self) -> bool:
+        """Whether one token ends the reasoning, so that a budget can force it."""
+        return self._token_id(self._end_marker) is not None
+
     def end_token_id(self, text: str | None, token_ids: list[int]) -> int | None:
         """Return the token that ends the reasoning; None if the prompt does not start one.
 

@@ -157,6 +157,11 @@ class Intake:
         self._max_logprobs = MAX_LOGPROBS if max_logprobs == -1 else max_logprobs
 
     @property
+    def limits_thinking(self) -> bool:
+        """Whether requests may have a budget of thinking tokens."""
+        return self._thinking is not None and self._thinking.has_end_token
+
+    @property
     def failing_hooks(self) -> list[WatchedHook]:
         """The `request_received` hooks that fail on every request."""
         return [hook for hook in self._hooks if hook.is_failing]

@@ -104,7 +104,7 @@ class EarlyRefusals:
 
     def _response(self, scope: Scope, error: RequestError) -> WholeResponse:
         status = scope[STATUS] = status_of(error)
-        body = error_json(error, scope)
+        body = error_json(error, scope, scope["quire_request_id"])
         given = [(name.encode(), value.encode()) for name, value in headers_of(error).items()]
         headers = guarded_headers(
             {"status": status, "headers": [*given, (b"content-type", b"application/json")]},

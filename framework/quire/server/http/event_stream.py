@@ -17,7 +17,8 @@ from starlette.types import Message, Receive, Scope, Send
 from quire.server.http.disconnect import exchange_of, run_while_connected
 from quire.server.http.http_exchange import HTTPExchange
 from quire.server.http.json_response import READ_TIMEOUT_S
-from quire.server.wire.dialect import OPENAI, dialect_of
+from quire.server.wire.dialect import OPENAI
+from quire.server.wire.families import dialect_of
 from quire.server.wire.http_errors import (
     error_json,
     error_response,

@@ -17,6 +17,7 @@ from quire.server.keys.account import account_of
 from quire.server.keys.accounts import Accounts
 from quire.server.observe.observed_exchange import ROUTE, STATUS
 from quire.server.observe.request_id import request_id_of
+from quire.server.wire.families import dialect_of
 from quire.server.wire.http_errors import error_response
 from quire.server.wire.retry_after import Header, with_measured_wait
 
@@ -96,8 +97,11 @@ def guarded_headers(start: Message, scope: Scope, lifecycle: Lifecycle) -> list[
     headers = list(start.get("headers", ()))
     if start["status"] == 503:
         headers = with_measured_wait(headers, lifecycle.wait_s())
-    own = (b"x-request-id", scope["quire_request_id"].encode())
-    return [*headers, own, *account_of(scope).headers()]
+    request_id = scope["quire_request_id"].encode()
+    headers.append((b"x-request-id", request_id))
+    if (name := dialect_of(scope["path"]).request_id_header) is not None:
+        headers.append((name, request_id))
+    return [*headers, *account_of(scope).headers()]
 
 
 class _GuardedSend:

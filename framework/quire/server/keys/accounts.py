@@ -1,4 +1,4 @@
-"""All accounts of a server: who a request is of, by its Authorization header."""
+"""All accounts of a server: who a request is of, by the key in its headers."""
 
 import asyncio
 import time
@@ -169,10 +169,12 @@ class Accounts:
                 )
 
     def _key_of(self, scope: Scope) -> ApiKey | None:
-        values = header_values(scope, b"authorization")
-        scheme, _, text = values[0].partition(" ") if len(values) == 1 else ("", "", "")
-        key = self._ring.find(text.strip().encode("latin-1"))
-        return key if scheme.lower() == "bearer" else None
+        """Return the key of a request; it may be in two headers, and once in each."""
+        bearer, plain = header_values(scope, b"authorization"), header_values(scope, b"x-api-key")
+        texts = {*map(_bearer, bearer), *(value.strip() for value in plain)}
+        is_clear = len(texts) == 1 and len(bearer) < 2 and len(plain) < 2
+        key = self._ring.find(next(iter(texts), "").encode("latin-1"))
+        return key if is_clear else None
 
     def _account(self, key: ApiKey) -> Account:
         account = self._accounts.get(key.digest)
@@ -185,6 +187,12 @@ class Accounts:
         return account
 
 
+def _bearer(value: str) -> str:
+    """Return the key of an Authorization header; empty if that has another scheme."""
+    scheme, _, text = value.partition(" ")
+    return text.strip() if scheme.lower() == "bearer" else ""
+
+
 def _own_ledger(digest: bytes) -> Ledger:
     del digest
     return LocalLedger()
@@ -194,7 +202,8 @@ def missing_key() -> HTTPError:
     """Return the error of a request without a valid key."""
     return HTTPError(
         401,
-        "this server requires a key: send the header 'Authorization: Bearer KEY'",
+        "this server requires a key: send the header 'Authorization: Bearer KEY' or "
+        "'x-api-key: KEY'",
         code="invalid_api_key",
         headers={"www-authenticate": "Bearer"},
     )

@@ -15,11 +15,11 @@ from quire.sampling_params import MAX_LOGITS_PROCESSORS
 from quire.server.http.entry_checks import OPEN_PATHS
 from quire.server.http.json_response import json_response
 from quire.server.routes.operation import Operation
-from quire.server.wire.dialect import ErrorBody
+from quire.server.wire.families import dialect_of
 
 OPENAPI_VERSION = "3.1.1"
 _REFERENCE = "#/components/schemas/{name}"
-_KEY = "api_key"
+_KEY, _KEY_HEADER = "api_key", "api_key_header"
 
 Json = dict[str, Any]
 
@@ -51,8 +51,8 @@ class ApiDescription:
     @cached_property
     def document(self) -> Json:
         """The OpenAPI document."""
-        types = [each for o in self._operations for each in (o.body, o.response, o.event) if each]
-        _, schemas = msgspec.json.schema_components([*types, ErrorBody], ref_template=_REFERENCE)
+        types = [struct for operation in self._operations for struct in operation.structs]
+        _, schemas = msgspec.json.schema_components(types, ref_template=_REFERENCE)
         for operation in self._operations:
             if operation.has_sampler_fields and operation.body is not None:
                 schema = schemas[operation.body.__name__]
@@ -67,20 +67,24 @@ class ApiDescription:
             "paths": paths,
             "components": {
                 "schemas": schemas,
-                "securitySchemes": {_KEY: {"type": "http", "scheme": "bearer"}},
+                "securitySchemes": {
+                    _KEY: {"type": "http", "scheme": "bearer"},
+                    _KEY_HEADER: {"type": "apiKey", "in": "header", "name": "x-api-key"},
+                },
             },
         }
 
     def _described(self, operation: Operation) -> Json:
         found = re.findall(r"{(\w+)", operation.path)
         name = getattr(operation.endpoint, "__name__", operation.path)
+        error_body = dialect_of(operation.path).error_body
         words = re.findall(r"\w+", re.sub(r"{.*?}", "", operation.path))
         described: Json = {
             "operationId": "_".join([name, *words]),
             "summary": operation.summary,
             "responses": {
                 "200": {"description": "Success", "content": _content_of(operation)},
-                "default": {"description": "Error", "content": _json_content(ErrorBody)},
+                "default": {"description": "Error", "content": _json_content(error_body)},
             },
         }
         if found:
@@ -92,7 +96,8 @@ class ApiDescription:
             content = _json_content(operation.body)
             described["requestBody"] = {"required": True, "content": content}
         if operation.path not in OPEN_PATHS:
-            described["security"] = [{_KEY: []}, {}]  # a server without a key asks for none
+            # A server without a key asks for none.
+            described["security"] = [{_KEY: []}, {_KEY_HEADER: []}, {}]
         return described
 
 
@@ -118,8 +123,9 @@ def _schema_of_names(names: Sequence[str]) -> Json:
 
 def _content_of(operation: Operation) -> Json:
     content = _json_content(operation.response)
-    if operation.event is not None:
-        content["text/event-stream"] = {"schema": {"$ref": _reference(operation.event)}}
+    if events := [{"$ref": _reference(event)} for event in operation.events]:
+        schema: Json = events[0] if len(events) == 1 else {"oneOf": events}
+        content["text/event-stream"] = {"schema": schema}
     return content
 
 

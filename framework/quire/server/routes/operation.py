@@ -12,6 +12,7 @@ from quire.server.http.entry_checks import SAFE_METHODS
 from quire.server.keys.account import account_of
 from quire.server.keys.accounts import missing_key
 from quire.server.observe.observed_exchange import ROUTE
+from quire.server.wire.families import dialect_of
 from quire.server.wire.http_errors import HTTPError
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -27,7 +28,7 @@ class Operation:
         method: HTTP method.
         body: Struct of the JSON body; None for no body.
         response: Struct of the response; None for any JSON object.
-        event: Struct of one event, if the response can be a stream.
+        event: Struct of one event, if the response can be a stream; those of several kinds.
         has_sampler_fields: Whether the body may have the fields of the engine's samplers.
         is_admin: Whether it needs an admin key, which no other operation but reading takes.
     """
@@ -37,9 +38,22 @@ class Operation:
     method: str = "GET"
     body: type[msgspec.Struct] | None = None
     response: type[msgspec.Struct] | None = None
-    event: type[msgspec.Struct] | None = None
+    event: type[msgspec.Struct] | tuple[type[msgspec.Struct], ...] | None = None
     has_sampler_fields: bool = False
     is_admin: bool = False
+
+    @property
+    def events(self) -> tuple[type[msgspec.Struct], ...]:
+        """Structs of the events of a stream."""
+        if self.event is None:
+            return ()
+        return self.event if isinstance(self.event, tuple) else (self.event,)
+
+    @property
+    def structs(self) -> list[type[msgspec.Struct]]:
+        """All structs that its description refers to."""
+        own = [self.body, self.response, *self.events, dialect_of(self.path).error_body]
+        return [struct for struct in own if struct is not None]
 
     @property
     def summary(self) -> str:

@@ -1,7 +1,4 @@
-"""The shapes of errors and of streams, which differ between the families of routes.
-
-A request's path says its family, so that refusals have the right shape before any route is known.
-"""
+"""The shapes of errors and of streams, which differ between the families of routes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,10 +45,15 @@ class Dialect:
     Attributes:
         error: Returns the JSON text of an error from its details, its status and the request's id.
         stream: Format of its streams.
+        error_body: Struct of the error, for the description of the API.
+        request_id_header: Name of a header that has the request's id, beside `x-request-id`; None
+            for no other.
     """
 
     error: Callable[[ErrorDetail, int, str], bytes]
     stream: StreamFormat
+    error_body: type[msgspec.Struct] = ErrorBody
+    request_id_header: bytes | None = None
 
 
 def _openai_error(detail: ErrorDetail, status: int, request_id: str) -> bytes:
@@ -66,9 +68,3 @@ def _data(event: bytes) -> bytes:
 EVENTS = "text/event-stream; charset=utf-8"
 COMMENT = b": keep-alive\n\n"
 OPENAI = Dialect(_openai_error, StreamFormat(EVENTS, _data, b"data: [DONE]\n\n", COMMENT))
-
-
-def dialect_of(path: str) -> Dialect:
-    """Return the dialect of the family that a path belongs to."""
-    del path
-    return OPENAI

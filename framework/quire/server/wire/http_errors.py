@@ -1,6 +1,6 @@
 """Error responses: `{"error": {message, type, param, code}}` with a matching HTTP status.
 
-Families of routes of other APIs have the shape of those (`wire/dialect`).
+Families of routes of other APIs have the shape of those (`wire/families`).
 
 Messages of typed errors are written for the client and are sent unchanged. Any other exception is a
 bug in quire: the client gets a generic message with the request's id, the log gets the traceback.
@@ -23,7 +23,8 @@ from quire.errors import (
     RequestTimeoutError,
     UnknownModelError,
 )
-from quire.server.wire.dialect import ErrorDetail, dialect_of
+from quire.server.wire.dialect import ErrorDetail
+from quire.server.wire.families import dialect_of
 from quire.server.wire.retry_after import retry_headers
 
 logger = logging.getLogger(__name__)

@@ -281,6 +281,16 @@ def test_the_answer_is_that_of_the_application(frontend_of, limits, headers, bod
     assert found[0] == found[1]
 
 
+def test_a_refusal_has_the_shape_of_its_family(converse):
+    body = b'{"messages": [], "max_tokens": 1}'
+    received, _ = converse(head(len(body), path="/v1/messages", connection="close") + body)
+    header, _, content = received.partition("\r\n\r\n")
+    error = json.loads(content)
+    assert header.startswith("HTTP/1.1 503 ")
+    assert (error["type"], error["error"]["type"]) == ("error", "overloaded_error")
+    assert f"\r\nrequest-id: {error['request_id']}\r\n" in header
+
+
 def frontend_requests(num):
     """Return requests that wait for an engine which never begins them."""
     return [make_message(f"q{i}", prompt=[1] * 10, max_tokens=50) for i in range(num)]

@@ -32,6 +32,44 @@ def test_a_request_is_of_its_key():
     assert accounts.num_unauthorized == 2
 
 
+def named(*headers):
+    accounts = Accounts(KeyRing([A, B], [ADMIN]))
+    scope = scope_of("/v1/x") | {"headers": [(n.encode(), v.encode()) for n, v in headers]}
+    accounts.open(scope)
+    accounts.identify(scope)
+    return scope["quire_account"].name, scope["quire_is_admin"]
+
+
+BEARER, PLAIN = ("authorization", "Bearer two"), ("x-api-key", "two")
+
+
+@pytest.mark.parametrize("headers", [[BEARER], [PLAIN], [BEARER, PLAIN], [PLAIN, BEARER]])
+def test_a_key_is_in_either_header_or_in_both(headers):
+    assert named(*headers) == ("b", False)
+    assert named(("x-api-key", "three")) == ("root", True)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [BEARER, ("x-api-key", "one")],
+        [("authorization", "Bearer four"), PLAIN],
+        [("authorization", "Basic two"), PLAIN],
+        [("authorization", ""), PLAIN],
+        [BEARER, ("x-api-key", "")],
+        [PLAIN, PLAIN],
+        [BEARER, BEARER],
+        [PLAIN, ("x-api-key", "one")],
+        [("x-api-key", "Bearer two")],
+        [("x-api-key", "")],
+    ],
+)
+def test_headers_with_different_keys_or_twice_have_none(headers):
+    with pytest.raises(HTTPError) as caught:
+        named(*headers)
+    assert caught.value.status == 401
+
+
 def test_without_api_keys_requests_are_open_and_the_admin_key_is_known():
     accounts = Accounts(KeyRing([], [ADMIN]))
     assert identified(accounts) == ("open", "127.0.0.1", False)

@@ -73,6 +73,24 @@ def test_a_response_is_as_described(app, document, path):
         _validator(document, event).validate(json.loads(each))
 
 
+def test_a_response_of_anthropics_api_is_as_described(app, document):
+    path, hi = "/v1/messages", [{"role": "user", "content": "x"}]
+    body = {"messages": hi, "max_tokens": 9}
+    operation = document["paths"][path]["post"]
+    _validator(document, "MessagesBody").validate(body)
+    returned = operation["responses"]["200"]["content"]
+    assert returned["application/json"]["schema"]["$ref"].endswith("/Message")
+    _validator(document, "Message").validate(post(app, path, **body).json())
+    error = operation["responses"]["default"]["content"]["application/json"]["schema"]["$ref"]
+    _validator(document, error.rpartition("/")[2]).validate(post(app, path).json())
+    event = Draft202012Validator({**document, **returned["text/event-stream"]["schema"]})
+    stream = post(app, path, **body, stream=True).body.decode()
+    found = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: ")]
+    assert len(found) > 4
+    for each in found:
+        event.validate(each)
+
+
 def test_a_body_has_no_other_fields_than_those_described(document):
     schemas = document["components"]["schemas"]
     bodies = [
@@ -81,7 +99,7 @@ def test_a_body_has_no_other_fields_than_those_described(document):
         for operation in of_path.values()
         if "requestBody" in operation
     ]
-    assert len(bodies) == 4
+    assert len(bodies) == len({*bodies}) > 4
     for name in [*(body.rpartition("/")[2] for body in bodies), "StreamOptions"]:
         assert schemas[name]["additionalProperties"] is False, name
 
@@ -99,7 +117,7 @@ def test_an_error_is_as_described(app, document):
     _validator(document, "ErrorBody").validate(post(app, "/v1/completions").json())
 
 
-@pytest.mark.parametrize("name", ["CompletionBody", "ChatBody"])
+@pytest.mark.parametrize("name", ["CompletionBody", "ChatBody", "MessagesBody"])
 def test_bodies_have_the_fields_of_samplers_with_their_bounds(document, name):
     warmth = document["components"]["schemas"][name]["properties"]["warmth"]
     validator = Draft202012Validator(warmth)

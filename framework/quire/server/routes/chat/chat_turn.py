@@ -13,6 +13,7 @@ from typing import Any
 from quire.errors import InvalidRequestError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.chat.completion_parser import CompletionParser, ParsedCompletion
+from quire.frontend.chat.rendered_prompt import RenderedPrompt
 from quire.frontend.unknown_fields import UnknownFields
 from quire.outputs import CompletionOutput
 from quire.server.http.logprob_budget import LogprobBudget
@@ -103,14 +104,29 @@ class ChatTurns:
                 forced_call=tools.constraint,
                 strict_calls=tools.strict_calls,
             )
-        render = partial(rendered_chat, self.frontend, typed, tools.tools, self.unknown)
-        rendered = await self.frontend.lanes.run(body.num_bytes // RENDERED, render)
+        rendered = await self._rendered(body, tools)
         prompt = rendered.as_prompt(add_special_tokens=bool(typed.add_special_tokens))
         prompts = [prompt | prompt_options(typed)]
         generation = Generation(
             self.frontend, self._budget, prompts, params, adapter, typed, sender
         )
         return ChatTurn(generation, tools)
+
+    async def prompt_token_ids(self, body: Body[ChatBody]) -> list[int]:
+        """Return the tokens of a prompt; raises a `RequestError` if its messages are wrong."""
+        rendered = await self._rendered(body, self._tools(body.typed))
+        encode = partial(
+            self.frontend.intake.prompts.encode,
+            rendered.text,
+            add_special_tokens=bool(body.typed.add_special_tokens),
+            breaks=rendered.breaks,
+            field="messages",
+        )
+        return await self.frontend.lanes.run(len(rendered.text), encode)
+
+    async def _rendered(self, body: Body[ChatBody], tools: ToolUse) -> RenderedPrompt:
+        render = partial(rendered_chat, self.frontend, body.typed, tools.tools, self.unknown)
+        return await self.frontend.lanes.run(body.num_bytes // RENDERED, render)
 
     def _tools(self, body: ChatBody) -> ToolUse:
         if not body.tools and not body.tool_choice:

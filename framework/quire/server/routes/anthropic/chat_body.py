@@ -1,0 +1,163 @@
+"""Conversion of a body of Anthropic's API to that of a chat, which all routes share."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from quire.errors import InvalidRequestError
+from quire.frontend.unknown_fields import UnknownFields
+from quire.server.routes.anthropic.bodies import (
+    AnyBody,
+    CountTokensBody,
+    MessagesBody,
+    OutputConfig,
+    ThinkingConfig,
+)
+from quire.server.routes.anthropic.conversation import chat_messages
+from quire.server.routes.anthropic.tools import chat_tool, chat_tool_choice, custom_tools
+from quire.server.routes.chat.chat_prompt import RENDERED
+from quire.server.routes.chat.chat_turn import ChatTurns
+from quire.server.wire.bodies import Body, convert
+from quire.server.wire.protocol import ChatBody
+
+B = TypeVar("B", MessagesBody, CountTokensBody)
+
+_CONVERTED = {"messages", "tools", "tool_choice", "chat_template_kwargs", "continue_final_message"}
+_SAME = {
+    kind: tuple(
+        name
+        for name in kind.__struct_fields__
+        if name in ChatBody.__struct_fields__ and name not in _CONVERTED
+    )
+    for kind in (MessagesBody, CountTokensBody)
+}
+_THINKING_TYPES = ("enabled", "disabled", "adaptive")
+_DISPLAYS = ("summarized", "omitted")
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """A body of Anthropic's API as that of a chat.
+
+    Attributes:
+        chat: Body of the chat.
+        eager_tools: Names of the tools whose calls are streamed piece by piece.
+        shows_thinking: Whether the text of the reasoning is in the response.
+    """
+
+    chat: ChatBody
+    eager_tools: frozenset[str] = frozenset()
+    shows_thinking: bool = True
+
+
+async def translated_body(body: Body[B], turns: ChatTurns) -> Translated:
+    """Return a body as that of a chat; raises what `translated` raises.
+
+    Args:
+        body: Body of a request.
+        turns: Turns that the chat becomes one of.
+    """
+    limits_thinking = turns.frontend.intake.limits_thinking
+    work = partial(translated, body.typed, turns.unknown, limits_thinking=limits_thinking)
+    return await turns.frontend.lanes.run(body.num_bytes // RENDERED, work)
+
+
+def translated(body: AnyBody, unknown: UnknownFields, *, limits_thinking: bool) -> Translated:
+    """Return a body as that of a chat.
+
+    Args:
+        body: Body of a request.
+        unknown: What happens to fields that do not exist.
+        limits_thinking: Whether the engine can limit the reasoning of this model.
+
+    Raises:
+        InvalidRequestError: A field does not follow the API; `param` is its path.
+    """
+    chat = ChatBody(messages=chat_messages(body.system, body.messages, unknown))
+    for name in _SAME[type(body)]:
+        setattr(chat, name, getattr(body, name))  # fields of our own structs
+    chat.continue_final_message = _continues(body, chat.messages)
+    chat.chat_template_kwargs = body.chat_template_kwargs
+    eager = _set_tools(chat, body, unknown)
+    if body.output_config is not None:
+        _set_output(chat, body.output_config, unknown)
+    if body.thinking is not None:
+        _set_thinking(chat, body.thinking, limits_thinking=limits_thinking)
+    if isinstance(body, MessagesBody):
+        chat.stop = body.stop_sequences
+    shows = body.thinking is None or body.thinking.display != "omitted"
+    return Translated(chat, eager, shows)
+
+
+def _continues(body: AnyBody, messages: list[dict[str, Any]]) -> bool:
+    """Whether the completion continues the last message: a text of the assistant."""
+    if body.continue_final_message is not None:
+        return body.continue_final_message
+    last = messages[-1]
+    is_text = last["role"] == "assistant" and "tool_calls" not in last and bool(last["content"])
+    return is_text and not body.add_generation_prompt
+
+
+def _set_tools(chat: ChatBody, body: AnyBody, unknown: UnknownFields) -> frozenset[str]:
+    tools = custom_tools(body.tools or (), unknown)
+    if tools:
+        chat.tools = [chat_tool(tool) for tool in tools]
+    if (choice := body.tool_choice) is not None:
+        chat.tool_choice = chat_tool_choice(choice)
+        if choice.disable_parallel_tool_use:
+            chat.parallel_tool_calls = False
+    return frozenset(tool.name for tool in tools if tool.eager_input_streaming)
+
+
+def _set_output(chat: ChatBody, config: OutputConfig, unknown: UnknownFields) -> None:
+    if config.task_budget is not None:
+        raise InvalidRequestError(
+            "output_config.task_budget is not supported; send max_tokens",
+            param="output_config.task_budget",
+        )
+    chat.reasoning_effort = config.effort
+    if config.format is None:
+        return
+    where = "output_config.format"
+    if config.format.get("type") != "json_schema":
+        raise InvalidRequestError(
+            f"{where}.type must be json_schema, got {config.format.get('type')!r:.50}",
+            param=f"{where}.type",
+        )
+    unknown.check(config.format, ("type", "schema"), where)
+    schema = convert(config.format.get("schema"), dict[str, Any], f"{where}.schema")
+    chat.response_format = {"type": "json_schema", "json_schema": {"schema": schema}}
+
+
+def _set_thinking(chat: ChatBody, config: ThinkingConfig, *, limits_thinking: bool) -> None:
+    """Set the variables by which templates switch the reasoning, and its budget."""
+    _check_thinking(config)
+    if config.type != "adaptive":
+        is_enabled = config.type == "enabled"
+        switches = {"enable_thinking": is_enabled, "thinking": is_enabled}
+        chat.chat_template_kwargs = switches | (chat.chat_template_kwargs or {})
+    if limits_thinking and chat.thinking_token_budget is None:
+        chat.thinking_token_budget = config.budget_tokens
+
+
+def _check_thinking(config: ThinkingConfig) -> None:
+    if config.type not in _THINKING_TYPES:
+        raise InvalidRequestError(
+            f"thinking.type must be one of {', '.join(_THINKING_TYPES)}, got {config.type!r:.50}",
+            param="thinking.type",
+        )
+    if config.type == "enabled" and (config.budget_tokens is None or config.budget_tokens < 1):
+        raise InvalidRequestError(
+            "thinking of type enabled needs budget_tokens of at least 1",
+            param="thinking.budget_tokens",
+        )
+    if config.type != "enabled" and config.budget_tokens is not None:
+        raise InvalidRequestError(
+            f"thinking of type {config.type} has no budget_tokens; the type enabled has",
+            param="thinking.budget_tokens",
+        )
+    if config.display is not None and config.display not in _DISPLAYS:
+        raise InvalidRequestError(
+            f"thinking.display must be one of {', '.join(_DISPLAYS)}, got {config.display!r:.50}",
+            param="thinking.display",
+        )

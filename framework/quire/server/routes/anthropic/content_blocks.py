@@ -1,0 +1,199 @@
+"""Content blocks of a message, from the events of a completion's parser.
+
+One block is open at a time. A full response is folded from the same events that a stream sends, so
+both have the same content however the completion was cut into pieces. Blanks between two blocks,
+such as those between reasoning and a call, are no block.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Sequence
+from typing import Literal
+
+import msgspec
+
+from quire.errors import RequestFailedError
+from quire.frontend.chat.completion_parser import CompletionEvent
+from quire.frontend.random_bytes import random_bytes
+from quire.interfaces import tool_parsing
+from quire.interfaces.reasoning import ReasoningDelta
+from quire.server.routes.anthropic.message import (
+    Block,
+    BlockEvent,
+    ContentBlockDelta,
+    ContentBlockStart,
+    ContentBlockStop,
+    InputJsonDelta,
+    SignatureDelta,
+    TextBlock,
+    TextDelta,
+    ThinkingBlock,
+    ThinkingDelta,
+    ToolUseBlock,
+)
+
+SIGNATURE = "unsigned"  # not empty: some clients do not send a block without one back
+
+Kind = Literal["text", "thinking"]
+
+_NO_INPUT = msgspec.Raw(b"{}")
+
+
+class ContentBlocks:
+    """Converts the events of one completion.
+
+    A call is a block of its own once it is complete, so one that breaks off is text and nothing
+    else. A call of an eager tool is sent as it comes; if it breaks off, its text follows.
+
+    Args:
+        eager: Names of the tools whose calls are sent piece by piece.
+        shows_thinking: Whether the text of the reasoning is kept.
+    """
+
+    def __init__(self, eager: Collection[str] = (), *, shows_thinking: bool = True) -> None:
+        self._eager = eager
+        self._shows_thinking = shows_thinking
+        self._index = 0  # of the open block, or else of the next one
+        self._open: Kind | int | None = None  # a number is that of an eager call
+        self._held: tuple[Kind, str] | None = None  # blanks that may begin a block
+        self._calls: dict[int, tuple[str, list[str]]] = {}
+        self._events: list[BlockEvent] = []
+
+    def read(self, events: Iterable[CompletionEvent]) -> list[BlockEvent]:
+        """Return the events of blocks that further events of the completion add."""
+        for event in events:
+            match event:
+                case tool_parsing.TextDelta(text):
+                    self._read_text("text", text)
+                case ReasoningDelta(text):
+                    self._read_text("thinking", text)
+                case tool_parsing.ToolCallStart(index, name):
+                    self._start_call(index, name)
+                case tool_parsing.ToolCallArguments(index, piece):
+                    self._continue_call(index, piece)
+                case tool_parsing.ToolCallEnd(index):
+                    self._end_call(index)
+        return self._taken()
+
+    def close(self) -> list[BlockEvent]:
+        """Return the events of the end; a completion of blanks alone is a block after all."""
+        if self._index == 0 and self._open is None and self._held and self._held[0] == "text":
+            self._begin_text(*self._held)
+        self._close_block()
+        return self._taken()
+
+    def _taken(self) -> list[BlockEvent]:
+        events, self._events = self._events, []
+        return events
+
+    def _read_text(self, kind: Kind, text: str) -> None:
+        if not text:
+            return
+        if self._open == kind:
+            self._continue_text(kind, text)
+            return
+        if self._held is not None and self._held[0] == kind:
+            text = self._held[1] + text
+        if text.isspace():
+            self._held = (kind, text)
+        else:
+            self._begin_text(kind, text)
+
+    def _begin_text(self, kind: Kind, text: str) -> None:
+        block = TextBlock("") if kind == "text" else ThinkingBlock("", "")
+        self._begin_block(kind, block)
+        self._continue_text(kind, text)
+
+    def _continue_text(self, kind: Kind, text: str) -> None:
+        if kind == "text":
+            self._add(TextDelta(text))
+        elif self._shows_thinking:
+            self._add(ThinkingDelta(text))
+
+    def _start_call(self, index: int, name: str) -> None:
+        if name in self._eager:
+            self._begin_block(index, _tool_use(name))
+        else:
+            self._calls[index] = (name, [])
+
+    def _continue_call(self, index: int, piece: str) -> None:
+        if index in self._calls:
+            self._calls[index][1].append(piece)
+        elif self._open == index:
+            self._add(InputJsonDelta(piece))
+
+    def _end_call(self, index: int) -> None:
+        if index in self._calls:
+            name, pieces = self._calls.pop(index)
+            self._begin_block(index, _tool_use(name))
+            self._add(InputJsonDelta(json_object("".join(pieces))))
+        if self._open == index:
+            self._close_block()
+
+    def _begin_block(self, kind: Kind | int, block: Block) -> None:
+        self._close_block()
+        self._open = kind
+        self._events.append(ContentBlockStart(self._index, block))
+
+    def _close_block(self) -> None:
+        self._held = None
+        if self._open is None:
+            return
+        if self._open == "thinking":
+            self._add(SignatureDelta(SIGNATURE))
+        self._events.append(ContentBlockStop(self._index))
+        self._index += 1
+        self._open = None
+
+    def _add(self, delta: TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta) -> None:
+        self._events.append(ContentBlockDelta(self._index, delta))
+
+
+def folded(events: Sequence[BlockEvent]) -> list[Block]:
+    """Return the blocks that events describe, of which no call has broken off."""
+    blocks: list[Block] = []
+    for event in events:
+        match event:
+            case ContentBlockStart(content_block=block):
+                blocks.append(block)
+            case ContentBlockDelta(index, delta):
+                _extend(blocks[index], delta)
+    return blocks
+
+
+def _extend(
+    block: Block, delta: TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
+) -> None:
+    match block, delta:
+        case TextBlock(), TextDelta(text):
+            block.text += text
+        case ThinkingBlock(), ThinkingDelta(text):
+            block.thinking += text
+        case ThinkingBlock(), SignatureDelta(signature):
+            block.signature = signature
+        case ToolUseBlock(), InputJsonDelta(text):
+            block.input = msgspec.Raw(text.encode())
+
+
+def json_object(text: str) -> str:
+    """Return the arguments of a call as strict JSON: parsers let NaN pass, which becomes null.
+
+    Raises:
+        RequestFailedError: They are no JSON; the parser has broken its contract.
+    """
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except msgspec.DecodeError:
+        return _strict(text)
+    return text
+
+
+def _strict(text: str) -> str:
+    try:
+        return json.dumps(json.loads(text, parse_constant=lambda _: None))
+    except (ValueError, RecursionError):
+        message = "the tool-call parser has read a call whose arguments are no JSON object"
+        raise RequestFailedError(message) from None
+
+
+def _tool_use(name: str) -> ToolUseBlock:
+    return ToolUseBlock(f"toolu_{random_bytes.hex(12)}", name, _NO_INPUT)

@@ -1,0 +1,152 @@
+"""POST /v1/messages: a chat in Anthropic's API, in full or as a stream."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.frontend.random_bytes import random_bytes
+from quire.outputs import CompletionOutput, Delta
+from quire.server.http.json_response import json_of
+from quire.server.routes.anthropic.bodies import REFUSED_OF_MESSAGES, MessagesBody
+from quire.server.routes.anthropic.chat_body import Translated, translated_body
+from quire.server.routes.anthropic.content_blocks import ContentBlocks, folded
+from quire.server.routes.anthropic.message import (
+    Block,
+    Message,
+    MessageDelta,
+    MessageStart,
+    MessageStop,
+    MessageUsage,
+    Stop,
+)
+from quire.server.routes.chat.chat_turn import ChatTurn, ChatTurns
+from quire.server.routes.generation import Generation, respond
+from quire.server.wire.bodies import Body
+from quire.server.wire.finish_reason import finish_reason_of
+from quire.server.wire.protocol import FinishReason
+from quire.server.wire.sender import Sender
+
+_END = json_of(MessageStop())
+
+
+class MessagesRoute:
+    """Endpoint of /v1/messages."""
+
+    def __init__(self, turns: ChatTurns) -> None:
+        self._turns = turns
+
+    async def create(self, request: Request) -> Response:
+        """Return the message that follows a conversation, in full or as a stream."""
+        turns = self._turns
+        return await respond(
+            request,
+            turns.frontend,
+            MessagesBody,
+            turns.unknown,
+            self._prepare,
+            REFUSED_OF_MESSAGES,
+        )
+
+    async def _prepare(
+        self, body: Body[MessagesBody], sender: Sender, extra_args: dict[str, Any]
+    ) -> "MessageRun":
+        turns = self._turns
+        found = await translated_body(body, turns)
+        turn = await turns.prepare(Body(found.chat, {}, body.num_bytes), sender, extra_args)
+        return MessageRun(turn, found, body.typed.max_tokens, f"msg_{random_bytes.hex(12)}")
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRun:
+    """One message, ready to be generated."""
+
+    turn: ChatTurn
+    translated: Translated
+    max_tokens: int
+    id: str
+
+    @property
+    def generation(self) -> Generation:
+        """The completion."""
+        return self.turn.generation
+
+    def whole(self, outputs: Sequence[CompletionOutput]) -> bytes:
+        """Return the full response as JSON."""
+        (output,) = outputs
+        (choice,), blocks = self.turn.events(), self._blocks()
+        events = blocks.read(choice.read(_one_delta(output)))
+        content = folded([*events, *blocks.close()])
+        reason = finish_reason_of(output, has_calls=choice.finish_reason == "tool_calls")
+        stop = self._stop(reason, output.stop_reason)
+        return json_of(self._message(content, stop))
+
+    async def events(self) -> AsyncGenerator[bytes]:
+        """Generate; yield the events of a stream as JSON."""
+        (choice,), has_begun = self.turn.events(), False
+        eager = self.translated.eager_tools
+        blocks, stop = self._blocks(eager), Stop("end_turn")
+        async with aclosing(self.generation.deltas()) as deltas:
+            async for _, delta in deltas:
+                if not has_begun:
+                    has_begun = True
+                    yield json_of(MessageStart(self._message([], None)))
+                for event in blocks.read(choice.read(delta)):
+                    yield json_of(event)
+                if choice.finish_reason is not None:
+                    stop = self._stop(choice.finish_reason, delta.stop_reason)
+        for event in blocks.close():
+            yield json_of(event)
+        yield json_of(MessageDelta(stop, self._usage()))
+        yield _END
+
+    def _blocks(self, eager: frozenset[str] = frozenset()) -> ContentBlocks:
+        return ContentBlocks(eager, shows_thinking=self.translated.shows_thinking)
+
+    def _message(self, content: list[Block], stop: Stop | None) -> Message:
+        return Message(
+            id=self.id,
+            model=self.generation.model,
+            content=content,
+            stop_reason=None if stop is None else stop.stop_reason,
+            stop_sequence=None if stop is None else stop.stop_sequence,
+            usage=self._usage(),
+        )
+
+    def _usage(self) -> MessageUsage:
+        usage = self.generation.usage()
+        num_cached = usage.prompt_tokens_details.cached_tokens
+        return MessageUsage(usage.prompt_tokens - num_cached, num_cached, usage.completion_tokens)
+
+    def _stop(self, reason: FinishReason, by: int | str | None) -> Stop:
+        """Return how the message has ended, in Anthropic's terms.
+
+        Args:
+            reason: Finish reason in OpenAI's terms.
+            by: Stop string or stop token that ended it.
+        """
+        match reason:
+            case "tool_calls":
+                return Stop("tool_use")
+            case "stop" if isinstance(by, str):
+                return Stop("stop_sequence", by)
+            case "stop":
+                return Stop("end_turn")
+            case "length" if self.generation.usage().completion_tokens < self.max_tokens:
+                return Stop("model_context_window_exceeded")
+            case _:
+                return Stop("max_tokens")
+
+
+def _one_delta(output: CompletionOutput) -> Delta:
+    """Return a whole completion as one delta."""
+    return Delta(
+        index=0,
+        text=output.text,
+        token_ids=output.token_ids,
+        finish_reason=output.finish_reason,
+        stop_reason=output.stop_reason,
+    )

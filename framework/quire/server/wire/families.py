@@ -1,0 +1,17 @@
+"""The families of routes: a path says which dialect its responses have.
+
+So refusals have the right shape before any route is known.
+"""
+
+from quire.server.wire.anthropic_dialect import ANTHROPIC
+from quire.server.wire.dialect import OPENAI, Dialect
+
+_FAMILIES = (("/v1/messages", ANTHROPIC),)
+
+
+def dialect_of(path: str) -> Dialect:
+    """Return the dialect of the family that a path belongs to."""
+    for root, dialect in _FAMILIES:
+        if path.startswith(root) and path[len(root) : len(root) + 1] in ("", "/"):
+            return dialect
+    return OPENAI

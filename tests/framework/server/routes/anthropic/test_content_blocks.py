@@ -1,0 +1,151 @@
+"""However a completion is cut into pieces, its blocks are the same, and well nested."""
+
+import json
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from server_parts import BracketParser, ThinkParser
+
+from quire.errors import RequestFailedError
+from quire.frontend.chat.completion_parser import CompletionParser
+from quire.interfaces.tool_parsing import ToolCallArguments, ToolCallEnd, ToolCallStart
+from quire.outputs import Delta
+from quire.server.routes.anthropic.content_blocks import SIGNATURE, ContentBlocks, folded
+from quire.server.routes.anthropic.message import (
+    ContentBlockDelta,
+    ContentBlockStart,
+    ContentBlockStop,
+)
+from quire.server.routes.chat.choice_events import ChoiceEvents
+
+
+def events_of(*pieces, eager=(), shows_thinking=True, allows_parallel=True):
+    choice = ChoiceEvents(CompletionParser(ThinkParser(), BracketParser()), allows_parallel)
+    blocks = ContentBlocks(eager, shows_thinking=shows_thinking)
+    found = []
+    for i, piece in enumerate(pieces):
+        end = "stop" if i == len(pieces) - 1 else None
+        delta = Delta(index=0, text=piece, token_ids=[], finish_reason=end)
+        found += blocks.read(choice.read(delta))
+    return [*found, *blocks.close()]
+
+
+def blocks_of(*pieces, **options):
+    plain = json.loads(msgspec.json.encode(folded(events_of(*pieces, **options))))
+    for block in plain:
+        assert block.pop("id", "toolu_").startswith("toolu_")
+    return plain
+
+
+def text(content):
+    return {"type": "text", "text": content}
+
+
+def thinking(content):
+    return {"type": "thinking", "thinking": content, "signature": SIGNATURE}
+
+
+def call(name, **arguments):
+    return {"type": "tool_use", "name": name, "input": arguments}
+
+
+@pytest.mark.parametrize(
+    ("completion", "blocks"),
+    [
+        ("", []),
+        ("Hi", [text("Hi")]),
+        (" \n", [text(" \n")]),
+        ("<t>hm</t>Hi", [thinking("hm"), text("Hi")]),
+        ("<t>hm</t>\n\nHi ", [thinking("hm"), text("\n\nHi ")]),
+        ("<t>\n</t>Hi", [text("Hi")]),
+        ("<t>hm", [thinking("hm")]),
+        ("<t>hm</t>\n", [thinking("hm")]),
+        ('[[f {"a": 1}]]', [call("f", a=1)]),
+        ('<t>hm</t>\n[[f {"a": 1}]]\n', [thinking("hm"), call("f", a=1)]),
+        ("a[[f {}]]b[[g {}]]", [text("a"), call("f"), text("b"), call("g")]),
+        ("[[f {}]]\n[[g {}]]", [call("f"), call("g")]),
+        ('a [[f {"a": ', [text('a [[f {"a": ')]),
+        ('[[f {"a": NaN}]]', [call("f", a=None)]),
+        ('[[f {"a": 100000000000000000000}]]', [call("f", a=10**20)]),
+    ],
+)
+def test_a_completion_has_these_blocks(completion, blocks):
+    assert blocks_of(completion) == blocks
+    assert blocks_of(*(completion or [""])) == blocks
+
+
+def test_a_second_call_that_is_not_wanted_is_left_out():
+    assert blocks_of("[[f {}]][[g {}]]", allows_parallel=False) == [call("f")]
+
+
+def test_reasoning_that_is_not_shown_is_an_empty_block():
+    assert blocks_of("<t>hm</t>Hi", shows_thinking=False) == [thinking(""), text("Hi")]
+
+
+@st.composite
+def cut(draw):
+    parts = st.sampled_from(
+        ["Hi", " ", "\n\n", "[[", "[[f ", '{"a": [1, "]"]}', "{}", "]]", "[[g {}]]", "]", "é"]
+    )
+    head = draw(st.sampled_from(["", "<t>hm</t>", "<t> </t>", "<t>hm", "<t"]))
+    completion = head + "".join(draw(st.lists(parts, max_size=8)))
+    places = sorted(draw(st.lists(st.integers(0, len(completion)), max_size=6)))
+    ends = [*places, len(completion)]
+    return [completion[a:b] for a, b in zip([0, *places], ends, strict=True)]
+
+
+def _well_formed(pieces):
+    """Whether each call that is complete has JSON, as parsers of calls promise."""
+    try:
+        blocks_of("".join(pieces))
+    except RequestFailedError:
+        return False
+    return True
+
+
+@given(cut().filter(_well_formed))
+@example(["<t>", "hm</t>", "\n", '[[f {"a"', ": 1}]", "]"])
+def test_the_pieces_of_a_completion_change_nothing(pieces):
+    assert blocks_of(*pieces) == blocks_of("".join(pieces))
+
+
+@given(cut().filter(_well_formed), st.sets(st.sampled_from("fg")), st.booleans())
+def test_blocks_are_numbered_and_open_one_at_a_time(pieces, eager, shows_thinking):
+    is_open, number = False, 0
+    for event in events_of(*pieces, eager=eager, shows_thinking=shows_thinking):
+        assert event.index == number
+        match event:
+            case ContentBlockStart():
+                assert not is_open
+                is_open = True
+            case ContentBlockDelta():
+                assert is_open
+            case ContentBlockStop():
+                assert is_open
+                is_open, number = False, number + 1
+    assert not is_open
+
+
+def test_a_call_of_an_eager_tool_is_sent_as_it_comes():
+    pieces = ['[[f {"a": ', '"xy', '"}]]']
+    deltas = [e.delta for e in events_of(*pieces, eager={"f"}) if isinstance(e, ContentBlockDelta)]
+    assert [delta.partial_json for delta in deltas] == ['{"a": ', '"xy', '"}']
+    late = [e.delta for e in events_of(*pieces, eager={"g"}) if isinstance(e, ContentBlockDelta)]
+    assert [delta.partial_json for delta in late] == ['{"a": "xy"}']
+
+
+def test_an_eager_call_that_breaks_off_is_followed_by_its_text():
+    kinds = [
+        event.content_block.__struct_config__.tag
+        for event in events_of('[[f {"a": ', eager={"f"})
+        if isinstance(event, ContentBlockStart)
+    ]
+    assert kinds == ["tool_use", "text"]
+
+
+def test_a_parser_that_breaks_its_contract_fails_the_request():
+    calls = [ToolCallStart(0, "f"), ToolCallArguments(0, "{"), ToolCallEnd(0)]
+    with pytest.raises(RequestFailedError, match="no JSON object"):
+        ContentBlocks().read(calls)
