@@ -25,9 +25,9 @@ from quire.server.routes.anthropic.message import (
     InputJsonDelta,
     SignatureDelta,
     TextBlock,
-    TextDelta,
+    TextBlockDelta,
     ThinkingBlock,
-    ThinkingDelta,
+    ThinkingBlockDelta,
     ToolUseBlock,
 )
 
@@ -105,9 +105,9 @@ class ContentBlocks:
 
     def _continue_text(self, kind: Kind, text: str) -> None:
         if kind == "text":
-            self._add(TextDelta(text))
+            self._add(TextBlockDelta(text))
         elif self._shows_thinking:
-            self._add(ThinkingDelta(text))
+            self._add(ThinkingBlockDelta(text))
 
     def _start_call(self, index: int, name: str) -> None:
         if name in self._eager:
@@ -144,7 +144,9 @@ class ContentBlocks:
         self._index += 1
         self._open = None
 
-    def _add(self, delta: TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta) -> None:
+    def _add(
+        self, delta: TextBlockDelta | ThinkingBlockDelta | SignatureDelta | InputJsonDelta
+    ) -> None:
         self._events.append(ContentBlockDelta(self._index, delta))
 
 
@@ -161,12 +163,12 @@ def folded(events: Sequence[BlockEvent]) -> list[Block]:
 
 
 def _extend(
-    block: Block, delta: TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
+    block: Block, delta: TextBlockDelta | ThinkingBlockDelta | SignatureDelta | InputJsonDelta
 ) -> None:
     match block, delta:
-        case TextBlock(), TextDelta(text):
+        case TextBlock(), TextBlockDelta(text):
             block.text += text
-        case ThinkingBlock(), ThinkingDelta(text):
+        case ThinkingBlock(), ThinkingBlockDelta(text):
             block.thinking += text
         case ThinkingBlock(), SignatureDelta(signature):
             block.signature = signature

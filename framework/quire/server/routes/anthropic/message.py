@@ -36,13 +36,13 @@ class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
 Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
-class TextDelta(msgspec.Struct, tag_field="type", tag="text_delta"):
+class TextBlockDelta(msgspec.Struct, tag_field="type", tag="text_delta"):
     """Text that continues a text block."""
 
     text: str
 
 
-class ThinkingDelta(msgspec.Struct, tag_field="type", tag="thinking_delta"):
+class ThinkingBlockDelta(msgspec.Struct, tag_field="type", tag="thinking_delta"):
     """Reasoning that continues a thinking block."""
 
     thinking: str
@@ -71,7 +71,7 @@ class ContentBlockDelta(msgspec.Struct, tag_field="type", tag="content_block_del
     """A block goes on."""
 
     index: int
-    delta: TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
+    delta: TextBlockDelta | ThinkingBlockDelta | SignatureDelta | InputJsonDelta
 
 
 class ContentBlockStop(msgspec.Struct, tag_field="type", tag="content_block_stop"):
@@ -107,7 +107,7 @@ class MessageStart(msgspec.Struct, tag_field="type", tag="message_start"):
     message: Message
 
 
-class Stop(msgspec.Struct):
+class MessageEnd(msgspec.Struct):
     """How a message has ended."""
 
     stop_reason: StopReason
@@ -117,7 +117,7 @@ class Stop(msgspec.Struct):
 class MessageDelta(msgspec.Struct, tag_field="type", tag="message_delta"):
     """How a streamed message has ended, with the counts of all of its tokens."""
 
-    delta: Stop
+    delta: MessageEnd
     usage: MessageUsage
 
 

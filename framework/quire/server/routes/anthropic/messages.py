@@ -18,10 +18,10 @@ from quire.server.routes.anthropic.message import (
     Block,
     Message,
     MessageDelta,
+    MessageEnd,
     MessageStart,
     MessageStop,
     MessageUsage,
-    Stop,
 )
 from quire.server.routes.chat.chat_turn import ChatTurn, ChatTurns
 from quire.server.routes.generation import Generation, respond
@@ -88,7 +88,7 @@ class MessageRun:
         """Generate; yield the events of a stream as JSON."""
         (choice,), has_begun = self.turn.events(), False
         eager = self.translated.eager_tools
-        blocks, stop = self._blocks(eager), Stop("end_turn")
+        blocks, stop = self._blocks(eager), MessageEnd("end_turn")
         async with aclosing(self.generation.deltas()) as deltas:
             async for _, delta in deltas:
                 if not has_begun:
@@ -106,7 +106,7 @@ class MessageRun:
     def _blocks(self, eager: frozenset[str] = frozenset()) -> ContentBlocks:
         return ContentBlocks(eager, shows_thinking=self.translated.shows_thinking)
 
-    def _message(self, content: list[Block], stop: Stop | None) -> Message:
+    def _message(self, content: list[Block], stop: MessageEnd | None) -> Message:
         return Message(
             id=self.id,
             model=self.generation.model,
@@ -121,24 +121,24 @@ class MessageRun:
         num_cached = usage.prompt_tokens_details.cached_tokens
         return MessageUsage(usage.prompt_tokens - num_cached, num_cached, usage.completion_tokens)
 
-    def _stop(self, reason: FinishReason, by: int | str | None) -> Stop:
+    def _stop(self, reason: FinishReason, by: int | str | None) -> MessageEnd:
         """Return how the message has ended, in Anthropic's terms.
 
         Args:
             reason: Finish reason in OpenAI's terms.
-            by: Stop string or stop token that ended it.
+            by: MessageEnd string or stop token that ended it.
         """
         match reason:
             case "tool_calls":
-                return Stop("tool_use")
+                return MessageEnd("tool_use")
             case "stop" if isinstance(by, str):
-                return Stop("stop_sequence", by)
+                return MessageEnd("stop_sequence", by)
             case "stop":
-                return Stop("end_turn")
+                return MessageEnd("end_turn")
             case "length" if self.generation.usage().completion_tokens < self.max_tokens:
-                return Stop("model_context_window_exceeded")
+                return MessageEnd("model_context_window_exceeded")
             case _:
-                return Stop("max_tokens")
+                return MessageEnd("max_tokens")
 
 
 def _one_delta(output: CompletionOutput) -> Delta:
