@@ -124,11 +124,6 @@ class _Bench:
         self.llm = llm
         self.load = load
         self._rng = random.Random(1)
-        self._extra_args = {
-            each.name: each.default
-            for each in llm.composition.sampler_fields
-            if each.name not in SamplingParams.__struct_fields__
-        }
 
     def warm_up(self) -> dict[str, Any]:
         """Let what is compiled at the first use be compiled, by prompts of several lengths."""
@@ -210,16 +205,10 @@ class _Bench:
         return steps
 
     def _request(self, index: int, num_in: int, num_out: int) -> EngineRequest:
-        params = SamplingParams(
-            max_tokens=num_out, temperature=0, ignore_eos=True, extra_args=self._extra_args
-        )
-        return EngineRequest(
-            request_id=f"bench-{index}-{self._rng.random()}",
-            token_ids=self._prompt(num_in),
-            params=params,
-            max_tokens=num_out,
-            seed=index,
-        )
+        params = SamplingParams(max_tokens=num_out, temperature=0, ignore_eos=True, seed=index)
+        intake = self.llm._running.intake
+        [request] = intake.admit(self._prompt(num_in), params).requests
+        return request
 
     def _traced(self, lengths: Sequence[tuple[int, int]]) -> dict[str, Any]:
         """Profile decode steps alone: the profiler starts when every request has a token."""
