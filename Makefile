@@ -90,10 +90,10 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/cog --check docs/api.md docs/fields.md docs/hooks.md docs/metrics.md docs/models.md docs/options.md docs/plugins.md docs/plugins/models.md
+	$(BIN)/cog --check docs/api.md docs/coming-from-vllm.md docs/fields.md docs/hooks.md docs/metrics.md docs/models.md docs/options.md docs/plugins.md docs/plugins/models.md
 
 docs: $(READY)
-	$(BIN)/cog -r docs/api.md docs/fields.md docs/hooks.md docs/metrics.md docs/models.md docs/options.md docs/plugins.md docs/plugins/models.md
+	$(BIN)/cog -r docs/api.md docs/coming-from-vllm.md docs/fields.md docs/hooks.md docs/metrics.md docs/models.md docs/options.md docs/plugins.md docs/plugins/models.md
 
 # pip, with a constraints file: elsewhere an unpinned torch pulls gigabytes of CUDA libraries.
 $(READY): pyproject.toml constraints.txt

@@ -16,6 +16,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from quire.errors import SettingsError
 from quire.machine.byte_size import parse_byte_size
+from quire.other_engines import OPTIONS_ELSEWHERE
 
 T = TypeVar("T")
 
@@ -45,10 +46,6 @@ DEFAULT_SAMPLERS = {
     "triton": "gumbel",
     "native": "cpu_gumbel",
 }  # by the kernels that samplers run
-OPTIONS_ELSEWHERE = {  # options of other engines -> the way out here
-    "logits_processors": "a logits processor comes with a plugin, and its name goes into the "
-    "option samplers, after `default`",
-}
 STEP_SIZES = {  # on a GPU, a step of 256 requests takes little more time than a step of one
     "cpu": {"max_num_seqs": 64, "max_num_batched_tokens": 2048},
     "cuda": {"max_num_seqs": 256, "max_num_batched_tokens": 8192},

@@ -7,8 +7,9 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from quire.config import GROUPS, OPTIONS_ELSEWHERE, TYPE_WORDS
+from quire.config import GROUPS, TYPE_WORDS
 from quire.errors import UsageError
+from quire.other_engines import OPTIONS_ELSEWHERE
 from quire.plugins.registry import did_you_mean
 
 NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")
@@ -205,7 +206,7 @@ def _is_flag(word: str) -> bool:
 def _elsewhere(flag: str) -> str:
     """Return what to say about a flag that has a meaning, but not for this command."""
     name = flag.removeprefix("--").replace("-", "_")
-    if name in OPTIONS_ELSEWHERE:
-        return f"; {OPTIONS_ELSEWHERE[name]}"
+    if (way_out := OPTIONS_ELSEWHERE.get(name.removeprefix("no_"))) is not None:
+        return f"; {way_out}"
     is_option = any(name == option.name for kind in GROUPS.values() for option in fields(kind))
     return "; it is an option of `quire serve`" if is_option else ""

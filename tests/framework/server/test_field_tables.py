@@ -32,6 +32,8 @@ VLLM_SAMPLING = [
     "repetition_detection",
     "watermarking",
     "thinking_token_budget",
+    "mm_payload",
+    "return_mm_kwargs",
     "add_special_tokens",
     "structured_outputs",
     "response_format",

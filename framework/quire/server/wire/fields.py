@@ -56,6 +56,7 @@ REFUSED: dict[str, Refusal] = {
     "documents": Refusal("write them into a message", ([],)),
     "mm_processor_kwargs": Refusal(_NO_MEDIA, ({},)),
     "media_io_kwargs": Refusal(_NO_MEDIA, ({},)),
+    "mm_payload": Refusal(_NO_MEDIA, ({},)),
     "return_mm_kwargs": Refusal(_NO_MEDIA, (True, False)),
     "kv_transfer_params": Refusal("KV caches are not passed on by requests", ({},)),
     "ec_transfer_params": Refusal("encoder caches are not passed on by requests", ({},)),
