@@ -1,5 +1,10 @@
 """The tables of fields of all operations with a body, for docs/fields.md; a family adds its own."""
 
+from quire.server.routes.anthropic.bodies import (
+    REFUSED_OF_MESSAGES,
+    CountTokensBody,
+    MessagesBody,
+)
 from quire.server.wire.field_table import FieldTable
 from quire.server.wire.fields import REFUSED, REFUSED_IN_TOKENIZE
 from quire.server.wire.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
@@ -7,6 +12,8 @@ from quire.server.wire.protocol import ChatBody, CompletionBody, DetokenizeBody,
 FIELD_TABLES = (
     FieldTable("POST /v1/chat/completions", ChatBody, REFUSED),
     FieldTable("POST /v1/completions", CompletionBody, REFUSED),
+    FieldTable("POST /v1/messages", MessagesBody, REFUSED_OF_MESSAGES),
+    FieldTable("POST /v1/messages/count_tokens", CountTokensBody, REFUSED_OF_MESSAGES),
     FieldTable("POST /tokenize", TokenizeBody, REFUSED_IN_TOKENIZE),
     FieldTable("POST /detokenize", DetokenizeBody),
 )

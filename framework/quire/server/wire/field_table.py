@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from quire.server.wire.fields import Refusal
-from quire.server.wire.protocol import NO_EFFECT
+from quire.server.wire.protocol import NO_EFFECT, NOT_SUPPORTED, ChatBody
 
 Handling = Literal["honoured", "no effect", "refused"]
 
@@ -35,7 +35,8 @@ class FieldRow:
 class FieldTable:
     """The fields of an operation that takes a body.
 
-    A field has a description (`about`), or one that says why it has no effect (`no_effect`).
+    A field has a description (`about`), or one that says why it has no effect (`no_effect`). One
+    without has the meaning of the field of the same name in a chat.
 
     Attributes:
         operation: Method and path.
@@ -70,10 +71,14 @@ def _declared(kind: type[msgspec.Struct], where: str = "") -> Iterator[FieldRow]
         if inner:
             yield from _declared(inner[0], f"{name}.")
         else:
-            text = _description(hint)
-            has_effect = not text.startswith(NO_EFFECT)
-            handling: Handling = "honoured" if has_effect else "no effect"
-            yield FieldRow(name, handling, text.removeprefix(NO_EFFECT).rstrip("."))
+            yield _row(name, _description(hint) or _CHAT.get(name, ""))
+
+
+def _row(name: str, description: str) -> FieldRow:
+    for mark, handling in _MARKS.items():
+        if description.startswith(mark):
+            return FieldRow(name, handling, description.removeprefix(mark).rstrip("."))
+    return FieldRow(name, "honoured", description.rstrip("."))
 
 
 def _is_struct(kind: Any) -> bool:
@@ -85,6 +90,12 @@ def _description(hint: Any) -> str:
         return ""
     found = [each for each in hint.__metadata__ if isinstance(each, msgspec.Meta)]
     return next((each.description for each in found if each.description), "")
+
+
+_MARKS: dict[str, Handling] = {NO_EFFECT: "no effect", NOT_SUPPORTED: "refused"}
+_CHAT = {
+    name: _description(hint) for name, hint in get_type_hints(ChatBody, include_extras=True).items()
+}
 
 
 def _way_out(refusal: Refusal) -> str:

@@ -16,7 +16,8 @@ from quire.outputs import PromptLogprobs
 FinishReason = Literal["stop", "length", "repetition", "tool_calls"]
 
 
-NO_EFFECT = "No effect: "  # beginning of the description of a field that changes nothing
+# Beginnings of descriptions: of a field that changes nothing, and of one whose values are refused.
+NO_EFFECT, NOT_SUPPORTED = "No effect: ", "Not supported: "
 
 
 def about(text: str) -> Meta:

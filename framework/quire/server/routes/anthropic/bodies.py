@@ -6,30 +6,34 @@ import msgspec
 from msgspec import Meta
 
 from quire.server.wire.fields import REFUSED, Refusal
-from quire.server.wire.protocol import QueuedBody
+from quire.server.wire.protocol import QueuedBody, about
 
 
 class ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
     """How the model may call the tools."""
 
-    type: str
-    name: str | None = None
-    disable_parallel_tool_use: bool | None = None
+    type: Annotated[str, about("auto, any, tool or none.")]
+    name: Annotated[str | None, about("The tool that is called, with the type tool.")] = None
+    disable_parallel_tool_use: Annotated[
+        bool | None, about("Whether the answer has one call at most.")
+    ] = None
 
 
 class ThinkingConfig(msgspec.Struct, forbid_unknown_fields=True):
     """Whether the model reasons, for how many tokens, and whether that is shown."""
 
-    type: str
-    budget_tokens: int | None = None
-    display: str | None = None
+    type: Annotated[str, about("enabled, disabled or adaptive.")]
+    budget_tokens: Annotated[int | None, about("Largest number of tokens of thinking.")] = None
+    display: Annotated[
+        str | None, about("Whether the answer has the thinking: summarized or omitted.")
+    ] = None
 
 
 class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
     """The effort, and the schema that the text follows."""
 
-    effort: str | None = None
-    format: dict[str, Any] | None = None
+    effort: Annotated[str | None, about("Variable of the chat template.")] = None
+    format: Annotated[dict[str, Any] | None, about("The JSON schema that the text follows.")] = None
     task_budget: Annotated[Any, Meta(description="Not supported: send max_tokens.")] = None
 
 
@@ -46,12 +50,12 @@ class MessagesBody(QueuedBody, kw_only=True):
 
     messages: list[dict[str, Any]]
     max_tokens: int
-    system: str | list[dict[str, Any]] | None = None
-    stop_sequences: list[str] | None = None
+    system: Annotated[str | list[dict[str, Any]] | None, about("The system prompt.")] = None
+    stop_sequences: Annotated[list[str] | None, about("Strings that end a message.")] = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]] | None, about("Tools that the model may call.")] = None
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
@@ -106,8 +110,8 @@ class CountTokensBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     messages: list[dict[str, Any]]
     model: str | None = None
-    system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    system: Annotated[str | list[dict[str, Any]] | None, about("The system prompt.")] = None
+    tools: Annotated[list[dict[str, Any]] | None, about("Tools that the model may call.")] = None
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
