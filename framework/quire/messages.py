@@ -12,6 +12,7 @@ that the new block ids.
 """
 
 import math
+from enum import IntEnum
 from typing import Any, Literal
 
 import msgspec
@@ -698,6 +699,49 @@ class ReadKVSnapshot(msgspec.Struct, frozen=True, tag=True):
     """
 
 
+class ReadBlockMap(msgspec.Struct, frozen=True, tag=True):
+    """Return which requests hold the KV blocks: a `BlockMap` of each engine.
+
+    Readers that ask often get the same map again, so all of them together cost the engine at most
+    1 % of its time.
+
+    Attributes:
+        max_cells: Largest number of cells of a map.
+    """
+
+    max_cells: int
+
+
+class BlockState(IntEnum):
+    """Holders of a KV block that are no single running request."""
+
+    NULL = 0  # the block that padding is written to
+    FREE = 1
+    HELD = 2  # a transfer, or a step in flight of a request that has ended
+    SHARED = 3  # several running requests
+
+
+FIRST_OWNER = 4
+
+
+class BlockMap(msgspec.Struct, frozen=True, array_like=True):
+    """The holders of the KV blocks of one engine.
+
+    Attributes:
+        replica: Index of the engine among several replicas.
+        num_blocks: Number of KV blocks in its pool.
+        blocks_per_cell: Number of blocks per cell; the cell shows the first of them.
+        codes: Code of each cell, 16 bits in the byte order of the machine: twice its holder, plus 1
+            if the prefix cache has the block. A holder is a `BlockState`, or `FIRST_OWNER` plus the
+            slot of the running request.
+    """
+
+    replica: int
+    num_blocks: int
+    blocks_per_cell: int
+    codes: bytes
+
+
 class RankPlace(msgspec.Struct, frozen=True, array_like=True):
     """Place of a rank: its machine, and the address on which other machines reach it.
 
@@ -714,5 +758,5 @@ class RankPlace(msgspec.Struct, frozen=True, array_like=True):
     device: int
 
 
-Control = LoadAdapter | ResetPrefixCache | ReadKVSnapshot
+Control = LoadAdapter | ResetPrefixCache | ReadKVSnapshot | ReadBlockMap
 WorkerControl = LoadAdapter  # the commands that are forwarded to the workers

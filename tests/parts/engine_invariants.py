@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from quire.engine.kv_cache.block_map import block_map
 from quire.engine.kv_store.kv_transfers import MAX_LOADS
 from quire.engine.request import Request, Status
-from quire.messages import EngineStats
+from quire.messages import FIRST_OWNER, BlockState, EngineStats
 
 if TYPE_CHECKING:
     from engine_trial import EngineTrial
@@ -28,6 +29,7 @@ def check_all(trial: EngineTrial) -> None:
     _check_sharing(trial)
     _check_store(trial)
     _check_gone(trial)
+    _check_block_map(trial)
 
 
 def _check_pool(trial: EngineTrial) -> None:
@@ -51,6 +53,34 @@ def _check_owners(trial: EngineTrial) -> None:
     owners = Counter(block for table in tables for block in table if block)
     for block in range(1, trial.kv.pool.num_blocks):
         assert trial.kv.pool.references(block) == owners[block], f"block {block}: {owners}"
+
+
+def _check_block_map(trial: EngineTrial) -> None:
+    """See that the map for people is that of the pool and of the block tables."""
+    pool, running = trial.kv.pool, trial.scheduler.running
+    owners: dict[int, set[int | None]] = {}
+    for request in running:
+        for block in (block for table in request.block_ids for block in table):
+            owners.setdefault(block, set()).add(request.slot)
+    for max_cells in (pool.num_blocks, 7):
+        found = block_map(pool, running, max_cells)
+        codes = memoryview(found.codes).cast("H")
+        assert len(codes) <= max_cells
+        assert len(codes) == -(-pool.num_blocks // found.blocks_per_cell)
+        for cell, code in enumerate(codes):
+            block = cell * found.blocks_per_cell
+            holder, is_cached = divmod(code, 2)
+            if block == 0:
+                assert code == 2 * BlockState.NULL
+                continue
+            assert is_cached == (pool.content(block) is not None)
+            assert holder == _holder(owners.get(block, set()), pool.references(block))
+
+
+def _holder(slots: set[int | None], num_references: int) -> int:
+    if not slots:
+        return BlockState.HELD if num_references else BlockState.FREE
+    return BlockState.SHARED if len(slots) > 1 else FIRST_OWNER + (next(iter(slots)) or 0)
 
 
 def _check_names(trial: EngineTrial) -> None:

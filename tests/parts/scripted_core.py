@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from quire.engine.results import outcome_of
 from quire.errors import AdapterError, CapacityError, EngineDeadError, OverloadedError
 from quire.messages import (
+    BlockMap,
     Control,
     EngineOutput,
     EngineOutputs,
@@ -19,6 +20,7 @@ from quire.messages import (
     EngineStats,
     ErrorReport,
     LoadAdapter,
+    ReadBlockMap,
     TokenLogprobs,
 )
 
@@ -69,6 +71,7 @@ class ScriptedCore:
     Attributes:
         prompt_chunk: Number of prompt tokens in a step, for requests with prompt_logprobs.
         num_cached_tokens: Number of prompt tokens that every request finds in the cache.
+        block_maps: Result of `ReadBlockMap`.
         control_error: Error that every control raises.
     """
 
@@ -97,6 +100,7 @@ class ScriptedCore:
         self.prompt_chunk = 1000
         self.num_cached_tokens = 0
         self.controls: list[Control] = []
+        self.block_maps: list[BlockMap] = []
         self.control_error: Exception | None = None
         self.is_shut_down = False
         self._outbox: list[EngineOutput] = []
@@ -138,6 +142,8 @@ class ScriptedCore:
             raise self.control_error
         if isinstance(command, LoadAdapter):
             raise AdapterError(f"there are no files of {command.adapter.name!r}")
+        if isinstance(command, ReadBlockMap):
+            return self.block_maps
         return None
 
     def begin_control(self, command: Control) -> Future[object]:

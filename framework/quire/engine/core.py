@@ -11,6 +11,7 @@ import msgspec
 
 from quire.engine.grammar.grammar_waits import GrammarWaits
 from quire.engine.grammar.grammars import Grammars
+from quire.engine.kv_cache.block_map import BlockMapReader
 from quire.engine.request import Request, Status
 from quire.engine.results import failed_output, outcome_of, report_of
 from quire.engine.scheduling.scheduler import Scheduler
@@ -31,6 +32,7 @@ from quire.messages import (
     EngineRequest,
     EngineStats,
     ErrorReport,
+    ReadBlockMap,
     ReadKVSnapshot,
     ResetPrefixCache,
     RowBitmask,
@@ -84,6 +86,7 @@ class EngineCore:
         self._in_flight: deque[StepPlan] = deque()  # launched, results not collected yet
         self._outbox: list[EngineOutput] = []
         self._journal = scheduler.kv.journal  # changes of the prefix cache, if they are reported
+        self._block_map = BlockMapReader(scheduler.kv.pool, lambda: scheduler.running)
         self._preparing: set[str] = set()  # requests whose grammar is being compiled
         self._grammar_waits = GrammarWaits()
         self._num_grammars = 0  # requests with a grammar
@@ -173,6 +176,8 @@ class EngineCore:
             return None
         if isinstance(message, ReadKVSnapshot):
             return [] if self._journal is None else [self._journal.snapshot()]
+        if isinstance(message, ReadBlockMap):
+            return [self._block_map.read(message.max_cells)]
         try:
             return self.runner.control(message)
         except StepFailedError as error:  # a step in flight failed before the command was run

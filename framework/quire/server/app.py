@@ -15,12 +15,14 @@ from quire.server.http.lifecycle import Lifecycle
 from quire.server.http.logprob_budget import LogprobBudget
 from quire.server.keys.accounts import Accounts
 from quire.server.observe.monitor import Monitor, ObservedApp
+from quire.server.observe.readings import Readings
 from quire.server.routes.anthropic.bodies import MessagesBody
 from quire.server.routes.anthropic.operations import MESSAGES_PATH, anthropic_operations
 from quire.server.routes.api_description import ApiDescription
 from quire.server.routes.chat.chat_turn import ChatTurns
 from quire.server.routes.health import HealthRoutes
 from quire.server.routes.key_admin import AccountRoutes, KeyList, UsageList
+from quire.server.routes.live.live_routes import live_operations
 from quire.server.routes.metrics import MetricsRoute
 from quire.server.routes.models import ModelCard, ModelList, ModelRoutes
 from quire.server.routes.openai.chat_completions import ChatRoute
@@ -151,6 +153,7 @@ def _router(
     health = HealthRoutes(frontend, lifecycle, plugins_report)
     operations = _operations(frontend, health, unknown, LogprobBudget.share(num_processes))
     operations.append(Operation(METRICS_PATH, MetricsRoute(monitor.render).metrics))
+    operations += live_operations(Readings(frontend, lifecycle))
     operations += control
     description = ApiDescription(
         operations, frontend.intake.fields, frontend.intake.logits_processors.opt_in

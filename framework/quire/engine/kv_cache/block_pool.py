@@ -75,6 +75,19 @@ class BlockPool:
         """Return the KV group and hash under which a block is cached; None: it is not."""
         return self._content.get(block_id)
 
+    def sample_codes(self, stride: int, *, free: int, used: int) -> list[int]:
+        """Return for every `stride`-th block the number `free` or `used`, plus 1 if cached."""
+        content = self._content
+        codes = [used if references else free for references in self._references[::stride]]
+        if stride == 1:
+            for block_id in content:
+                codes[block_id] += 1
+            return codes
+        for cell, block_id in enumerate(range(0, self.num_blocks, stride)):
+            if block_id in content:
+                codes[cell] += 1
+        return codes
+
     def find(self, group: int, block_hash: bytes) -> int | None:
         """Return the block that holds a content; None: there is none."""
         return self._block_of[group].get(block_hash)

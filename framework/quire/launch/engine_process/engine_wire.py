@@ -14,12 +14,14 @@ import msgspec
 from quire.config import Settings
 from quire.errors import InvalidRequestError, QuireError
 from quire.messages import (
+    BlockMap,
     Control,
     EngineOutputs,
     EngineRequest,
     EngineStats,
     KVEventBatch,
     LoadAdapter,
+    ReadBlockMap,
     ReadKVSnapshot,
     ResetPrefixCache,
     Started,
@@ -178,6 +180,7 @@ REPLY_TYPES: dict[type[Any], Any] = {
     LoadAdapter: None,
     ResetPrefixCache: None,
     ReadKVSnapshot: list[KVEventBatch],
+    ReadBlockMap: list[BlockMap],
     ReadStats: EngineStats,
     OpenFrontEnd: None,
     CloseFrontEnd: None,

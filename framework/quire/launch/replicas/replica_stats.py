@@ -1,8 +1,10 @@
 """Statistics of several replicas as those of one engine."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from quire.messages import EngineStats, ReplicaStats
+import msgspec
+
+from quire.messages import BlockMap, EngineStats, ReplicaStats
 
 NOTHING = EngineStats()
 
@@ -51,6 +53,19 @@ def sum_counters(parts: Iterable[EngineStats]) -> EngineStats:
         num_grammars_compiled=sum(stats.num_grammars_compiled for stats in parts),
         grammar_wait_s=sum(stats.grammar_wait_s for stats in parts),
     )
+
+
+def join_maps(found: Mapping[int, Sequence[BlockMap]]) -> list[BlockMap]:
+    """Return the maps of the KV blocks of all replicas, by index.
+
+    Args:
+        found: What each replica has returned, by its index.
+    """
+    return [
+        msgspec.structs.replace(each, replica=index)
+        for index, maps in sorted(found.items())
+        for each in maps
+    ]
 
 
 def _mean_hit_rate(up: Sequence[EngineStats]) -> float:

@@ -35,7 +35,7 @@ from quire.launch.replicas.replica_group import (
     ReplicaGroup,
 )
 from quire.launch.replicas.replica_kv_feed import ReplicaKVFeed
-from quire.launch.replicas.replica_stats import sum_counters, sum_stats
+from quire.launch.replicas.replica_stats import join_maps, sum_counters, sum_stats
 from quire.launch.replicas.routing.router import Router
 from quire.messages import (
     AdapterRef,
@@ -46,6 +46,7 @@ from quire.messages import (
     EngineStats,
     ErrorReport,
     LoadAdapter,
+    ReadBlockMap,
     ReadKVSnapshot,
     ResetPrefixCache,
     Started,
@@ -519,6 +520,8 @@ class ReplicatedCore:
             case ReadKVSnapshot():
                 snapshots = {replica.index: result for replica, result in results.items()}
                 return self._kv_feed.join_snapshots(snapshots)
+            case ReadBlockMap():
+                return join_maps({each.index: found for each, found in results.items()})
             case ResetPrefixCache():
                 self._router.reset_prefix_caches()
         return next(iter(results.values()))

@@ -122,8 +122,10 @@ def _schema_of_names(names: Sequence[str]) -> Json:
 
 
 def _content_of(operation: Operation) -> Json:
-    content = _json_content(operation.response)
-    if events := [{"$ref": _reference(event)} for event in operation.events]:
+    events = [{"$ref": _reference(event)} for event in operation.events]
+    has_only_events = operation.response is None and bool(events)
+    content = {} if has_only_events else _json_content(operation.response)
+    if events:
         schema: Json = events[0] if len(events) == 1 else {"oneOf": events}
         content["text/event-stream"] = {"schema": schema}
     return content

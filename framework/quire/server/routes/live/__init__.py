@@ -1,0 +1,1 @@
+"""Routes that show the engine while it runs."""
