@@ -588,8 +588,9 @@ class ServerSettings:
     port: int = option(8000, "Port to listen on; 0: any free port.")
     api_key: tuple[str, ...] = option(
         (),
-        "API keys; every route except /livez and /readyz requires one of them. A flag is visible "
-        "to other users of the machine: QUIRE_API_KEY (joined by commas) and api_key_file are not.",
+        "API keys; every route except /livez, /readyz and the pages of `ui` requires one of them. "
+        "A flag is visible to other users of the machine: QUIRE_API_KEY (joined by commas) and "
+        "api_key_file are not.",
         is_repeated=True,
         is_secret=True,
     )
@@ -633,6 +634,11 @@ class ServerSettings:
         choices=METRICS_NAMES,
     )
     open_metrics: bool = option(False, "Serve /metrics without an API key.")
+    ui: bool = option(
+        True,
+        "Serve the pages /ui and /docs for a browser. They have no data of the server and need no "
+        "API key; what they ask the server for does.",
+    )
     access_log: str | None = option(
         None,
         "File to which a JSON line is appended for each HTTP request; -: the standard output; "

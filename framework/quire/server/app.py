@@ -16,6 +16,7 @@ from quire.server.http.logprob_budget import LogprobBudget
 from quire.server.keys.accounts import Accounts
 from quire.server.observe.monitor import Monitor, ObservedApp
 from quire.server.observe.readings import Readings
+from quire.server.pages.page_routes import page_operations
 from quire.server.routes.anthropic.bodies import MessagesBody
 from quire.server.routes.anthropic.operations import MESSAGES_PATH, anthropic_operations
 from quire.server.routes.api_description import ApiDescription
@@ -82,6 +83,7 @@ def create_app(
         monitor,
         has_lenient_fields=settings.lenient_fields,
         num_processes=settings.api_server_count,
+        has_pages=settings.ui,
     )
     checks = EntryChecks(settings, lifecycle, accounts)
     refusals = EarlyRefusals(frontend, checks, lifecycle, accounts, monitor, QUEUED_BODIES)
@@ -148,6 +150,7 @@ def _router(
     *,
     has_lenient_fields: bool,
     num_processes: int = 1,
+    has_pages: bool = False,
 ) -> HTTPRouter:
     unknown = UnknownFields(has_lenient_fields)
     health = HealthRoutes(frontend, lifecycle, plugins_report)
@@ -158,8 +161,8 @@ def _router(
     description = ApiDescription(
         operations, frontend.intake.fields, frontend.intake.logits_processors.opt_in
     )
-    operations.append(Operation("/openapi.json", description.openapi))
-    return HTTPRouter(operations)
+    pages = page_operations() if has_pages else []
+    return HTTPRouter([*operations, Operation("/openapi.json", description.openapi), *pages])
 
 
 def _operations(

@@ -17,7 +17,7 @@ from quire.server.app import create_app
 KEY, ADMIN = "sk-canary", "sk-canary-root"
 HOSTS = ["quire.example", "a/?x=", "a/#", "a\\b", "livez", "127.0.0.1/livez", "[::1", ""]
 METHODS = ["GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "TRACE", "get", "ODD"]
-OPEN = ("/livez", "/readyz")
+OPEN = ("/livez", "/readyz", "/ui", "/docs")
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Checks of the head of a request: Host, key, Origin, drain, connections and the declared length.
 
-Only `/livez` and `/readyz`, spelt exactly so, need no key.
+Only `/livez`, `/readyz` and the pages for a browser, spelt exactly so, need no key.
 """
 
 from starlette.types import Scope
@@ -15,6 +15,7 @@ from quire.server.wire.headers import header_values
 from quire.server.wire.http_errors import unavailable
 
 OPEN_PATHS = frozenset({"/livez", "/readyz"})
+PAGE_PATHS = frozenset({"/ui", "/docs"})  # a browser that opens a page can send no key
 METRICS_PATH = "/metrics"  # needs the key unless `open_metrics`; served also while draining
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # the limits of keys do not count them
 
@@ -33,7 +34,8 @@ class EntryChecks:
         self._lifecycle = lifecycle
         self._checks_host = is_loopback(settings.host)
         self._max_body_bytes = settings.max_body_bytes
-        self._open_paths = OPEN_PATHS | ({METRICS_PATH} if settings.open_metrics else set())
+        metrics = {METRICS_PATH} if settings.open_metrics else set()
+        self._open_paths = OPEN_PATHS | metrics | (PAGE_PATHS if settings.ui else set())
 
     def check(self, scope: Scope) -> None:
         """Check a head, and set in the scope whose key it has.

@@ -15,6 +15,7 @@ from quire.sampling_params import MAX_LOGITS_PROCESSORS
 from quire.server.http.entry_checks import OPEN_PATHS
 from quire.server.http.json_response import json_response
 from quire.server.routes.operation import Operation
+from quire.server.routes.schema_texts import describe_fields, family_of
 from quire.server.wire.families import dialect_of
 
 OPENAPI_VERSION = "3.1.1"
@@ -57,6 +58,8 @@ class ApiDescription:
             if operation.has_sampler_fields and operation.body is not None:
                 schema = schemas[operation.body.__name__]
                 schema["properties"] = _with_fields(schema["properties"], self._of_samplers)
+        for schema in schemas.values():
+            describe_fields(schema)
         paths: dict[str, Json] = {}
         for operation in self._operations:
             path = re.sub(r":\w+}", "}", operation.path)
@@ -82,6 +85,7 @@ class ApiDescription:
         described: Json = {
             "operationId": "_".join([name, *words]),
             "summary": operation.summary,
+            "tags": [family_of(operation.path)],
             "responses": {
                 "200": {"description": "Success", "content": _content_of(operation)},
                 "default": {"description": "Error", "content": _json_content(error_body)},

@@ -1,6 +1,7 @@
 """The map of the KV blocks is cheap for the engine; `engine_invariants` checks what it shows."""
 
 from engine_parts import make_message
+
 from quire.engine.kv_cache.block_map import BlockMapReader, block_map
 from quire.engine.kv_cache.block_pool import BlockPool
 from quire.engine.request import Request

@@ -31,12 +31,12 @@ def test_it_is_valid_openapi(document):
     validate(document)
 
 
-def test_it_has_every_route_but_itself(app, document):
+def test_it_has_every_route_but_itself_and_the_pages(app, document):
     described = {
         (path, method.upper()) for path, of_path in document["paths"].items() for method in of_path
     }
     served = {(route.path.replace(":path", ""), route.method) for route in app.operations}
-    assert served == described | {("/openapi.json", "GET")}
+    assert served == described | {(path, "GET") for path in ("/openapi.json", "/ui", "/docs")}
 
 
 def test_operations_have_a_summary_and_a_name_of_their_own(document):

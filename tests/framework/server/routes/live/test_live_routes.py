@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from array import array
 
 import httpx
@@ -97,6 +98,8 @@ def test_viewers_share_what_the_engine_is_asked_for(mapped):
 
 def test_nothing_is_asked_for_while_nobody_looks(mapped, wait_for):
     follow(mapped, 1)
+    assert wait_for(lambda: bool(mapped.core.controls))
+    time.sleep(1.5)  # for the server to notice that the viewer is gone
     mapped.core.controls.clear()
     assert not wait_for(lambda: bool(mapped.core.controls), timeout_s=1.5)
 

@@ -1,0 +1,1 @@
+"""The pages for a browser: /ui and /docs, each one file without anything from elsewhere."""
