@@ -27,11 +27,9 @@ function fieldsElement(schema, document, seen = []) {
     fieldElement(name, schema.properties[name], required.includes(name), document, seen)));
 }
 
-function schemaSection(title, schema, document) {
-  if (!schema) return null;
-  const { schema: found, name } = resolved(schema, document);
-  if (!found.properties) return null;
-  return h("section", {}, h("h3", {}, `${title}: ${name ?? "object"}`), fieldsElement(found, document, [name]));
+function schemaSections(title, schema, document) {
+  return schema ? objectsIn(schema, document).map(({ schema: found, name }) =>
+    h("section", {}, h("h3", {}, `${title}: ${name ?? "object"}`), fieldsElement(found, document, [name]))) : [];
 }
 
 function tryForm(method, path, operation, document) {
@@ -92,9 +90,9 @@ function routeElement({ id, method, path, operation }, document) {
     const content = operation.responses["200"].content;
     return h("div", {},
       operation.security ? null : h("p", { className: "small soft" }, "This route needs no key."),
-      schemaSection("Body", operation.requestBody?.content["application/json"].schema, document),
-      schemaSection("Response", content["application/json"]?.schema, document),
-      schemaSection("Event of a stream", content["text/event-stream"]?.schema, document),
+      schemaSections("Body", operation.requestBody?.content["application/json"].schema, document),
+      schemaSections("Response", content["application/json"]?.schema, document),
+      schemaSections("Event of a stream", content["text/event-stream"]?.schema, document),
       tryForm(method, path, operation, document));
   };
   const details = h("details", { className: "route", id },

@@ -41,7 +41,7 @@ class EngineSample:
 
 @dataclass(frozen=True, slots=True)
 class EngineRates:
-    """Rates between two samples.
+    """Rates between two samples; those of one sample alone are None.
 
     Attributes:
         interval_s: Seconds between them.
@@ -50,10 +50,10 @@ class EngineRates:
         steps: For each replica, its steps per second, and the mean seconds of one, if any.
     """
 
-    interval_s: float
-    computed_tokens_per_s: float
-    generated_tokens_per_s: float
-    steps: tuple[tuple[float, float | None], ...]
+    interval_s: float | None = None
+    computed_tokens_per_s: float | None = None
+    generated_tokens_per_s: float | None = None
+    steps: tuple[tuple[float, float | None], ...] = ()
 
     @classmethod
     def between(cls, before: EngineSample, now: EngineSample) -> "EngineRates":
@@ -72,20 +72,20 @@ class EngineRates:
 
 
 def engine_view(
-    readings: Readings, rates: EngineRates | None, maps: Mapping[int, BlockMapView]
+    readings: Readings, rates: EngineRates, maps: Mapping[int, BlockMapView]
 ) -> EngineView:
     """Return what the engine does now.
 
     Args:
         readings: Where numbers are read.
-        rates: Rates until now; None: they were not measured yet.
+        rates: Rates until now.
         maps: Map of the KV blocks of each replica that has reported one, by index.
     """
     stats, done, engines = readings.stats, readings.frontend.dispatch.done, readings.engines()
     return EngineView(
         state=readings.engine_state,
         time=time.time(),
-        interval_s=rates and rates.interval_s,
+        interval_s=rates.interval_s,
         num_running=sum(each.gauges.num_running for each in engines),
         num_waiting=sum(each.gauges.num_waiting for each in engines),
         num_cached_blocks=stats.num_cached_blocks,
@@ -93,8 +93,8 @@ def engine_view(
         num_steps=done.num_steps,
         num_computed_tokens=done.num_computed_tokens,
         num_generated_tokens=done.num_generated_tokens,
-        computed_tokens_per_s=rates and rates.computed_tokens_per_s,
-        generated_tokens_per_s=rates and rates.generated_tokens_per_s,
+        computed_tokens_per_s=rates.computed_tokens_per_s,
+        generated_tokens_per_s=rates.generated_tokens_per_s,
         prefix_hit_rate=stats.prefix_hit_rate,
         replicas=[
             _replica_view(index, each, rates, maps.get(index)) for index, each in enumerate(engines)
@@ -116,11 +116,10 @@ def map_view(found: BlockMap, age_s: float) -> BlockMapView:
 
 
 def _replica_view(
-    index: int, engine: EngineReading, rates: EngineRates | None, found: BlockMapView | None
+    index: int, engine: EngineReading, rates: EngineRates, found: BlockMapView | None
 ) -> ReplicaView:
     gauges = engine.gauges
-    has_rates = rates is not None and index < len(rates.steps)
-    steps_per_s, step_s = rates.steps[index] if rates and has_rates else (None, None)
+    steps_per_s, step_s = rates.steps[index] if index < len(rates.steps) else (None, None)
     return ReplicaView(
         index=index,
         is_up=gauges.is_up,

@@ -80,7 +80,7 @@ class LiveFeed:
     async def _make(self) -> bytes:
         await self._ask_for_maps()
         now = EngineSample.of(self._readings, self._clock())
-        rates = None
+        rates = EngineRates()
         if self._last is not None and 0 < now.at_s - self._last.at_s <= MAX_RATE_S:
             rates = EngineRates.between(self._last, now)
         self._last = now
