@@ -656,6 +656,17 @@ class ServerSettings:
         "Number of processes that serve HTTP, tokenize and check requests for the one engine. "
         "More than one need an engine in a process of its own, and no replicas.",
     )
+    responses_store_max: int = option(
+        1000,
+        "Number of responses of /v1/responses that are stored, in memory; 0 stores none. Several "
+        "front ends (api_server_count) store none either.",
+    )
+    responses_store_max_bytes: int = option(
+        64 * 2**20, "Maximum size of all stored responses, together.", is_bytes=True
+    )
+    responses_store_ttl_s: float = option(
+        86400.0, "Seconds for which a response of /v1/responses is stored."
+    )
     health_port: int = option(
         0,
         "Further port for /livez, /readyz and /health, which need no key there and are answered by "
@@ -686,6 +697,9 @@ class ServerSettings:
                 f"max_body_bytes is {self.max_body_bytes}"
             )
         _check_at_least("shutdown_timeout_s", self.shutdown_timeout_s, 0)
+        _check_at_least("responses_store_max", self.responses_store_max, 0)
+        _check_at_least("responses_store_max_bytes", self.responses_store_max_bytes, 1)
+        _check_at_least("responses_store_ttl_s", self.responses_store_ttl_s, 1)
         self._check_api_servers()
         for name, keys in (("api_key", self.api_key), ("admin_key", self.admin_key)):
             if "" in keys:

@@ -30,6 +30,7 @@ from quire.server.routes.openai.chat_completions import ChatRoute
 from quire.server.routes.openai.completions import CompletionRoute
 from quire.server.routes.operation import Operation
 from quire.server.routes.prefix_cache import CacheRoutes
+from quire.server.routes.responses.response_operations import RESPONSES_PATH, response_operations
 from quire.server.routes.router import ErrorResponses, HTTPRouter
 from quire.server.routes.tokenize import DetokenizedText, TokenRoutes, Tokens
 from quire.server.wire.protocol import (
@@ -42,12 +43,14 @@ from quire.server.wire.protocol import (
     QueuedBody,
     TokenizeBody,
 )
+from quire.server.wire.responses import ResponseBody
 
 CHAT_PATH, COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"
 QUEUED_BODIES: dict[str, type[QueuedBody]] = {
     CHAT_PATH: ChatBody,
     COMPLETION_PATH: CompletionBody,
     MESSAGES_PATH: MessagesBody,
+    RESPONSES_PATH: ResponseBody,
 }
 
 
@@ -81,9 +84,7 @@ def create_app(
         lifecycle,
         control if accounts.has_admin else [],
         monitor,
-        has_lenient_fields=settings.lenient_fields,
-        num_processes=settings.api_server_count,
-        has_pages=settings.ui,
+        settings,
     )
     checks = EntryChecks(settings, lifecycle, accounts)
     refusals = EarlyRefusals(frontend, checks, lifecycle, accounts, monitor, QUEUED_BODIES)
@@ -134,10 +135,9 @@ def create_unguarded_app(
         control: Operations that need an admin key.
         has_lenient_fields: True to leave out fields that do not exist, instead of refusing them.
     """
-    monitor = Monitor(frontend, ServerSettings(), lifecycle)
-    router = _router(
-        frontend, plugins_report, lifecycle, control, monitor, has_lenient_fields=has_lenient_fields
-    )
+    settings = ServerSettings(lenient_fields=has_lenient_fields, ui=False)
+    monitor = Monitor(frontend, settings, lifecycle)
+    router = _router(frontend, plugins_report, lifecycle, control, monitor, settings)
     return ErrorResponses(router)
 
 
@@ -147,21 +147,21 @@ def _router(
     lifecycle: Lifecycle,
     control: Sequence[Operation],
     monitor: Monitor,
-    *,
-    has_lenient_fields: bool,
-    num_processes: int = 1,
-    has_pages: bool = False,
+    settings: ServerSettings,
 ) -> HTTPRouter:
-    unknown = UnknownFields(has_lenient_fields)
+    unknown = UnknownFields(settings.lenient_fields)
     health = HealthRoutes(frontend, lifecycle, plugins_report)
-    operations = _operations(frontend, health, unknown, LogprobBudget.share(num_processes))
+    budget = LogprobBudget.share(settings.api_server_count)
+    operations = _operations(frontend, health, unknown, budget)
+    turns = ChatTurns(frontend, budget, unknown)
+    operations += response_operations(turns, settings, lifecycle)
     operations.append(Operation(METRICS_PATH, MetricsRoute(monitor.render).metrics))
     operations += live_operations(Readings(frontend, lifecycle))
     operations += control
     description = ApiDescription(
         operations, frontend.intake.fields, frontend.intake.logits_processors.opt_in
     )
-    pages = page_operations() if has_pages else []
+    pages = page_operations() if settings.ui else []
     return HTTPRouter([*operations, Operation("/openapi.json", description.openapi), *pages])
 
 

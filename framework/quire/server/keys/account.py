@@ -8,7 +8,8 @@ be negative for a while, and then further requests wait.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from starlette.types import Scope
 
@@ -96,6 +97,16 @@ class Account:
         """Count a request that has begun as over."""
         with self._ledger.lock():
             self._ledger.run(-1)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count a request as running after its response was sent, as one in the background is."""
+        with self._ledger.lock():
+            self._ledger.run(1)
+        try:
+            yield
+        finally:
+            self.end()
 
     def reserve(self, num_prompt_tokens: int, num_completion_tokens: int) -> "TokenReservation":
         """Reserve the tokens of a request; the caller closes the reservation.

@@ -39,6 +39,7 @@ from quire.server.wire.sender import Sender
 LARGE = 1024  # tokens or candidates; more of them are processed in a thread
 
 B = TypeVar("B", bound=QueuedBody)
+R = TypeVar("R")
 Part = TypeVar("Part", Delta, CompletionOutput)
 
 
@@ -74,6 +75,33 @@ async def respond(
         prepare: Function that makes its run, from the body, its sender and the samplers' fields.
         refused: Known fields of the route that are not supported.
     """
+    body, run = await prepared(request, frontend, kind, unknown, prepare, refused)
+    request.scope[GENERATION] = run.generation
+    release = run.generation.release
+    if body.stream:
+        request_id = request.scope["quire_request_id"]
+        return EventStream(run.events(), request_id, on_close=release)
+    return EncodedResponse(partial(_full_response, run), release)
+
+
+async def prepared(
+    request: Request,
+    frontend: AsyncFrontend,
+    kind: type[B],
+    unknown: UnknownFields,
+    prepare: Callable[[Body[B], Sender, dict[str, Any]], Awaitable[R]],
+    refused: Mapping[str, Refusal] = REFUSED,
+) -> tuple[B, R]:
+    """Read a request for which there is room, and return its body and its run.
+
+    Args:
+        request: HTTP request.
+        frontend: Frontend that serves it.
+        kind: Struct of its body.
+        unknown: What happens to fields that do not exist.
+        prepare: Function that makes its run, from the body, its sender and the samplers' fields.
+        refused: Known fields of the route that are not supported.
+    """
     sender = Sender.of(request.scope)
     limit = frontend.time_limit(sender.arrival_s)
     frontend.check_queue()
@@ -86,13 +114,7 @@ async def respond(
     intake = frontend.intake
     values = sampler_values(body, intake.extra_fields, intake.offered_fields, unknown, refused)
     async with limit.hold():
-        run = await prepare(body, sender, values)
-    request.scope[GENERATION] = run.generation
-    release = run.generation.release
-    if body.typed.stream:
-        request_id = request.scope["quire_request_id"]
-        return EventStream(run.events(), request_id, on_close=release)
-    return EncodedResponse(partial(_full_response, run), release)
+        return body.typed, await prepare(body, sender, values)
 
 
 async def _full_response(run: PreparedRequest) -> bytes:
@@ -167,7 +189,7 @@ class Generation:
             InvalidRequestError: The client's `request_id` cannot be a part of the id.
         """
         return {
-            "id": response_id(prefix, self._body.request_id),
+            "id": response_id(f"{prefix}-", self._body.request_id),
             "created": int(time.time()),
             "model": self.model,
         }

@@ -130,19 +130,19 @@ def prompt_options(body: SamplingBody) -> dict[str, Any]:
 
 
 def response_id(prefix: str, request_id: str | None) -> str:
-    """Return the id of a response: the client's behind a prefix, or a new one.
+    """Return the id of a response: the client's behind a prefix such as `cmpl-`, or a new one.
 
     Raises:
         InvalidRequestError: The client's is not short and plain.
     """
     if request_id is None:
-        return f"{prefix}-{random_bytes.hex(14)}"
+        return f"{prefix}{random_bytes.hex(14)}"
     if not _REQUEST_ID.fullmatch(request_id):
         raise InvalidRequestError(
             f"request_id must be 1 to 128 visible ASCII characters, got {request_id!r:.140}",
             param="request_id",
         )
-    return f"{prefix}-{request_id}"
+    return f"{prefix}{request_id}"
 
 
 def stream_usage(body: SamplingBody) -> StreamUsage:

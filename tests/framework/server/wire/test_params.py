@@ -95,12 +95,12 @@ def test_a_pattern_has_no_unknown_field():
 
 
 def test_a_response_has_the_id_that_its_request_gave():
-    assert response_id("cmpl", "job-1/e~") == "cmpl-job-1/e~"
-    assert response_id("cmpl", "x" * 128) == "cmpl-" + "x" * 128
-    assert response_id("cmpl", None) != response_id("cmpl", None)
+    assert response_id("cmpl-", "job-1/e~") == "cmpl-job-1/e~"
+    assert response_id("cmpl-", "x" * 128) == "cmpl-" + "x" * 128
+    assert response_id("cmpl-", None) != response_id("cmpl", None)
     for wrong in ("", "x" * 129, "a b", "a\n", "é", "a\x7f"):
         with pytest.raises(InvalidRequestError, match="1 to 128 visible") as caught:
-            response_id("cmpl", wrong)
+            response_id("cmpl-", wrong)
         assert caught.value.param == "request_id"
 
 

@@ -1,0 +1,143 @@
+"""Conversion of a request for a response to one for a chat, and of its errors back."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from quire.errors import InvalidRequestError, RequestError
+from quire.frontend.unknown_fields import UnknownFields
+from quire.server.routes.responses.function_tools import chat_choice, chat_tools
+from quire.server.routes.responses.input_items import Item, messages_of
+from quire.server.wire.protocol import ChatBody
+from quire.server.wire.responses import ResponseBody
+
+LOGPROBS = "message.output_text.logprobs"
+_INCLUDABLE = (  # all but the first concern hosted tools, media and hidden reasoning
+    LOGPROBS,
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)
+_CONVERTED = {"tools", "tool_choice", "metadata", "store", "top_logprobs", "stream_options"}
+_SAME_NAME = tuple(
+    name
+    for name in ResponseBody.__struct_fields__
+    if name in ChatBody.__struct_fields__ and name not in _CONVERTED
+)
+_MAX_METADATA, _MAX_METADATA_KEY, _MAX_METADATA_VALUE = 16, 64, 512
+_SCHEMA = ("name", "description", "schema", "strict")
+_FORMATS = {"text": (), "json_object": (), "json_schema": _SCHEMA}
+_NAMES = (  # of a chat's fields -> of a response's
+    (re.compile(r"\bmax_(completion_)?tokens\b"), "max_output_tokens"),
+    (re.compile(r"\bresponse_format\.json_schema\b"), "text.format"),
+    (re.compile(r"\bresponse_format\b"), "text.format"),
+    (re.compile(r"\bmessages\b"), "input"),
+    (re.compile(r"\breasoning_effort\b"), "reasoning.effort"),
+    (re.compile(r"\btool_choice\.allowed_tools\b"), "tool_choice"),
+    (re.compile(r"(\btools\[\d+\])\.function\b"), r"\1"),
+)
+
+
+def chat_body(
+    body: ResponseBody, previous: Sequence[Item], items: Sequence[Item], unknown: UnknownFields
+) -> ChatBody:
+    """Return a request as one for a chat.
+
+    Args:
+        body: Body of the request.
+        previous: Items of the responses that it continues.
+        items: Its own items.
+        unknown: What happens to fields that do not exist.
+
+    Raises:
+        InvalidRequestError: Something is not supported; `param` names it.
+        UnknownFieldError: An object has a field that does not exist.
+    """
+    _check(body)
+    same = {name: getattr(body, name) for name in _SAME_NAME}  # fields of our own struct
+    chat = ChatBody(
+        **same,
+        messages=messages_of([*previous, *items], body.instructions, unknown, len(previous)),
+        max_completion_tokens=body.max_output_tokens,
+        logprobs=shows_logprobs(body) or None,
+        top_logprobs=body.top_logprobs if shows_logprobs(body) else None,
+    )
+    if body.tools is not None or body.tool_choice is not None:
+        chat.tools = chat_tools(body.tools, unknown)
+        chat.tool_choice = chat_choice(body.tool_choice, unknown)
+    if body.text is not None and body.text.format is not None:
+        chat.response_format = _response_format(body.text.format, unknown)
+    if body.reasoning is not None:
+        chat.reasoning_effort = body.reasoning.effort
+    if body.truncation == "auto" and body.truncate_prompt_tokens is None:
+        chat.truncate_prompt_tokens = -1
+    return chat
+
+
+def shows_logprobs(body: ResponseBody) -> bool:
+    """Whether the response has log probabilities."""
+    return LOGPROBS in (body.include or ())
+
+
+@contextmanager
+def errors_as_sent() -> Iterator[None]:
+    """Name fields in errors as the client has sent them."""
+    try:
+        yield
+    except RequestError as error:
+        message, param = str(error), error.param
+        for pattern, name in _NAMES:
+            message = pattern.sub(name, message)
+            param = None if param is None else pattern.sub(name, param)
+        error.args, error.param = (message, *error.args[1:]), param
+        raise
+
+
+def _check(body: ResponseBody) -> None:
+    if body.top_logprobs and not shows_logprobs(body):
+        raise InvalidRequestError(
+            f'top_logprobs needs include: ["{LOGPROBS}"]', param="top_logprobs"
+        )
+    for i, name in enumerate(body.include or ()):
+        if name not in _INCLUDABLE:
+            raise InvalidRequestError(
+                f"include[{i}] must be one of {', '.join(_INCLUDABLE)}; got {name!r:.80}",
+                param=f"include[{i}]",
+            )
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequestError("stream_options needs stream: true", param="stream_options")
+    if body.metadata:
+        _check_metadata(body.metadata)
+
+
+def _check_metadata(metadata: dict[str, str]) -> None:
+    if (
+        len(metadata) > _MAX_METADATA
+        or max(map(len, metadata)) > _MAX_METADATA_KEY
+        or max(map(len, metadata.values())) > _MAX_METADATA_VALUE
+    ):
+        raise InvalidRequestError(
+            f"metadata takes up to {_MAX_METADATA} keys of up to {_MAX_METADATA_KEY} characters, "
+            f"with values of up to {_MAX_METADATA_VALUE}",
+            param="metadata",
+        )
+
+
+def _response_format(given: dict[str, Any], unknown: UnknownFields) -> dict[str, Any]:
+    kind = given.get("type")
+    if not isinstance(kind, str) or kind not in _FORMATS:
+        raise InvalidRequestError(
+            f"text.format.type must be one of {', '.join(_FORMATS)}; got {kind!r:.80}",
+            param="text.format.type",
+        )
+    set_fields = {name: value for name, value in given.items() if value is not None}
+    unknown.check(set_fields, ("type", *_FORMATS[kind]), "text.format")
+    if kind != "json_schema":
+        return {"type": kind}
+    schema = {name: set_fields[name] for name in _SCHEMA if name in set_fields}
+    return {"type": kind, "json_schema": schema}

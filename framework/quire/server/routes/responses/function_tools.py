@@ -1,0 +1,92 @@
+"""Conversion of tools and of the choice among them to those of a chat, which nest the function."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from quire.errors import InvalidRequestError
+from quire.frontend.unknown_fields import UnknownFields
+
+_FUNCTION = ("name", "description", "parameters", "strict")
+_NEUTRAL: dict[str, Any] = {  # fields for OpenAI's own programs -> value that asks for nothing
+    "allowed_callers": ["direct"],
+    "async": False,
+    "defer_loading": False,
+    "output_schema": {},
+}
+_MODES = ("none", "auto", "required")
+
+Tool = dict[str, Any]
+
+
+def chat_tools(tools: Sequence[Tool] | None, unknown: UnknownFields) -> list[Tool] | None:
+    """Return tools in the shape of a chat.
+
+    Raises:
+        InvalidRequestError: One of them is no function; `param` is its path.
+        UnknownFieldError: One of them has a field that does not exist.
+    """
+    if tools is None:
+        return None
+    return [_chat_tool(tool, f"tools[{i}]", unknown) for i, tool in enumerate(tools)]
+
+
+def chat_choice(
+    choice: str | dict[str, Any] | None, unknown: UnknownFields
+) -> str | dict[str, Any] | None:
+    """Return a choice of tools in the shape of a chat.
+
+    Raises:
+        InvalidRequestError: It is no choice among functions.
+        UnknownFieldError: It has a field that does not exist.
+    """
+    if choice is None or choice in _MODES:
+        return choice
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if isinstance(choice, dict) and kind == "function":
+        return _named(choice, "tool_choice", unknown)
+    if isinstance(choice, dict) and kind == "allowed_tools":
+        unknown.check(choice, ("type", "mode", "tools"), "tool_choice")
+        tools = choice.get("tools")
+        if not isinstance(tools, list):
+            raise InvalidRequestError(
+                f"tool_choice.tools must be a list, got {tools!r:.80}", param="tool_choice.tools"
+            )
+        named = [_named(t, f"tool_choice.tools[{i}]", unknown) for i, t in enumerate(tools)]
+        allowed = {"mode": choice.get("mode"), "tools": named}
+        return {"type": "allowed_tools", "allowed_tools": allowed}
+    raise InvalidRequestError(
+        f"tool_choice {kind or choice!r:.80} is not supported; it must be none, auto, required, "
+        '{"type": "function", "name": ...} or '
+        '{"type": "allowed_tools", "mode": ..., "tools": [...]}',
+        param="tool_choice",
+    )
+
+
+def _chat_tool(tool: Tool, where: str, unknown: UnknownFields) -> Tool:
+    kind = tool.get("type")
+    if kind != "function":
+        raise InvalidRequestError(
+            f"{where}: the tool {kind!r:.80} is not supported, as this server runs no tools; offer "
+            'a function of your own: {"type": "function", "name": ..., "parameters": {...}}',
+            param=f"{where}.type",
+        )
+    given = [name for name, value in tool.items() if value is not None]
+    for name in given:
+        if name in _NEUTRAL and tool[name] != _NEUTRAL[name]:
+            raise InvalidRequestError(
+                f"{where}.{name} is not supported, as this server runs no programs that call "
+                "functions; leave it out",
+                param=f"{where}.{name}",
+            )
+    unknown.check(given, ("type", *_FUNCTION, *_NEUTRAL), where)
+    return {"type": "function", "function": {n: tool[n] for n in given if n in _FUNCTION}}
+
+
+def _named(choice: object, where: str, unknown: UnknownFields) -> dict[str, Any]:
+    name = choice.get("name") if isinstance(choice, dict) else None
+    if not isinstance(choice, dict) or choice.get("type") != "function" or not name:
+        raise InvalidRequestError(
+            f'{where} must be {{"type": "function", "name": ...}}, got {choice!r:.80}', param=where
+        )
+    unknown.check(choice, ("type", "name"), where)
+    return {"type": "function", "function": {"name": name}}

@@ -1,0 +1,188 @@
+"""Conversion of input items to messages: consecutive items of the assistant are one message.
+
+An item that a client sends back as it got it is accepted with all its fields. What a model without
+hosted tools cannot have in its context is refused by name.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from quire.errors import InvalidRequestError
+from quire.frontend.unknown_fields import UnknownFields
+
+Item = dict[str, Any]
+Message = dict[str, Any]
+
+ROLES = ("user", "assistant", "system", "developer")
+_ITEM_FIELDS = {  # of each type
+    "message": ("type", "role", "content", "id", "status", "phase"),
+    "function_call": ("type", "call_id", "name", "arguments", "id", "status"),
+    "function_call_output": ("type", "call_id", "output", "id", "status"),
+    "reasoning": ("type", "summary", "content", "encrypted_content", "id", "status"),
+}
+_PARTS = {  # type of a content part -> its text, and its other fields
+    "input_text": ("text", ()),
+    "output_text": ("text", ("annotations", "logprobs")),
+    "refusal": ("refusal", ()),
+    "reasoning_text": ("text", ()),
+    "summary_text": ("text", ()),
+}
+_PARTS_OF_MESSAGES = ("input_text", "output_text", "refusal")
+_MEDIA = ("input_image", "input_file", "input_audio", "input_video")
+
+
+def items_of(given: str | Sequence[Item]) -> list[Item]:
+    """Return an input as items; a text is the message of a user."""
+    return [{"role": "user", "content": given}] if isinstance(given, str) else [*given]
+
+
+def messages_of(
+    items: Sequence[Item], instructions: str | None, unknown: UnknownFields, num_before: int = 0
+) -> list[Message]:
+    """Return the messages of a conversation.
+
+    Args:
+        items: Items of previous responses, and those of the request.
+        instructions: Text of a system message in front of all others.
+        unknown: What happens to fields that do not exist.
+        num_before: Number of items that are not the request's; errors count from there.
+
+    Raises:
+        InvalidRequestError: An item is invalid, or not supported; `param` is its path.
+        UnknownFieldError: An item has a field that does not exist.
+    """
+    conversation = _Conversation(unknown)
+    for i, item in enumerate(items):
+        conversation.add(item, f"input[{i - num_before}]")
+    messages = conversation.messages
+    if instructions is None:
+        return messages
+    if messages and messages[0]["role"] == "system":  # many templates take one system message
+        first = messages[0] | {"content": f"{instructions}\n\n{messages[0]['content']}"}
+        return [first, *messages[1:]]
+    return [{"role": "system", "content": instructions}, *messages]
+
+
+class _Conversation:
+    """Messages of items that are added in order."""
+
+    def __init__(self, unknown: UnknownFields) -> None:
+        self.messages: list[Message] = []
+        self._unknown = unknown
+        self._call_ids: set[str] = set()
+
+    def add(self, item: Item, where: str) -> None:
+        """Add an item."""
+        kind = item.get("type", "message" if "role" in item else None)
+        if kind not in _ITEM_FIELDS:
+            raise _unsupported_item(kind, where)
+        given = [name for name, value in item.items() if value is not None]
+        self._unknown.check(given, _ITEM_FIELDS[kind], where)
+        match kind:
+            case "message":
+                self._add_message(item, where)
+            case "reasoning":
+                self._add_reasoning(item, where)
+            case "function_call":
+                self._add_call(item, where)
+            case _:
+                self._add_output(item, where)
+
+    def _add_message(self, item: Item, where: str) -> None:
+        role = item.get("role")
+        if role not in ROLES:
+            raise InvalidRequestError(
+                f"{where}.role must be one of {', '.join(ROLES)}, got {role!r:.80}",
+                param=f"{where}.role",
+            )
+        content = self._content(item.get("content"), f"{where}.content", _PARTS_OF_MESSAGES)
+        if role != "assistant":
+            role = "system" if role == "developer" else role
+            self.messages.append({"role": role, "content": content})
+            return
+        turn = self._turn()
+        if turn.keys() & {"content", "tool_calls"}:
+            turn = self._new_turn()
+        turn["content"] = content
+
+    def _add_reasoning(self, item: Item, where: str) -> None:
+        """Add the reasoning's text, or its summary if there is no text."""
+        text = self._content(item.get("content") or [], f"{where}.content", ("reasoning_text",))
+        summary = item.get("summary") or []
+        text = text or self._content(summary, f"{where}.summary", ("summary_text",))
+        if not text:
+            return
+        turn = self._turn()
+        if turn.keys() & {"content", "tool_calls"}:
+            turn = self._new_turn()
+        turn["reasoning_content"] = turn.get("reasoning_content", "") + text
+
+    def _add_call(self, item: Item, where: str) -> None:
+        call_id, name = _text_field(item, "call_id", where), _text_field(item, "name", where)
+        arguments = _text_field(item, "arguments", where)
+        if item.get("status") == "incomplete":
+            return  # it broke off, and a message has its text
+        self._call_ids.add(call_id)
+        function = {"name": name, "arguments": arguments}
+        call = {"id": call_id, "type": "function", "function": function}
+        self._turn().setdefault("tool_calls", []).append(call)
+
+    def _add_output(self, item: Item, where: str) -> None:
+        call_id = _text_field(item, "call_id", where)
+        if call_id not in self._call_ids:
+            raise InvalidRequestError(
+                f"{where}.call_id is {call_id!r:.80}, and no function_call before it has this "
+                "call_id; send the call, too, or previous_response_id",
+                param=f"{where}.call_id",
+            )
+        output = self._content(item.get("output"), f"{where}.output", ("input_text",))
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
+
+    def _turn(self) -> Message:
+        """Return the message of the assistant that the next items of its belong to."""
+        last = self.messages[-1] if self.messages else None
+        return last if last is not None and last["role"] == "assistant" else self._new_turn()
+
+    def _new_turn(self) -> Message:
+        self.messages.append({"role": "assistant"})
+        return self.messages[-1]
+
+    def _content(self, content: object, where: str, kinds: Sequence[str]) -> str:
+        if isinstance(content, str):
+            return content
+        if not isinstance(content, list):
+            raise InvalidRequestError(
+                f"{where} must be a string or a list of parts, got {content!r:.80}", param=where
+            )
+        return "\n".join(self._part(part, f"{where}[{i}]", kinds) for i, part in enumerate(content))
+
+    def _part(self, part: object, where: str, kinds: Sequence[str]) -> str:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(part, dict) or not isinstance(kind, str) or kind not in kinds:
+            way_out = "this server reads text only" if kind in _MEDIA else f"send {kinds[0]}"
+            raise InvalidRequestError(
+                f"{where}.type {kind!r:.80} is not supported; {way_out}", param=f"{where}.type"
+            )
+        name, others = _PARTS[kind]
+        given = [field for field, value in part.items() if value is not None]
+        self._unknown.check(given, ("type", name, *others), where)
+        return _text_field(part, name, where)
+
+
+def _text_field(item: Item, name: str, where: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise InvalidRequestError(
+            f"{where}.{name} must be a string, got {value!r:.80}", param=f"{where}.{name}"
+        )
+    return value
+
+
+def _unsupported_item(kind: object, where: str) -> InvalidRequestError:
+    known = ", ".join(_ITEM_FIELDS)
+    way_out = f"send items of the types {known}"
+    if kind == "item_reference":
+        way_out = "send the item itself, or previous_response_id"
+    return InvalidRequestError(
+        f"{where}.type {kind!r:.80} is not supported; {way_out}", param=f"{where}.type"
+    )

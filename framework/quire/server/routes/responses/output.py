@@ -1,0 +1,203 @@
+"""Output items of one response: messages, reasoning and function calls, in the order of the text.
+
+At most one item is open. What belongs to no open item closes it and opens the next, so a whole
+completion, read as one long delta, has the same items as a streamed one. A call that breaks off is
+incomplete, and the text that the model wrote for it is in the message after it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from quire.frontend.chat.completion_parser import CompletionEvent
+from quire.frontend.random_bytes import random_bytes
+from quire.interfaces.reasoning import ReasoningDelta
+from quire.interfaces.tool_parsing import TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
+from quire.server.routes.openai.chat_pieces import new_call_id
+from quire.server.wire.protocol import TokenLogprob
+from quire.server.wire.responses import (
+    FunctionCallItem,
+    ItemStatus,
+    OutputItem,
+    OutputMessage,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+)
+
+Kind = Literal["message", "reasoning", "function_call"]
+_PREFIXES: dict[Kind, str] = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+
+
+@dataclass(slots=True)
+class OpenItem:
+    """An item that grows.
+
+    Attributes:
+        index: Position among the items of the response.
+        kind: Its type.
+        id: Its id.
+        name: Name of the called function.
+        call_id: Id of the call.
+        pieces: Pieces of its text, or of its arguments.
+        logprobs: Log probabilities of a message's tokens.
+    """
+
+    index: int
+    kind: Kind
+    id: str
+    name: str = ""
+    call_id: str = ""
+    pieces: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """Text or arguments so far."""
+        return "".join(self.pieces)
+
+    def as_item(self, status: ItemStatus) -> OutputItem:
+        """Return the item with what it has so far."""
+        match self.kind:
+            case "message":
+                part = OutputText(text=self.text, logprobs=self.logprobs)
+                return OutputMessage(id=self.id, status=status, content=[part])
+            case "reasoning":
+                thought = ReasoningText(text=self.text)
+                return ReasoningItem(id=self.id, status=status, content=[thought])
+            case _:
+                return FunctionCallItem(
+                    id=self.id,
+                    status=status,
+                    call_id=self.call_id,
+                    name=self.name,
+                    arguments=self.text,
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A new item, which is still empty."""
+
+    item: OpenItem
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """A piece of an item's text or arguments."""
+
+    item: OpenItem
+    piece: str
+    logprobs: Sequence[TokenLogprob] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """An item that has ended."""
+
+    item: OpenItem
+    whole: OutputItem
+
+
+Change = Opened | Grown | Closed
+
+
+class Output:
+    """Makes items of the events of a completion.
+
+    Attributes:
+        items: Items that have ended.
+    """
+
+    def __init__(self) -> None:
+        self.items: list[OutputItem] = []
+        self._open: OpenItem | None = None
+        self._changes: list[Change] = []
+        self._logprobs: list[TokenLogprob] = []  # of tokens that no event shows yet
+
+    @property
+    def reasoning(self) -> str:
+        """Text of all reasoning items that have ended."""
+        items = [item for item in self.items if isinstance(item, ReasoningItem)]
+        return "".join(part.text for item in items for part in item.content)
+
+    def read(
+        self, events: Iterable[CompletionEvent], logprobs: Sequence[TokenLogprob] = ()
+    ) -> list[Change]:
+        """Add events, with the log probabilities of the tokens that they come from.
+
+        Only those of a message's tokens are kept; those of tokens that a parser holds back are
+        decided upon with the next event.
+        """
+        self._logprobs += logprobs
+        for event in events:
+            match event:
+                case TextDelta(text):
+                    self._grow(self._opened("message"), text)
+                case ReasoningDelta(text):
+                    self._grow(self._opened("reasoning"), text)
+                case ToolCallStart(_, name):
+                    self._close("incomplete" if self._is_call else "completed")
+                    self._begin("function_call", name, new_call_id())
+                case ToolCallArguments(_, piece) if self._open is not None:
+                    self._grow(self._open, piece)
+                case ToolCallEnd():
+                    self._close("completed")
+        if self._changes:
+            self._give_logprobs()
+            self._logprobs = []
+        return self._taken_changes()
+
+    def end(self, status: ItemStatus) -> list[Change]:
+        """End the last item; a response without any gets an empty message."""
+        if self._open is None and not self.items:
+            self._begin("message")
+        if self._logprobs and self._open is not None and self._open.kind == "message":
+            self._grow(self._open, "")  # for those of tokens without text, as the end of text
+        self._close("incomplete" if self._is_call else status)
+        return self._taken_changes()
+
+    def _taken_changes(self) -> list[Change]:
+        changes, self._changes = self._changes, []
+        return changes
+
+    @property
+    def _is_call(self) -> bool:
+        """Whether a call is open, which breaks off unless its end comes."""
+        return self._open is not None and self._open.kind == "function_call"
+
+    def _opened(self, kind: Kind) -> OpenItem:
+        """Return the open item if it is of this kind, or a new one."""
+        if self._open is not None and self._open.kind == kind:
+            return self._open
+        self._close("incomplete" if self._is_call else "completed")
+        return self._begin(kind)
+
+    def _begin(self, kind: Kind, name: str = "", call_id: str = "") -> OpenItem:
+        item_id = f"{_PREFIXES[kind]}_{random_bytes.hex(16)}"
+        self._open = OpenItem(len(self.items), kind, item_id, name, call_id)
+        self._changes.append(Opened(self._open))
+        return self._open
+
+    def _grow(self, item: OpenItem, piece: str) -> None:
+        item.pieces.append(piece)
+        self._changes.append(Grown(item, piece))
+
+    def _close(self, status: ItemStatus) -> None:
+        if (item := self._open) is None:
+            return
+        if item.kind == "message":
+            self._give_logprobs()
+        self._open = None
+        self.items.append(item.as_item(status))
+        self._changes.append(Closed(item, self.items[-1]))
+
+    def _give_logprobs(self) -> None:
+        """Give log probabilities to the last piece of a message, if there is one."""
+        for i in range(len(self._changes) - 1 if self._logprobs else -1, -1, -1):
+            change = self._changes[i]
+            if isinstance(change, Grown) and change.item.kind == "message":
+                change.item.logprobs += self._logprobs
+                self._changes[i] = Grown(change.item, change.piece, self._logprobs)
+                self._logprobs = []
+                return

@@ -1,0 +1,175 @@
+"""What a request makes of a response before it is generated: its fields, and what it continues."""
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from starlette.types import Scope
+
+from quire.errors import InvalidRequestError
+from quire.server.http.json_response import json_of
+from quire.server.keys.account import Account
+from quire.server.routes.chat.chat_prompt import RENDERED
+from quire.server.routes.chat.chat_turn import ChatTurns
+from quire.server.routes.responses.chat_request import chat_body, errors_as_sent
+from quire.server.routes.responses.input_items import Item, items_of
+from quire.server.routes.responses.response_run import ResponseRun
+from quire.server.routes.responses.response_store import ResponseStore, StoredResponse
+from quire.server.wire.bodies import Body
+from quire.server.wire.http_errors import ERROR_CODE, detail_of, log_failure
+from quire.server.wire.params import response_id
+from quire.server.wire.responses import ReasoningOptions, ResponseBody, ResponseObject, TextOptions
+from quire.server.wire.sender import Sender
+
+_NO_TEXT_OPTIONS, _NO_REASONING_OPTIONS = TextOptions(), ReasoningOptions()
+
+
+class ResponseRequests:
+    """Prepares responses.
+
+    Args:
+        turns: Turns of conversations.
+        store: Stored responses; None if this server stores none.
+    """
+
+    def __init__(self, turns: ChatTurns, store: ResponseStore | None) -> None:
+        self._turns = turns
+        self._store = store
+
+    async def prepare(
+        self, scope: Scope, body: Body[ResponseBody], sender: Sender, extra_args: dict[str, Any]
+    ) -> tuple[ResponseRun, StoredResponse | None]:
+        """Return a response that can be generated, and what will be stored of it, if anything.
+
+        Args:
+            scope: ASGI scope of the request, which gets the code of a failure.
+            body: Body of the request.
+            sender: Client that sent it.
+            extra_args: Fields for the samplers.
+
+        Raises:
+            RequestError: Something in the request is wrong.
+        """
+        typed = body.typed
+        previous = self._previous(typed, sender.account)
+        before = [] if previous is None else previous.items()
+        own = _own_items(typed, before)
+        size = body.num_bytes + (0 if previous is None else previous.total_bytes)
+        with errors_as_sent():
+            convert = partial(chat_body, typed, before, own, self._turns.unknown)
+            chat = await self._turns.frontend.lanes.run(size // RENDERED, convert)
+            turn = await self._turns.prepare(Body(chat, {}, size), sender, extra_args)
+        params = turn.generation.params
+        response = _begun(typed, turn.generation.model, (params.temperature, params.top_p))
+        response.store = self._stores(typed)
+        stored = None
+        if response.store:
+            stored = StoredResponse(
+                response.id, sender.account, json_of(own), previous, json_of(response)
+            )
+        keep = None if typed.background else partial(self._keep, stored)
+        return ResponseRun(turn, response, keep, partial(_log, scope)), stored
+
+    def _keep(self, stored: StoredResponse | None, response: bytes) -> None:
+        if self._store is not None and stored is not None:
+            stored.response = response
+            self._store.keep(stored)
+
+    def _stores(self, body: ResponseBody) -> bool:
+        """Whether the response is stored.
+
+        Raises:
+            InvalidRequestError: It is asked for, and cannot be.
+        """
+        if self._store is None:
+            for name in ("store", "background"):
+                if getattr(body, name):
+                    raise no_store(name)
+            return False
+        if body.background and body.store is False:
+            raise InvalidRequestError(
+                "background: true needs store: true, or the response could not be retrieved",
+                param="background",
+            )
+        return body.store is not False
+
+    def _previous(self, body: ResponseBody, account: Account) -> StoredResponse | None:
+        """Return the response that the request continues.
+
+        Raises:
+            RequestError: There is none, or it has not ended well.
+        """
+        name = "previous_response_id"
+        if body.previous_response_id is None:
+            return None
+        if self._store is None:
+            raise no_store(name)
+        found = self._store.find(account, body.previous_response_id, name)
+        if self._store.is_running(found):
+            raise InvalidRequestError(
+                f"the response {found.id!r:.140} is still generated; wait for its end", param=name
+            )
+        return found
+
+
+def no_store(param: str | None = None) -> InvalidRequestError:
+    """Return the error of a request that needs a store, where there is none."""
+    return InvalidRequestError(
+        "this server stores no responses, as it has several front ends (--api-server-count) or "
+        "--responses-store-max 0; send store: false, and all items as input",
+        param=param,
+    )
+
+
+def _own_items(body: ResponseBody, before: Sequence[Item]) -> list[Item]:
+    """Return the items of the request itself.
+
+    Raises:
+        InvalidRequestError: There is nothing to respond to.
+    """
+    if body.input:
+        return items_of(body.input)
+    if body.input is None and before:
+        return []
+    raise InvalidRequestError(
+        "input must be a text or a list of items, and is empty", param="input"
+    )
+
+
+def _begun(body: ResponseBody, model: str, sampling: tuple[float, float]) -> ResponseObject:
+    """Return the response to a request as it begins."""
+    temperature, top_p = sampling
+    text, reasoning = body.text or _NO_TEXT_OPTIONS, body.reasoning or _NO_REASONING_OPTIONS
+    return ResponseObject(
+        id=response_id("resp_", body.request_id),
+        created_at=int(time.time()),
+        status="queued" if body.background else "in_progress",
+        background=bool(body.background),
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        metadata=body.metadata or {},
+        model=model,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        reasoning={"effort": reasoning.effort, "summary": None},
+        safety_identifier=body.safety_identifier,
+        store=False,
+        temperature=temperature,
+        text={"format": text.format or {"type": "text"}},
+        tool_choice=body.tool_choice or "auto",
+        tools=[{"parameters": None, "strict": None} | tool for tool in body.tools or ()],
+        top_logprobs=body.top_logprobs or 0,
+        top_p=top_p,
+        truncation=body.truncation or "disabled",
+        user=body.user,
+    )
+
+
+def _log(scope: Scope, error: Exception) -> None:
+    """Log a failure that has no HTTP status any more, and leave its code in the scope."""
+    request_id = scope["quire_request_id"]
+    scope[ERROR_CODE] = detail_of(error, request_id).code
+    log_failure(error, request_id)

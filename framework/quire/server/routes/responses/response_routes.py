@@ -1,0 +1,121 @@
+"""Endpoints of /v1/responses and of stored responses."""
+
+from functools import partial
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.errors import InvalidRequestError
+from quire.server.http.event_stream import EventStream
+from quire.server.http.json_response import EncodedResponse, json_response
+from quire.server.http.lifecycle import Lifecycle
+from quire.server.keys.account import account_of
+from quire.server.observe.observed_exchange import GENERATION
+from quire.server.routes.chat.chat_turn import ChatTurns
+from quire.server.routes.generation import prepared
+from quire.server.routes.responses.background import BackgroundRuns
+from quire.server.routes.responses.item_list import page_of
+from quire.server.routes.responses.query import flag_of, number_of
+from quire.server.routes.responses.refused_fields import REFUSED_OF_RESPONSES
+from quire.server.routes.responses.response_request import ResponseRequests
+from quire.server.routes.responses.response_store import (
+    ResponseStore,
+    StoredResponse,
+    no_response,
+)
+from quire.server.wire.responses import DeletedResponse, ResponseBody
+
+
+class ResponseRoutes:
+    """Endpoints of /v1/responses.
+
+    Args:
+        turns: Turns of conversations.
+        store: Stored responses; None if this server stores none.
+        lifecycle: Lifecycle, which waits for responses in the background when the server drains.
+    """
+
+    def __init__(self, turns: ChatTurns, store: ResponseStore | None, lifecycle: Lifecycle) -> None:
+        self._turns = turns
+        self._store = store
+        self._requests = ResponseRequests(turns, store)
+        self._background = None if store is None else BackgroundRuns(store, lifecycle)
+
+    async def create(self, request: Request) -> Response:
+        """Generate a response, in full or as a stream, or in the background."""
+        turns, scope = self._turns, request.scope
+        body, (run, stored) = await prepared(
+            request,
+            turns.frontend,
+            ResponseBody,
+            turns.unknown,
+            partial(self._requests.prepare, scope),
+            REFUSED_OF_RESPONSES,
+        )
+        if body.background and self._background is not None and stored is not None:
+            self._background.start(run, stored, is_streamed=bool(body.stream))
+            if not body.stream:
+                return _stored_json(stored)
+            return EventStream(self._background.events(stored), scope["quire_request_id"])
+        scope[GENERATION] = run.generation
+        release = run.generation.release
+        if body.stream:
+            return EventStream(run.events(), scope["quire_request_id"], on_close=release)
+        return EncodedResponse(run.whole, release)
+
+    async def retrieve(self, request: Request) -> Response:
+        """Return a stored response, or the events of one that was streamed in the background."""
+        stored = self._found(request)
+        has_stream = flag_of(request, "stream")
+        after = number_of(request, "starting_after")
+        if not has_stream:
+            return _stored_json(stored)
+        if stored.events is None or self._background is None:
+            raise InvalidRequestError(
+                f"the response {stored.id!r:.140} has no stored events; only those created with "
+                "background: true and stream: true have them; leave out stream",
+                param="stream",
+            )
+        first = 0 if after is None else after + 1
+        return EventStream(
+            self._background.events(stored, first), request.scope["quire_request_id"]
+        )
+
+    async def cancel(self, request: Request) -> Response:
+        """Cancel a response that is generated in the background."""
+        stored = self._found(request)
+        if not msgspec.json.decode(stored.response, type=_Background).background:
+            raise InvalidRequestError(
+                "only a response with background: true can be cancelled; to end another one, close "
+                "its connection"
+            )
+        if self._background is not None:
+            await self._background.cancel(stored)
+        return _stored_json(stored)
+
+    async def delete(self, request: Request) -> Response:
+        """Delete a stored response; one that is being generated is cancelled."""
+        stored = self._found(request)
+        if self._store is not None and self._background is not None:
+            self._store.remove(stored)
+            await self._background.cancel(stored)
+        return json_response(DeletedResponse(stored.id))
+
+    async def input_items(self, request: Request) -> Response:
+        """Return the items that a stored response was generated from."""
+        return json_response(page_of(self._found(request), request))
+
+    def _found(self, request: Request) -> StoredResponse:
+        name = request.path_params["response_id"]
+        if self._store is None:
+            raise no_response(name)
+        return self._store.find(account_of(request.scope), name)
+
+
+class _Background(msgspec.Struct):
+    background: bool
+
+
+def _stored_json(stored: StoredResponse) -> Response:
+    return Response(stored.response, media_type="application/json")

@@ -1,0 +1,207 @@
+"""One response: generated in full or as a stream, from the same output items."""
+
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Literal
+
+from quire.errors import RequestFailedError
+from quire.outputs import CompletionOutput, Delta
+from quire.server.http.json_response import in_thread_if, json_of
+from quire.server.routes.chat.chat_turn import ChatTurn
+from quire.server.routes.generation import Generation
+from quire.server.routes.responses.chat_request import errors_as_sent
+from quire.server.routes.responses.item_events import ItemEvents
+from quire.server.routes.responses.output import Change, Closed, Output
+from quire.server.wire.http_errors import detail_of, status_of
+from quire.server.wire.openai_logprobs import TokenSpelling, chat_logprobs
+from quire.server.wire.protocol import FinishReason, TokenLogprob
+from quire.server.wire.responses import (
+    FailureCode,
+    IncompleteDetails,
+    InputDetails,
+    OutputDetails,
+    ResponseFailure,
+    ResponseObject,
+    ResponseUsage,
+    Status,
+)
+
+Keep = Callable[[bytes], None]
+
+
+class ResponseRun:
+    """A response, ready to be generated once.
+
+    Args:
+        turn: Turn of the conversation.
+        response: Response as it begins.
+        keep: Function that stores the JSON of the response that has ended; None: it is not stored.
+        on_failure: Function that logs a failure that is not raised.
+
+    Attributes:
+        response: Response; complete at the end.
+    """
+
+    def __init__(
+        self,
+        turn: ChatTurn,
+        response: ResponseObject,
+        keep: Keep | None,
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self.response = response
+        self._turn = turn
+        self._keep = keep
+        self._on_failure = on_failure
+        self._output = Output()
+        self._parts = turn.events()[0]
+        self._spelling = TokenSpelling(turn.generation.frontend.tokenizer)
+
+    @property
+    def generation(self) -> Generation:
+        """The completion."""
+        return self._turn.generation
+
+    async def whole(self) -> bytes:
+        """Generate; return the full response as JSON, and raise what `Generation` raises."""
+        if self.generation.num_top_logprobs is None:
+            with errors_as_sent():
+                (completion,) = await self.generation.outputs()
+            read = partial(self._read, _as_delta(completion), [])
+            await in_thread_if(self.generation.is_large, read)
+        else:  # only deltas say which tokens are those of a message
+            async with aclosing(self._changes()) as all_changes:
+                async for _ in all_changes:
+                    pass
+        return await self._ended()
+
+    async def events(self, *, is_begun: bool = False) -> AsyncGenerator[bytes]:
+        """Generate; yield the events of a stream as JSON.
+
+        An error before the first token is raised, unless the stream has begun by then; a later
+        one is an event.
+
+        Args:
+            is_begun: True to begin the stream at once, and not with the first token.
+        """
+        events = ItemEvents()
+        try:
+            if is_begun:
+                for event in events.first(self.response):
+                    yield json_of(event)
+            async with aclosing(self._changes()) as all_changes:
+                async for changes in all_changes:
+                    if not is_begun:
+                        is_begun = True
+                        for event in events.first(self.response):
+                            yield json_of(event)
+                    for change in changes:
+                        is_large = self.generation.is_large and isinstance(change, Closed)
+                        for each in events.of(change):
+                            yield await in_thread_if(is_large, partial(json_of, each))
+            await self._ended()
+        except Exception as error:
+            if not is_begun:
+                raise
+            self.fail(error)
+        is_large = self.generation.is_large
+        yield await in_thread_if(is_large, partial(json_of, events.last(self.response)))
+
+    def fail(self, error: Exception) -> bytes:
+        """Make it a response that failed; log that, store it, and return its JSON."""
+        self._on_failure(error)
+        self.response.error = _failure(error)
+        return self._closed("failed")
+
+    def cancel(self) -> bytes:
+        """Make it a response that was cancelled; store it, and return its JSON."""
+        return self._closed("cancelled")
+
+    def _closed(self, status: Status) -> bytes:
+        self._output.end("incomplete")
+        self.response.output = self._output.items
+        self.response.status = status
+        return self._kept(json_of(self.response))
+
+    async def _changes(self) -> AsyncGenerator[list[Change]]:
+        """Generate; yield the changes of the output items, by delta."""
+        generation = self.generation
+        with errors_as_sent():
+            async with aclosing(generation.deltas()) as deltas:
+                async for _, delta in deltas:
+                    make = partial(self._logprobs, delta)
+                    yield self._read(
+                        delta, await in_thread_if(generation.is_large_delta(delta), make)
+                    )
+
+    def _read(self, delta: Delta, logprobs: Sequence[TokenLogprob]) -> list[Change]:
+        changes = self._output.read(self._parts.read(delta), logprobs)
+        finish = self._parts.finish_reason
+        return changes if finish is None else changes + self._output.end(_status_of(finish))
+
+    def _logprobs(self, delta: Delta) -> Sequence[TokenLogprob]:
+        if delta.logprobs is None:
+            return ()
+        num_top = self.generation.num_top_logprobs or 0
+        return chat_logprobs(delta.logprobs, num_top, self._spelling).content
+
+    async def _ended(self) -> bytes:
+        """Complete the response; store it, and return its JSON."""
+        response, finish = self.response, self._parts.finish_reason
+        if finish is None:
+            raise RequestFailedError("the completion ended without a finish reason")
+        response.status = _status_of(finish)
+        response.output = self._output.items
+        response.usage = await self._usage()
+        if response.status == "completed":
+            response.completed_at = int(time.time())
+        else:
+            is_long = finish == "length"
+            response.incomplete_details = IncompleteDetails(
+                "max_output_tokens" if is_long else None
+            )
+        encode = partial(json_of, response)
+        return self._kept(await in_thread_if(self.generation.is_large, encode))
+
+    def _kept(self, encoded: bytes) -> bytes:
+        if self._keep is not None:
+            self._keep(encoded)
+        return encoded
+
+    async def _usage(self) -> ResponseUsage:
+        usage, frontend = self.generation.usage(), self.generation.frontend
+        num_reasoning = 0
+        if text := self._output.reasoning:
+            encode = partial(frontend.tokenizer.encode, text, add_special_tokens=False)
+            num_reasoning = len(await frontend.lanes.run(len(text), encode))
+        return ResponseUsage(
+            usage.prompt_tokens,
+            InputDetails(usage.prompt_tokens_details.cached_tokens),
+            usage.completion_tokens,
+            OutputDetails(min(num_reasoning, usage.completion_tokens)),
+            usage.total_tokens,
+        )
+
+
+def _status_of(finish: FinishReason) -> Literal["completed", "incomplete"]:
+    return "completed" if finish in ("stop", "tool_calls") else "incomplete"
+
+
+def _as_delta(completion: CompletionOutput) -> Delta:
+    return Delta(
+        index=0,
+        text=completion.text,
+        token_ids=[],
+        finish_reason=completion.finish_reason,
+        stop_reason=completion.stop_reason,
+    )
+
+
+def _failure(error: Exception) -> ResponseFailure:
+    detail, status = detail_of(error), status_of(error)
+    code: FailureCode = "server_error" if status >= 500 else "invalid_prompt"
+    if status == 429:
+        code = "rate_limit_exceeded"
+    return ResponseFailure(code, detail.message, detail.type, detail.param)
