@@ -113,6 +113,27 @@ def test_a_field_that_is_not_described_is_refused(app, document, path):
     assert post(app, path, **body).status == 400
 
 
+@pytest.mark.parametrize("fields", [{}, {"stream": True}])
+def test_responses_are_as_described(app, document, fields):
+    operation = document["paths"]["/v1/responses"]["post"]["responses"]["200"]["content"]
+    text = post(app, "/v1/responses", input="x", **fields).body.decode()
+    if not fields:
+        schema = operation["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        _validator(document, schema).validate(json.loads(text))
+        return
+    events = operation["text/event-stream"]["schema"]["oneOf"]
+    names = {
+        kind: name
+        for name in (event["$ref"].rpartition("/")[2] for event in events)
+        for kind in document["components"]["schemas"][name]["properties"]["type"]["enum"]
+    }
+    lines = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
+    for event in map(json.loads, lines):
+        _validator(document, names[event["type"]]).validate(event)
+    assert len(names) == 15
+    assert len(lines) > 8
+
+
 def test_an_error_is_as_described(app, document):
     _validator(document, "ErrorBody").validate(post(app, "/v1/completions").json())
 

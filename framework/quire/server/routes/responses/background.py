@@ -34,6 +34,8 @@ class BackgroundRuns:
         Raises:
             HTTPError: It cannot be stored.
         """
+        if is_streamed:
+            stored.events = []
         self.store.begin(stored)
         self._runs[stored] = _BackgroundRun(run, stored, self.store, is_streamed)
         self._lifecycle.enter()
@@ -48,6 +50,11 @@ class BackgroundRuns:
         """Return the events of a response from a number on, also those to come."""
         running = self._runs.get(stored)
         return _past_events(stored, first) if running is None else running.events(first)
+
+    def json_of(self, stored: StoredResponse) -> bytes:
+        """Return the JSON of a response, as far as it is generated."""
+        running = self._runs.get(stored)
+        return stored.response if running is None else running.json()
 
     def _leave(self, stored: StoredResponse) -> None:
         del self._runs[stored]
@@ -75,6 +82,10 @@ class _BackgroundRun:
         if not self._is_over:  # it was cancelled before it began
             self._end(self._run.cancel())
 
+    def json(self) -> bytes:
+        """Return the JSON of the response now."""
+        return json_of(self._run.response)
+
     async def events(self, first: int) -> AsyncGenerator[bytes]:
         """Yield the events from a number on, also those to come."""
         number = first
@@ -101,7 +112,7 @@ class _BackgroundRun:
         self._end(final)
 
     async def _streamed(self) -> bytes:
-        async with aclosing(self._run.events(is_begun=True)) as events:
+        async with aclosing(self._run.events()) as events:
             async for event in events:
                 self._store.add_event(self._stored, event)
                 self._tell()

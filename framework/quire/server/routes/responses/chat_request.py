@@ -94,6 +94,7 @@ def errors_as_sent() -> Iterator[None]:
         for pattern, name in _NAMES:
             message = pattern.sub(name, message)
             param = None if param is None else pattern.sub(name, param)
+        param = "input" if param == "prompt" else param
         error.args, error.param = (message, *error.args[1:]), param
         raise
 

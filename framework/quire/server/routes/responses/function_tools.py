@@ -84,7 +84,11 @@ def _chat_tool(tool: Tool, where: str, unknown: UnknownFields) -> Tool:
 
 def _named(choice: object, where: str, unknown: UnknownFields) -> dict[str, Any]:
     name = choice.get("name") if isinstance(choice, dict) else None
-    if not isinstance(choice, dict) or choice.get("type") != "function" or not name:
+    if (
+        not isinstance(choice, dict)
+        or choice.get("type") != "function"
+        or not isinstance(name, str)
+    ):
         raise InvalidRequestError(
             f'{where} must be {{"type": "function", "name": ...}}, got {choice!r:.80}', param=where
         )

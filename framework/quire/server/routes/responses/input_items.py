@@ -74,7 +74,7 @@ class _Conversation:
     def add(self, item: Item, where: str) -> None:
         """Add an item."""
         kind = item.get("type", "message" if "role" in item else None)
-        if kind not in _ITEM_FIELDS:
+        if not isinstance(kind, str) or kind not in _ITEM_FIELDS:
             raise _unsupported_item(kind, where)
         given = [name for name, value in item.items() if value is not None]
         self._unknown.check(given, _ITEM_FIELDS[kind], where)
@@ -90,7 +90,7 @@ class _Conversation:
 
     def _add_message(self, item: Item, where: str) -> None:
         role = item.get("role")
-        if role not in ROLES:
+        if not isinstance(role, str) or role not in ROLES:
             raise InvalidRequestError(
                 f"{where}.role must be one of {', '.join(ROLES)}, got {role!r:.80}",
                 param=f"{where}.role",

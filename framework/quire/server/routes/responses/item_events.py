@@ -1,5 +1,7 @@
 """Events of a stream: what the changes of the output items are for a client."""
 
+from typing import get_args
+
 from quire.server.routes.responses.output import Change, Closed, Grown, Opened, OpenItem
 from quire.server.wire.protocol import TokenLogprob
 from quire.server.wire.response_events import (
@@ -43,8 +45,7 @@ ItemEvent = (
 )
 LastEvent = ResponseCompleted | ResponseIncomplete | ResponseFailed
 PartEvent = ContentPartAdded | ContentPartDone
-FirstEvent = ResponseCreated | ResponseInProgress
-EVENTS = (*FirstEvent.__args__, *ItemEvent.__args__, *LastEvent.__args__)  # of the description
+EVENTS = (ResponseCreated, ResponseInProgress, *get_args(ItemEvent), *get_args(LastEvent))
 _LAST: dict[str, type[LastEvent]] = {
     "completed": ResponseCompleted,
     "incomplete": ResponseIncomplete,
@@ -57,12 +58,13 @@ class ItemEvents:
     def __init__(self) -> None:
         self._num_events = 0
 
-    def first(self, response: ResponseObject) -> list[FirstEvent]:
-        """Return the events before the first item."""
-        return [
-            ResponseCreated(sequence_number=self._next(), response=response),
-            ResponseInProgress(sequence_number=self._next(), response=response),
-        ]
+    def created(self, response: ResponseObject) -> ResponseCreated:
+        """Return the first event."""
+        return ResponseCreated(sequence_number=self._next(), response=response)
+
+    def in_progress(self, response: ResponseObject) -> ResponseInProgress:
+        """Return the event of the first token."""
+        return ResponseInProgress(sequence_number=self._next(), response=response)
 
     def last(self, response: ResponseObject) -> LastEvent:
         """Return the event after the last item."""

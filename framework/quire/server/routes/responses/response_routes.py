@@ -56,7 +56,7 @@ class ResponseRoutes:
         if body.background and self._background is not None and stored is not None:
             self._background.start(run, stored, is_streamed=bool(body.stream))
             if not body.stream:
-                return _stored_json(stored)
+                return self._response(stored)
             return EventStream(self._background.events(stored), scope["quire_request_id"])
         scope[GENERATION] = run.generation
         release = run.generation.release
@@ -70,7 +70,7 @@ class ResponseRoutes:
         has_stream = flag_of(request, "stream")
         after = number_of(request, "starting_after")
         if not has_stream:
-            return _stored_json(stored)
+            return self._response(stored)
         if stored.events is None or self._background is None:
             raise InvalidRequestError(
                 f"the response {stored.id!r:.140} has no stored events; only those created with "
@@ -92,7 +92,7 @@ class ResponseRoutes:
             )
         if self._background is not None:
             await self._background.cancel(stored)
-        return _stored_json(stored)
+        return self._response(stored)
 
     async def delete(self, request: Request) -> Response:
         """Delete a stored response; one that is being generated is cancelled."""
@@ -106,6 +106,12 @@ class ResponseRoutes:
         """Return the items that a stored response was generated from."""
         return json_response(page_of(self._found(request), request))
 
+    def _response(self, stored: StoredResponse) -> Response:
+        found = stored.response
+        if self._background is not None:
+            found = self._background.json_of(stored)
+        return Response(found, media_type="application/json")
+
     def _found(self, request: Request) -> StoredResponse:
         name = request.path_params["response_id"]
         if self._store is None:
@@ -115,7 +121,3 @@ class ResponseRoutes:
 
 class _Background(msgspec.Struct):
     background: bool
-
-
-def _stored_json(stored: StoredResponse) -> Response:
-    return Response(stored.response, media_type="application/json")

@@ -66,44 +66,42 @@ class ResponseRun:
 
     async def whole(self) -> bytes:
         """Generate; return the full response as JSON, and raise what `Generation` raises."""
-        if self.generation.num_top_logprobs is None:
+        if self.generation.num_top_logprobs is None and not self.response.background:
             with errors_as_sent():
                 (completion,) = await self.generation.outputs()
             read = partial(self._read, _as_delta(completion), [])
             await in_thread_if(self.generation.is_large, read)
-        else:  # only deltas say which tokens are those of a message
+        else:  # deltas say which tokens are those of a message, and that the generation has begun
             async with aclosing(self._changes()) as all_changes:
                 async for _ in all_changes:
                     pass
         return await self._ended()
 
-    async def events(self, *, is_begun: bool = False) -> AsyncGenerator[bytes]:
+    async def events(self) -> AsyncGenerator[bytes]:
         """Generate; yield the events of a stream as JSON.
 
-        An error before the first token is raised, unless the stream has begun by then; a later
-        one is an event.
-
-        Args:
-            is_begun: True to begin the stream at once, and not with the first token.
+        An error after the first event is an event. The first event is sent with the first token, so
+        that an error before it has an HTTP status, but for a response in the background at once.
         """
         events = ItemEvents()
+        has_begun = self.response.background
         try:
-            if is_begun:
-                for event in events.first(self.response):
-                    yield json_of(event)
+            if has_begun:
+                yield json_of(events.created(self.response))
             async with aclosing(self._changes()) as all_changes:
-                async for changes in all_changes:
-                    if not is_begun:
-                        is_begun = True
-                        for event in events.first(self.response):
-                            yield json_of(event)
+                async for changes, is_first in all_changes:
+                    if is_first and not has_begun:
+                        has_begun = True
+                        yield json_of(events.created(self.response))
+                    if is_first:
+                        yield json_of(events.in_progress(self.response))
                     for change in changes:
                         is_large = self.generation.is_large and isinstance(change, Closed)
-                        for each in events.of(change):
-                            yield await in_thread_if(is_large, partial(json_of, each))
+                        for event in events.of(change):
+                            yield await in_thread_if(is_large, partial(json_of, event))
             await self._ended()
         except Exception as error:
-            if not is_begun:
+            if not has_begun:
                 raise
             self.fail(error)
         is_large = self.generation.is_large
@@ -125,16 +123,19 @@ class ResponseRun:
         self.response.status = status
         return self._kept(json_of(self.response))
 
-    async def _changes(self) -> AsyncGenerator[list[Change]]:
-        """Generate; yield the changes of the output items, by delta."""
-        generation = self.generation
+    async def _changes(self) -> AsyncGenerator[tuple[list[Change], bool]]:
+        """Generate; yield the changes of the output items by delta, and whether it is the first."""
+        generation, is_first = self.generation, True
         with errors_as_sent():
             async with aclosing(generation.deltas()) as deltas:
                 async for _, delta in deltas:
-                    make = partial(self._logprobs, delta)
-                    yield self._read(
-                        delta, await in_thread_if(generation.is_large_delta(delta), make)
+                    self.response.status = "in_progress"
+                    make, is_large = (
+                        partial(self._logprobs, delta),
+                        generation.is_large_delta(delta),
                     )
+                    yield self._read(delta, await in_thread_if(is_large, make)), is_first
+                    is_first = False
 
     def _read(self, delta: Delta, logprobs: Sequence[TokenLogprob]) -> list[Change]:
         changes = self._output.read(self._parts.read(delta), logprobs)

@@ -1,0 +1,237 @@
+"""Stored responses and those in the background, as OpenAI's client sees them."""
+
+import json
+import time
+
+import httpx
+import openai
+import pytest
+
+from quire.messages import ErrorReport
+
+
+def ask(client, question="Who are you?", **fields):
+    return client.responses.create(model="demo", input=question, **fields)
+
+
+def wait_for_end(client, response, statuses=None):
+    """Retrieve a response until it has ended; note its statuses until then."""
+    deadline = time.monotonic() + 10
+    while response.status in ("queued", "in_progress") and time.monotonic() < deadline:
+        (set() if statuses is None else statuses).add(response.status)
+        time.sleep(0.01)
+        response = client.responses.retrieve(response.id)
+    return response
+
+
+def prompt_of(served, index=-1):
+    ids = served.core.requests[index].token_ids
+    return served.frontend.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_is_found_as_it_was_sent_until_it_is_deleted(client, stream):
+    response = [*ask(client, stream=True)][-1].response if stream else ask(client)
+    assert response.store is True
+    assert client.responses.retrieve(response.id).to_dict() == response.to_dict()
+    client.responses.delete(response.id)
+    for call in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
+        with pytest.raises(openai.NotFoundError) as failed:
+            call(response.id)
+        assert failed.value.code == "response_not_found"
+
+
+def test_a_response_that_shall_not_be_stored_is_not(client):
+    response = ask(client, store=False)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(response.id)
+
+
+def test_a_chain_of_responses_is_one_conversation(client, served):
+    served.texts.by_prompt = {"One": "<t>hm</t>Uno.", "Two": "Due.", "Three": "Tre."}
+    first = ask(client, "One")
+    second = ask(client, "Two", previous_response_id=first.id)
+    client.responses.delete(first.id)
+    third = ask(client, "Three", previous_response_id=second.id)
+    assert third.previous_response_id == second.id
+    prompt = prompt_of(served)
+    places = [prompt.index(word) for word in ("One", "Uno.", "Two", "Due.", "Three")]
+    assert places == sorted(places)
+
+
+def test_the_input_of_a_response_is_a_list_of_items_with_ids(client):
+    first = ask(client, "One")
+    second = ask(
+        client,
+        [
+            {"role": "user", "content": [{"type": "input_text", "text": "Two"}]},
+            {"type": "reasoning", "id": "rs_1", "summary": []},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "three"},
+        ],
+        previous_response_id=first.id,
+    )
+    items = [*client.responses.input_items.list(second.id, order="asc")]
+    assert [item.type for item in items] == [
+        "message", "message", "message", "reasoning", "function_call", "function_call_output",
+    ]  # fmt: skip
+    assert items[0].content[0].text == "One"
+    assert items[1].content[0].text == "I am a script."
+    assert len({item.id for item in items}) == len(items)
+    pages = client.responses.input_items.list(second.id, limit=2)
+    assert [item.id for item in pages] == [item.id for item in reversed(items)]
+    page = client.responses.input_items.list(second.id, limit=2)
+    assert (len(page.data), page.has_more) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [("limit=no", "limit"), ("limit=101", "limit"), ("order=up", "order"), ("after=x", "after")],
+)
+def test_a_wrong_page_is_named(client, served, query, param):
+    response = ask(client)
+    url = f"{served.url}/v1/responses/{response.id}/input_items?{query}"
+    answer = httpx.get(url)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_a_response_in_the_background_needs_no_connection(client, served):
+    served.core.step_s = 0.02
+    response = ask(client, background=True)
+    assert (response.status, response.background, response.output) == ("queued", True, [])
+    with pytest.raises(openai.BadRequestError) as failed:
+        ask(client, previous_response_id=response.id)
+    assert "still generated" in failed.value.body["message"]
+    statuses = set()
+    ended = wait_for_end(client, response, statuses)
+    assert statuses <= {"queued", "in_progress"}
+    assert "in_progress" in statuses
+    assert (ended.status, ended.output_text) == ("completed", "I am a script.")
+    assert ended.usage.output_tokens > 0
+    assert ask(client, "More", previous_response_id=ended.id).status == "completed"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_cancelled_response_is_aborted_in_the_engine(client, served, stream, wait_for):
+    served.core.step_s = 0.05
+    fields = {"background": True, "extra_body": {"ignore_eos": True}, "stream": stream}
+    response = ask(client, max_output_tokens=400, **fields)
+    if stream:
+        response = next(iter(response)).response
+    assert wait_for(lambda: served.core.requests)
+    cancelled = client.responses.cancel(response.id)
+    assert cancelled.status == "cancelled"
+    assert wait_for(lambda: served.core.aborted)
+    assert client.responses.retrieve(response.id).status == "cancelled"
+    assert client.responses.cancel(response.id).status == "cancelled"
+
+
+def test_a_deleted_response_is_aborted_in_the_engine(client, served, wait_for):
+    served.core.step_s = 0.05
+    response = ask(client, background=True, extra_body={"ignore_eos": True})
+    assert wait_for(lambda: served.core.requests)
+    client.responses.delete(response.id)
+    assert wait_for(lambda: served.core.aborted)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(response.id)
+
+
+def test_only_a_response_in_the_background_can_be_cancelled(client):
+    with pytest.raises(openai.BadRequestError) as failed:
+        client.responses.cancel(ask(client).id)
+    assert "background: true" in failed.value.body["message"]
+
+
+def test_a_stream_in_the_background_can_be_read_again_from_any_event(client, served):
+    served.core.step_s = 0.02
+    events = []
+    for event in ask(client, background=True, stream=True):
+        events.append(event)
+        if len(events) == 5:
+            break  # the connection is closed
+    response_id, seen = events[0].response.id, events[-1].sequence_number
+    rest = [*client.responses.retrieve(response_id, stream=True, starting_after=seen)]
+    numbers = [event.sequence_number for event in events + rest]
+    assert numbers == list(range(len(numbers)))
+    assert rest[-1].type == "response.completed"
+    assert rest[-1].response.output_text == "I am a script."
+    whole = [*client.responses.retrieve(response_id, stream=True)]
+    assert [event.to_dict() for event in whole] == [event.to_dict() for event in events + rest]
+
+
+def test_a_stream_that_was_not_stored_is_refused(client):
+    response = ask(client)
+    with pytest.raises(openai.BadRequestError) as failed:
+        [*client.responses.retrieve(response.id, stream=True)]
+    assert failed.value.param == "stream"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_failure_in_the_background_is_the_status_of_the_response(client, served, stream):
+    served.texts.by_prompt = {"Go": ("some words", ErrorReport("request_failed", "it broke"))}
+    made = ask(client, "Go", background=True, stream=stream)
+    if stream:
+        *_, last = made
+        assert last.type == "response.failed"
+        made = last.response
+    response = wait_for_end(client, made)
+    assert (response.status, response.error.code) == ("failed", "server_error")
+    assert response.error.message == "it broke"
+
+
+def test_a_server_without_a_store_says_so(serve):
+    served = serve(responses_store_max=0)
+    url = f"{served.url}/v1/responses"
+    response = httpx.post(url, json={"input": "Hi"}).json()
+    assert response["store"] is False
+    for name, value in (
+        ("store", True), ("background", True), ("previous_response_id", "resp_x"),
+    ):  # fmt: skip
+        error = httpx.post(url, json={"input": "Hi", name: value}).json()["error"]
+        assert error["param"] == name
+        assert "--responses-store-max 0" in error["message"]
+    assert httpx.get(f"{url}/{response['id']}").status_code == 404
+
+
+def test_a_response_belongs_to_the_key_that_made_it(serve):
+    served = serve(api_key=("sk-one", "sk-two"), admin_key=("sk-root",))
+    url = f"{served.url}/v1/responses"
+    one, two, root = ({"authorization": f"Bearer {key}"} for key in ("sk-one", "sk-two", "sk-root"))
+    made = httpx.post(url, json={"input": "Hi"}, headers=one).json()
+    mine, unknown = f"{url}/{made['id']}", f"{url}/resp_unknown"
+    for headers in (two, root):
+        answer, absent = (httpx.get(each, headers=headers) for each in (mine, unknown))
+        assert answer.status_code == absent.status_code == 404
+        assert answer.json()["error"]["code"] == absent.json()["error"]["code"]
+    assert httpx.delete(mine, headers=two).status_code == 404
+    assert httpx.get(f"{mine}/input_items", headers=two).status_code == 404
+    body = {"input": "Hi", "previous_response_id": made["id"]}
+    assert httpx.post(url, json=body, headers=two).status_code == 400
+    assert httpx.get(mine).status_code == 401
+    assert httpx.get(mine, headers=one).json() == made
+
+
+def test_the_same_request_id_in_the_background_is_refused_while_it_runs(client, served):
+    served.core.step_s = 0.05
+    fields = {"background": True, "extra_body": {"request_id": "job/1"}}
+    response = ask(client, **fields)
+    assert response.id == "resp_job/1"
+    with pytest.raises(openai.ConflictError):
+        ask(client, **fields)
+    url = f"{served.url}/v1/responses/resp_job%2F1"
+    assert httpx.get(url).json()["id"] == response.id
+    assert json.loads(httpx.delete(url).content)["deleted"] is True
+
+
+def test_a_response_in_the_background_counts_as_running_for_its_key(serve, tmp_path, wait_for):
+    file = tmp_path / "keys.yaml"
+    file.write_text("keys:\n  - {key: sk-one, name: one, max_concurrent: 1}\n")
+    served = serve(api_key_file=str(file))
+    served.core.step_s = 0.05
+    url, headers = f"{served.url}/v1/responses", {"authorization": "Bearer sk-one"}
+    made = httpx.post(
+        url, json={"input": "Hi", "background": True, "ignore_eos": True}, headers=headers
+    ).json()
+    refused = httpx.post(url, json={"input": "Hi"}, headers=headers)
+    assert refused.status_code == 429
+    assert httpx.get(f"{url}/{made['id']}", headers=headers).status_code == 200

@@ -1,0 +1,160 @@
+"""Output items: the same for every split of a completion, and what becomes of odd ones."""
+
+from itertools import pairwise
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from server_parts import BracketParser, ThinkParser
+
+from quire.frontend.chat.completion_parser import CompletionParser
+from quire.interfaces.reasoning import ReasoningDelta
+from quire.interfaces.tool_parsing import TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
+from quire.outputs import Delta
+from quire.server.routes.chat.choice_events import ChoiceEvents
+from quire.server.routes.responses.item_events import ItemEvents
+from quire.server.routes.responses.output import Output
+from quire.server.wire.protocol import TokenLogprob
+from quire.server.wire.responses import FunctionCallItem, OutputMessage, ReasoningItem
+
+PIECES = ["<t>", "</t>", "[[f ", "[[g {}", "]]", '{"a": 1}', "text", " ", "[", "ü🌧"]
+texts = st.lists(st.sampled_from(PIECES), max_size=8).map("".join)
+
+
+def read(text, cuts, end="stop", allows_parallel=True):
+    """Return the items and the events of a text that arrives in pieces."""
+    parts = ChoiceEvents(CompletionParser(ThinkParser(), BracketParser()), allows_parallel)
+    output, events = Output(), ItemEvents()
+    seen = []
+    bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    pieces = [text[a:b] for a, b in pairwise(bounds)]
+    for i, piece in enumerate(pieces, 1):
+        finish = end if i == len(pieces) else None
+        changes = output.read(
+            parts.read(Delta(index=0, text=piece, token_ids=[], finish_reason=finish))
+        )
+        if finish is not None:
+            changes = changes + output.end("completed" if end == "stop" else "incomplete")
+        seen += [event for change in changes for event in events.of(change)]
+    return output.items, msgspec.to_builtins(seen)
+
+
+def without_ids(items):
+    found = msgspec.to_builtins(items)
+    for item in found:
+        del item["id"]
+        item.pop("call_id", None)
+    return found
+
+
+def accumulated(events):
+    """Put the events of a stream together, as a client does."""
+    items = {}
+    for event in events:
+        index = event["output_index"]
+        match event["type"].removeprefix("response."):
+            case "output_item.added":
+                assert index == len(items)
+                items[index] = event["item"]
+            case "content_part.added":
+                items[index]["content"].append(event["part"])
+            case "output_text.delta":
+                items[index]["content"][0]["text"] += event["delta"]
+                items[index]["content"][0]["logprobs"] += event["logprobs"]
+            case "reasoning_text.delta":
+                items[index]["content"][0]["text"] += event["delta"]
+            case "function_call_arguments.delta":
+                items[index]["arguments"] += event["delta"]
+            case "output_item.done":
+                items[index]["status"] = event["item"]["status"]
+                assert items[index] == event["item"]
+    return list(items.values())
+
+
+@given(texts, st.lists(st.integers(0, 60), max_size=6), st.sampled_from(["stop", "length"]))
+def test_a_streamed_completion_has_the_items_of_a_whole_one(text, cuts, end):
+    whole, _ = read(text, [], end)
+    items, events = read(text, cuts, end)
+    assert without_ids(items) == without_ids(whole)
+    assert accumulated(events) == msgspec.to_builtins(items)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+
+
+@given(texts, st.lists(st.integers(0, 60), max_size=6))
+def test_the_text_of_all_messages_is_the_text_that_the_parsers_give(text, cuts):
+    parsed = CompletionParser(ThinkParser(), BracketParser()).read_whole(text)
+    items, _ = read(text, cuts)
+    messages = [item for item in items if isinstance(item, OutputMessage)]
+    assert "".join(item.content[0].text for item in messages) == parsed.text
+    calls = [i for i in items if isinstance(i, FunctionCallItem) and i.status == "completed"]
+    assert [(call.name, call.arguments) for call in calls] == [*parsed.calls]
+    thoughts = [item.content[0].text for item in items if isinstance(item, ReasoningItem)]
+    assert "".join(thoughts) == (parsed.reasoning or "")
+
+
+def test_a_call_that_breaks_off_is_incomplete_and_its_text_follows():
+    items, _ = read('Sure: [[f {"a"', [3, 9, 12])
+    assert [(item.__class__, item.status) for item in items] == [
+        (OutputMessage, "completed"),
+        (FunctionCallItem, "incomplete"),
+        (OutputMessage, "completed"),
+    ]
+    assert items[2].content[0].text == '[[f {"a"'
+
+
+def test_without_parallel_calls_one_is_kept():
+    items, _ = read("[[f {}]][[g {}]]", [4, 9], allows_parallel=False)
+    assert [item.name for item in items] == ["f"]
+
+
+def test_a_completion_of_nothing_is_an_empty_message():
+    (message,), events = read("", [])
+    assert (message.content[0].text, message.status) == ("", "completed")
+    assert [event["type"] for event in events] == [
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+    ]
+
+
+def test_only_the_last_item_of_a_cut_completion_is_incomplete():
+    items, _ = read("<t>hm</t>a text that", [5], end="length")
+    assert [item.status for item in items] == ["completed", "incomplete"]
+
+
+def position(name):
+    return TokenLogprob(name, -1.0, [*name.encode()], [])
+
+
+@pytest.mark.parametrize(
+    ("steps", "shown"),
+    [
+        ([([TextDelta("a")], "a"), ([TextDelta("b")], "b")], ["a", "b"]),
+        ([([ReasoningDelta("r")], "r"), ([], "</t>"), ([TextDelta("a")], "a")], ["</t>", "a"]),
+        ([([TextDelta("a")], "a"), ([], "<h"), ([TextDelta("<h!")], "!")], ["a", "<h", "!"]),
+        (
+            [
+                ([TextDelta("a")], "a"),
+                ([ToolCallStart(0, "f")], "[[f"),
+                ([ToolCallArguments(0, "{}"), ToolCallEnd(0)], "{}]]"),
+            ],
+            ["a"],
+        ),
+        ([([TextDelta("a")], "a"), ([], "<end>")], ["a", "<end>"]),
+    ],
+)  # fmt: skip
+def test_log_probabilities_are_those_of_the_tokens_of_messages(steps, shown):
+    output, events = Output(), ItemEvents()
+    changes = []
+    for read_events, token in steps:
+        changes += output.read(read_events, [position(token)])
+    changes += output.end("completed")
+    messages = [item for item in output.items if isinstance(item, OutputMessage)]
+    assert [token.token for m in messages for token in m.content[0].logprobs] == shown
+    streamed = [event for change in changes for event in events.of(change)]
+    deltas = msgspec.to_builtins([e for e in streamed if hasattr(e, "delta")])
+    given_tokens = [t["token"] for delta in deltas for t in delta.get("logprobs", ())]
+    assert given_tokens == shown
