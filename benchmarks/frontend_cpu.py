@@ -63,14 +63,21 @@ class Load:
         return self.num_requests * (self.num_tokens if self.stream else 1)
 
     @property
+    def end(self) -> bytes:
+        """What a whole stream has near its end."""
+        return b"event: response.incomplete" if self.path.endswith("responses") else b"[DONE]"
+
+    @property
     def data(self) -> bytes:
         """The request's bytes."""
-        body: dict[str, object] = {"max_tokens": self.num_tokens, "temperature": 0.0}
-        body |= {"ignore_eos": True, "stream": self.stream}
-        if self.path.endswith("chat/completions"):
-            body["messages"] = [{"role": "user", "content": "Hi"}]
+        body: dict[str, object] = {"temperature": 0.0, "ignore_eos": True, "stream": self.stream}
+        if self.path.endswith("responses"):
+            body |= {"max_output_tokens": self.num_tokens, "input": "Hi"}
+        elif self.path.endswith("chat/completions"):
+            messages = [{"role": "user", "content": "Hi"}]
+            body |= {"max_tokens": self.num_tokens, "messages": messages}
         else:
-            body["prompt"] = "Once upon a time"
+            body |= {"max_tokens": self.num_tokens, "prompt": "Once upon a time"}
         text = json.dumps(body)
         head = f"POST {self.path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
         return f"{head}Content-Length: {len(text)}\r\n\r\n{text}".encode()
@@ -80,8 +87,10 @@ LOADS = [
     Load("completion of one token, 1 connection", "/v1/completions", 1, 600),
     Load("completion of one token, 16 connections", "/v1/completions", 16, 1600),
     Load("chat of one token, 16 connections", "/v1/chat/completions", 16, 1600),
+    Load("response of one token, 16 connections", "/v1/responses", 16, 1600),
     Load("streamed token of a completion, 16 streams", "/v1/completions", 16, 64, 64, True),
     Load("streamed token of a chat, 16 streams", "/v1/chat/completions", 16, 64, 64, True),
+    Load("streamed token of a response, 16 streams", "/v1/responses", 16, 64, 64, True),
     Load("GET /livez, 1 connection", "/livez", 1, 1000),
 ]
 
@@ -118,7 +127,6 @@ class RunningServer:
     def _send(self, load: Load, num_requests: int) -> None:
         """Send requests over several connections, and read all responses."""
         data = load.data if load.path.startswith("/v1") else _get(load.path)
-        end = b"data: [DONE]\n\n" if load.stream else b"}"
         waiting = selectors.DefaultSelector()
         for _ in range(load.num_connections):
             connection = socket.create_connection(self._address)
@@ -134,7 +142,7 @@ class RunningServer:
                 if not part:
                     raise RuntimeError(f"the server closed a connection: {bytes(received)!r}")
                 received += part
-                if not _is_whole(received, end, load.stream):
+                if not _is_whole(received, load.end, load.stream):
                     continue
                 if not received.startswith(b"HTTP/1.1 200"):
                     raise RuntimeError(f"a request failed: {bytes(received)!r}")
