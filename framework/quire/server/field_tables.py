@@ -5,15 +5,18 @@ from quire.server.routes.anthropic.bodies import (
     CountTokensBody,
     MessagesBody,
 )
+from quire.server.routes.responses.refused_fields import REFUSED_OF_RESPONSES
 from quire.server.wire.field_table import FieldTable
 from quire.server.wire.fields import REFUSED, REFUSED_IN_TOKENIZE
 from quire.server.wire.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from quire.server.wire.responses import ResponseBody
 
 FIELD_TABLES = (
     FieldTable("POST /v1/chat/completions", ChatBody, REFUSED),
     FieldTable("POST /v1/completions", CompletionBody, REFUSED),
     FieldTable("POST /v1/messages", MessagesBody, REFUSED_OF_MESSAGES),
     FieldTable("POST /v1/messages/count_tokens", CountTokensBody, REFUSED_OF_MESSAGES),
+    FieldTable("POST /v1/responses", ResponseBody, REFUSED_OF_RESPONSES),
     FieldTable("POST /tokenize", TokenizeBody, REFUSED_IN_TOKENIZE),
     FieldTable("POST /detokenize", DetokenizeBody),
 )

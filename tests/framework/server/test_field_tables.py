@@ -3,6 +3,7 @@
 import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
 
 from quire.config import ServerSettings
 from quire.server.app import create_app
@@ -10,6 +11,7 @@ from quire.server.field_tables import FIELD_TABLES
 
 TABLES = {table.operation: table for table in FIELD_TABLES}
 CHAT, COMPLETIONS = "POST /v1/chat/completions", "POST /v1/completions"
+RESPONSES = "POST /v1/responses"
 
 VLLM_SAMPLING = [
     "use_beam_search",
@@ -65,6 +67,31 @@ VLLM_CHAT = [
     "mm_processor_kwargs",
     "return_mm_kwargs",
 ]
+VLLM_RESPONSES = [
+    "logit_bias",
+    "skip_special_tokens",
+    "include_stop_str_in_output",
+    "request_id",
+    "media_io_kwargs",
+    "mm_processor_kwargs",
+    "chat_template",
+    "chat_template_kwargs",
+    "priority",
+    "cache_salt",
+    "enable_response_messages",
+    "previous_input_messages",
+    "structured_outputs",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "ignore_eos",
+    "kv_transfer_params",
+    "vllm_xargs",
+]
 VLLM_TEMPLATE = [
     "model",
     "messages",
@@ -91,11 +118,20 @@ def published(module):
     )
 
 
+def published_of_responses():
+    """Return the same of /v1/responses."""
+    return sorted(
+        response_create_params.ResponseCreateParamsNonStreaming.__annotations__
+        | response_create_params.ResponseCreateParamsBase.__annotations__
+    )
+
+
 DOCUMENTED = {
     CHAT: [*published(chat_create_params), *VLLM_SAMPLING, *VLLM_CHAT],
     COMPLETIONS: [
         *published(completion_create_params), *VLLM_SAMPLING, "echo", "prompt_embeds",
     ],
+    RESPONSES: [*published_of_responses(), *VLLM_RESPONSES],
     "POST /tokenize": [*VLLM_TEMPLATE, "prompt"],
     "POST /detokenize": ["model", "tokens"],
 }  # fmt: skip

@@ -14,9 +14,9 @@ import msgspec
 from quire.errors import InvalidRequestError
 from quire.frontend.unknown_fields import UnknownFields
 from quire.server.wire.bodies import Body, S, objects_of
-from quire.server.wire.protocol import AcceptedFields, ChatBody, CompletionBody, QueuedBody
+from quire.server.wire.protocol import AcceptedFields, ChatBody, CompletionBody, SampledBody
 
-ACCEPTED = frozenset(AcceptedFields.__struct_fields__) - {*QueuedBody.__struct_fields__}
+ACCEPTED = frozenset(AcceptedFields.__struct_fields__) - {*SampledBody.__struct_fields__}
 
 
 @dataclass(frozen=True, slots=True)

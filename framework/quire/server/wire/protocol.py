@@ -56,40 +56,9 @@ class QueuedBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         raise NotImplementedError
 
 
-class AcceptedFields(QueuedBody, kw_only=True):
-    """Fields of OpenAI's and vLLM's clients that change no completion here."""
+class SampledBody(QueuedBody, kw_only=True):
+    """Fields of all completions that are sampled, named as in `SamplingParams`."""
 
-    user: Annotated[Any, no_effect("clients are known by their key.")] = None
-    safety_identifier: Annotated[Any, no_effect("clients are known by their key.")] = None
-    session_id: Annotated[Any, no_effect("requests of a session share nothing but prefixes.")] = (
-        None
-    )
-    metadata: Annotated[Any, no_effect("completions are not stored.")] = None
-    store: Annotated[Any, no_effect("completions are not stored.")] = None
-    service_tier: Annotated[Any, no_effect("there is one tier; priority orders requests.")] = None
-    prediction: Annotated[Any, no_effect("the completion is the one without it.")] = None
-    prompt_cache_key: Annotated[
-        Any, no_effect("equal prefixes are shared; cache_salt separates them.")
-    ] = None
-    prompt_cache_options: Annotated[
-        Any, no_effect("equal prefixes are shared; cache_salt separates them.")
-    ] = None
-    prompt_cache_retention: Annotated[
-        Any, no_effect("the least recently used blocks are replaced first.")
-    ] = None
-    verbosity: Annotated[Any, no_effect("templates get variables by chat_template_kwargs.")] = None
-    spaces_between_special_tokens: Annotated[
-        Any, no_effect("special tokens are shown as the tokenizer writes them.")
-    ] = None
-
-
-class SamplingBody(AcceptedFields, kw_only=True):
-    """Fields common to both kinds of completions, named as in `SamplingParams`."""
-
-    n: Annotated[int | None, about("Number of choices of each prompt, up to 128.")] = None
-    best_of: Annotated[
-        int | None, about("Number of completions, of which the best n are returned.")
-    ] = None
     temperature: Annotated[
         float | None, about("Randomness of sampling; 0 takes the most likely token.")
     ] = None
@@ -119,7 +88,6 @@ class SamplingBody(AcceptedFields, kw_only=True):
     seed: Annotated[
         int | None, about("Seed of sampling; the same one gives the same completion.")
     ] = None
-    max_tokens: Annotated[int | None, about("Largest number of tokens of a completion.")] = None
     min_tokens: Annotated[
         int | None, about("Number of tokens before which nothing ends a completion.")
     ] = None
@@ -140,9 +108,6 @@ class SamplingBody(AcceptedFields, kw_only=True):
     structured_outputs: Annotated[
         dict[str, Any] | None, about("A constraint: a schema, regex, grammar, choices or tags.")
     ] = None  # StructuredOutputsParams
-    response_format: Annotated[
-        dict[str, Any] | None, about("A constraint of the completion, in OpenAI's form.")
-    ] = None
     thinking_token_budget: Annotated[int | None, about("Largest number of tokens of thinking.")] = (
         None
     )
@@ -151,21 +116,6 @@ class SamplingBody(AcceptedFields, kw_only=True):
     ] = None  # RepetitionDetectionParams
     logits_processors: Annotated[
         list[Any] | None, about("Names of logits processors that run if named.")
-    ] = None
-    prompt_logprobs: Annotated[
-        int | None, about("Number of candidates with log probabilities, in the prompt.")
-    ] = None
-    logprob_token_ids: Annotated[
-        list[int] | None, about("Token ids that have log probabilities in place of the likeliest.")
-    ] = None
-    use_beam_search: Annotated[bool | None, about("Search with n beams instead of sampling.")] = (
-        None
-    )
-    length_penalty: Annotated[
-        float | None, about("Exponent of the length in the score of a beam.")
-    ] = None
-    early_stopping: Annotated[
-        bool | str | None, about("When a beam search ends: false, true or never.")
     ] = None
     cache_salt: Annotated[
         str | None, about("Requests of the same salt share the prefix cache.")
@@ -182,13 +132,68 @@ class SamplingBody(AcceptedFields, kw_only=True):
     add_special_tokens: Annotated[
         bool | None, about("Whether special tokens are added; default: to texts, not to chats.")
     ] = None
+    stream_interval: Annotated[int | None, about("Least number of tokens of an event.")] = None
+
+
+class AcceptedFields(SampledBody, kw_only=True):
+    """Fields of OpenAI's and vLLM's clients that change no completion here."""
+
+    user: Annotated[Any, no_effect("clients are known by their key.")] = None
+    safety_identifier: Annotated[Any, no_effect("clients are known by their key.")] = None
+    session_id: Annotated[Any, no_effect("requests of a session share nothing but prefixes.")] = (
+        None
+    )
+    metadata: Annotated[Any, no_effect("completions are not stored.")] = None
+    store: Annotated[Any, no_effect("completions are not stored.")] = None
+    service_tier: Annotated[Any, no_effect("there is one tier; priority orders requests.")] = None
+    prediction: Annotated[Any, no_effect("the completion is the one without it.")] = None
+    prompt_cache_key: Annotated[
+        Any, no_effect("equal prefixes are shared; cache_salt separates them.")
+    ] = None
+    prompt_cache_options: Annotated[
+        Any, no_effect("equal prefixes are shared; cache_salt separates them.")
+    ] = None
+    prompt_cache_retention: Annotated[
+        Any, no_effect("the least recently used blocks are replaced first.")
+    ] = None
+    verbosity: Annotated[Any, no_effect("templates get variables by chat_template_kwargs.")] = None
+    spaces_between_special_tokens: Annotated[
+        Any, no_effect("special tokens are shown as the tokenizer writes them.")
+    ] = None
+
+
+class SamplingBody(AcceptedFields, kw_only=True):
+    """Fields common to both kinds of completions; beams are among them."""
+
+    n: Annotated[int | None, about("Number of choices of each prompt, up to 128.")] = None
+    best_of: Annotated[
+        int | None, about("Number of completions, of which the best n are returned.")
+    ] = None
+    max_tokens: Annotated[int | None, about("Largest number of tokens of a completion.")] = None
+    response_format: Annotated[
+        dict[str, Any] | None, about("A constraint of the completion, in OpenAI's form.")
+    ] = None
+    prompt_logprobs: Annotated[
+        int | None, about("Number of candidates with log probabilities, in the prompt.")
+    ] = None
+    logprob_token_ids: Annotated[
+        list[int] | None, about("Token ids that have log probabilities in place of the likeliest.")
+    ] = None
+    use_beam_search: Annotated[bool | None, about("Search with n beams instead of sampling.")] = (
+        None
+    )
+    length_penalty: Annotated[
+        float | None, about("Exponent of the length in the score of a beam.")
+    ] = None
+    early_stopping: Annotated[
+        bool | str | None, about("When a beam search ends: false, true or never.")
+    ] = None
     return_token_ids: Annotated[
         bool | None, about("Return the token ids of prompt and completion.")
     ] = None
     return_tokens_as_token_ids: Annotated[
         bool | None, about("Show tokens of log probabilities as `token_id:17`.")
     ] = None
-    stream_interval: Annotated[int | None, about("Least number of tokens of an event.")] = None
     stream_options: StreamOptions | None = None
 
 

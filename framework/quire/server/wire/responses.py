@@ -3,9 +3,8 @@
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
 
-from quire.server.wire.protocol import QueuedBody, TokenLogprob
+from quire.server.wire.protocol import SampledBody, TokenLogprob, about, no_effect
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 FailureCode = Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
@@ -15,105 +14,93 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 class TextOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Format of the text."""
 
-    format: dict[str, Any] | None = None
-    verbosity: Annotated[
-        Any, Meta(description="No effect: templates get variables by chat_template_kwargs.")
+    format: Annotated[
+        dict[str, Any] | None, about("text, json_object, or json_schema with its schema.")
     ] = None
+    verbosity: Annotated[Any, no_effect("templates get variables by chat_template_kwargs.")] = None
 
 
 class ReasoningOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Options of the reasoning."""
 
-    effort: str | None = None
-    summary: Annotated[
-        str | None, Meta(description="No effect: the reasoning itself is shown.")
-    ] = None
-    generate_summary: Annotated[
-        str | None, Meta(description="No effect: the reasoning itself is shown.")
-    ] = None
+    effort: Annotated[str | None, about("Variable reasoning_effort of the chat template.")] = None
+    summary: Annotated[str | None, no_effect("the reasoning itself is shown.")] = None
+    generate_summary: Annotated[str | None, no_effect("the reasoning itself is shown.")] = None
 
 
 class ResponseStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """Options of a stream of a response."""
 
-    include_obfuscation: Annotated[
-        bool | None, Meta(description="No effect: events have no padding.")
-    ] = None
+    include_obfuscation: Annotated[bool | None, no_effect("events have no padding.")] = None
 
 
-class ResponseBody(QueuedBody, kw_only=True):
+class ResponseBody(SampledBody, kw_only=True):
     """POST /v1/responses."""
 
-    input: str | list[dict[str, Any]] | None = None  # None: that of the previous response
-    instructions: str | None = None
-    previous_response_id: str | None = None
-    background: bool | None = None
-    store: bool | None = None
-    metadata: dict[str, str] | None = None
-    max_output_tokens: int | None = None
-    include: list[str] | None = None
-    top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    text: TextOptions | None = None
-    reasoning: ReasoningOptions | None = None
-    truncation: Literal["auto", "disabled"] | None = None
-    stream_options: ResponseStreamOptions | None = None
-    max_tool_calls: Annotated[
-        int | None, Meta(description="No effect: it limits hosted tools, of which there are none.")
+    input: Annotated[
+        str | list[dict[str, Any]] | None, about("A text or a list of items; null to go on.")
     ] = None
-    user: Annotated[str | None, Meta(description="No effect: clients are known by their key.")] = (
+    instructions: Annotated[str | None, about("A system message; it is not carried over.")] = None
+    previous_response_id: Annotated[str | None, about("Stored response that is continued.")] = None
+    background: Annotated[
+        bool | None, about("Generate without a connection; the response is retrieved later.")
+    ] = None
+    store: Annotated[
+        bool | None, about("Whether the response is stored; default: if the server stores any.")
+    ] = None
+    metadata: Annotated[
+        dict[str, str] | None, about("Up to 16 texts by their names, which are stored, too.")
+    ] = None
+    max_output_tokens: Annotated[int | None, about("Largest number of tokens of the output.")] = (
         None
     )
-    safety_identifier: Annotated[
-        str | None, Meta(description="No effect: clients are known by their key.")
+    include: Annotated[
+        list[str] | None, about("message.output_text.logprobs adds log probabilities.")
     ] = None
+    top_logprobs: Annotated[int | None, about("Number of candidates with log probabilities.")] = (
+        None
+    )
+    tools: Annotated[list[dict[str, Any]] | None, about("Functions that the model may call.")] = (
+        None
+    )
+    tool_choice: Annotated[
+        str | dict[str, Any] | None,
+        about("none, auto, required, a function, or some of the tools."),
+    ] = None
+    parallel_tool_calls: Annotated[
+        bool | None, about("Whether the output may have several calls.")
+    ] = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    truncation: Annotated[
+        Literal["auto", "disabled"] | None,
+        about("auto: a prompt that is too long loses its beginning; disabled: it is refused."),
+    ] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, about("Variables of the chat template.")
+    ] = None
+    stream_options: ResponseStreamOptions | None = None
+    max_tool_calls: Annotated[
+        int | None, no_effect("it limits hosted tools, of which there are none.")
+    ] = None
+    user: Annotated[str | None, no_effect("clients are known by their key.")] = None
+    safety_identifier: Annotated[str | None, no_effect("clients are known by their key.")] = None
+    session_id: Annotated[Any, no_effect("requests of a session share nothing but prefixes.")] = (
+        None
+    )
+    service_tier: Annotated[Any, no_effect("there is one tier; priority orders requests.")] = None
     prompt_cache_key: Annotated[
-        str | None,
-        Meta(description="No effect: equal prefixes are shared; cache_salt separates them."),
-    ] = None
-    prompt_cache_retention: Annotated[
-        Any, Meta(description="No effect: the least recently used blocks are replaced first.")
+        str | None, no_effect("equal prefixes are shared; cache_salt separates them.")
     ] = None
     prompt_cache_options: Annotated[
-        Any, Meta(description="No effect: equal prefixes are shared; cache_salt separates them.")
+        Any, no_effect("equal prefixes are shared; cache_salt separates them.")
     ] = None
-    service_tier: Annotated[
-        str | None, Meta(description="No effect: there is one tier; priority orders requests.")
+    prompt_cache_retention: Annotated[
+        Any, no_effect("the least recently used blocks are replaced first.")
     ] = None
-    session_id: Annotated[
-        Any, Meta(description="No effect: requests of a session share nothing but prefixes.")
+    spaces_between_special_tokens: Annotated[
+        Any, no_effect("special tokens are shown as the tokenizer writes them.")
     ] = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    seed: int | None = None
-    min_tokens: int | None = None
-    stop: str | list[str] | None = None
-    stop_regex: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    structured_outputs: dict[str, Any] | None = None
-    thinking_token_budget: int | None = None
-    repetition_detection: dict[str, Any] | None = None
-    logits_processors: list[Any] | None = None
-    cache_salt: str | None = None
-    truncate_prompt_tokens: int | None = None
-    truncation_side: str | None = None
-    request_id: str | None = None
-    add_special_tokens: bool | None = None
-    stream_interval: int | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
     @property
     def completion_limit(self) -> int | None:
