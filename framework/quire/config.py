@@ -651,6 +651,12 @@ class ServerSettings:
         "HTTP, such as http://localhost:4318/v1/traces; needs quire[otel]; None: no traces.",
     )
 
+    routes: tuple[str, ...] = option(
+        (),
+        "Routes of plugins to serve, by name; a route of an installed plugin that is not named is "
+        "not served.",
+        kind="routes",
+    )
     api_server_count: int = option(
         1,
         "Number of processes that serve HTTP, tokenize and check requests for the one engine. "

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from quire.interfaces.attention import KVBackend
     from quire.interfaces.checkpoint import CheckpointSource
     from quire.interfaces.executor import Executor
+    from quire.interfaces.http_route import HTTPRoute
     from quire.interfaces.kv_cache import KVCacheSpec
     from quire.interfaces.kv_transfer import KVStoreScheduler
     from quire.interfaces.lora import LoRASource
@@ -97,6 +98,11 @@ def register_kv_stores(registry: Registrar[type[KVStoreScheduler]]) -> None:
 @hookspec
 def register_executors(registry: Registrar[type[Executor]]) -> None:
     """Offer executors, each under the name for `--executor`."""
+
+
+@hookspec
+def register_routes(registry: Registrar[type[HTTPRoute]]) -> None:
+    """Offer HTTP routes, each under the name for `--routes`; no other is served."""
 
 
 @hookspec

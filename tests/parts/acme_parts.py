@@ -43,7 +43,7 @@ class Quire:
 
     def __init__(self, *sites: Path) -> None:
         clean = {k: v for k, v in os.environ.items() if not k.startswith("QUIRE_")}
-        path = os.pathsep.join(map(str, sites))
+        path = os.pathsep.join([*map(str, sites), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.environment = clean | {
             "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
         }  # fmt: skip

@@ -9,19 +9,21 @@ import pytest
 from acme_reference import SIZES, acme_weights, greedy_tokens
 from kernel_options import OWN_BACKEND
 
-PARTS = {
+ENGINE_PARTS = {
     "models": "AcmeForCausalLM",
     "attention_backends": "acme_plain",
     "samplers": "acme_top_n_sigma",
     "scheduling_policies": "acme_shortest_first",
     "tool_parsers": "acme_calls",
 }
+PARTS = ENGINE_PARTS | {"routes": "acme_continue"}
 FLAGS = (
     "--attention-backend", "acme_plain",
     "--samplers", "default", "acme_top_n_sigma",
     "--scheduling-policy", "acme_shortest_first",
     "--tool-call-parser", "acme_calls",
 )  # fmt: skip
+ROUTES = ("--routes", "acme_continue", "--api-key", "sk-acme")
 PROMPT = "A stranger comes to town"
 COUNT = 24
 WEATHER = {
@@ -49,9 +51,15 @@ def expected(checkpoint):
 
 
 @pytest.fixture(scope="module")
-def server(acme, checkpoint, tmp_path_factory):
-    log = tmp_path_factory.mktemp("server") / "log"
-    with acme.serve(log, checkpoint, "--served-model-name", "tiny", *FLAGS) as client:
+def server_log(tmp_path_factory):
+    return tmp_path_factory.mktemp("server") / "log"
+
+
+@pytest.fixture(scope="module")
+def server(acme, checkpoint, server_log):
+    flags = ("--served-model-name", "tiny", *FLAGS, *ROUTES)
+    with acme.serve(server_log, checkpoint, *flags) as client:
+        client.headers["authorization"] = "Bearer sk-acme"
         yield client
 
 
@@ -109,7 +117,7 @@ def test_its_parts_pass_the_kits_that_quire_ships(acme, acme_site):
 def test_explain_lists_the_third_party_parts_with_reasons(acme, checkpoint):
     done = acme.run("explain", checkpoint, *FLAGS, "--json")
     parts = {part["kind"] + ":" + part["name"]: part for part in json.loads(done.stdout)["parts"]}
-    for kind, name in PARTS.items():
+    for kind, name in ENGINE_PARTS.items():
         assert parts[f"{kind}:{name}"]["distribution"] == "acme-quire"
         assert parts[f"{kind}:{name}"]["version"] == "1.2.0"
     assert parts["models:AcmeForCausalLM"]["why"] == "named by the checkpoint"
@@ -230,3 +238,84 @@ def test_the_server_lists_the_plugin(server):
     report = next(report for report in data if report["name"] == "acme_quire")
     assert {offer["kind"]: offer["name"] for offer in report["offers"]} == PARTS
     assert "file" not in report
+
+
+CONTINUE = "/acme/continue"
+CONTINUE_BODY = {"text": "Once upon", "seeds": [1, 2], "max_tokens": 12}
+
+
+def test_a_third_party_route_generates_as_the_engine_does(server):
+    response = server.post(CONTINUE, json=CONTINUE_BODY)
+    assert response.status_code == 200, response.text
+    found = response.json()
+    texts = {each["seed"]: each["text"] for each in found["continuations"]}
+    for seed, text in texts.items():
+        fields = {"prompt": "Once upon", "max_tokens": 12, "temperature": 1.5, "seed": seed}
+        assert complete(server, **fields) == text
+    assert texts[1] != texts[2]
+    assert found["num_tokens"] == 24
+
+
+def test_a_third_party_route_streams_the_same_texts(server):
+    whole = server.post(CONTINUE, json=CONTINUE_BODY).json()["continuations"]
+    response = server.post(CONTINUE, json=CONTINUE_BODY | {"stream": True})
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    events = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+    assert events.pop() == "[DONE]"
+    texts = {1: "", 2: ""}
+    for event in map(json.loads, events):
+        texts[event["seed"]] += event["text"]
+    assert len(events) > 4
+    assert texts == {each["seed"]: each["text"] for each in whole}
+
+
+def test_a_third_party_route_asks_for_the_key(server):
+    refused = server.post(CONTINUE, json=CONTINUE_BODY, headers={"authorization": "Bearer wrong"})
+    assert refused.status_code == 401
+    assert refused.json()["error"]["code"] == "invalid_api_key"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"text": "  "}, "text", "text is empty"),
+        ({"seeds": []}, "seeds", "length >= 1"),
+        ({"max_tokens": 0}, "max_tokens", "max_tokens must be a whole number from 1"),
+        ({"streem": True}, "streem", "did you mean 'stream'?"),
+        ({"text": "x" * 5000}, None, "tokens"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors_of_a_third_party_route_have_the_shape_of_all(server, stream, fields, param, words):
+    refused = server.post(CONTINUE, json=CONTINUE_BODY | {"stream": stream} | fields)
+    assert refused.status_code == 400, refused.text
+    error = refused.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert words in error["message"]
+    if param is not None:
+        assert error["param"] == param
+
+
+def test_a_third_party_route_is_described_measured_and_logged(server):
+    document = server.get("/openapi.json").json()
+    operation = document["paths"][CONTINUE]["post"]
+    assert operation["summary"] == "Continue a text with each of several seeds."
+    sent = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    body = document["components"]["schemas"][sent.rpartition("/")[2]]
+    assert body["additionalProperties"] is False
+    assert set(body["properties"]) == {"text", "seeds", "max_tokens", "stream"}
+    assert "text/event-stream" in operation["responses"]["200"]["content"]
+    server.post(CONTINUE, json=CONTINUE_BODY)
+    assert f'route="{CONTINUE}"' in server.get("/metrics").text
+
+
+def test_an_installed_route_that_is_not_named_is_not_served(acme, checkpoint, tmp_path):
+    with acme.serve(tmp_path / "log", checkpoint) as client:
+        assert client.post(CONTINUE, json=CONTINUE_BODY).status_code == 404
+        assert CONTINUE not in client.get("/openapi.json").json()["paths"]
+
+
+def test_a_route_that_no_plugin_offers_stops_the_start(acme, checkpoint):
+    done = acme.run("serve", checkpoint, "--port", "0", "--routes", "acme_contineu")
+    assert done.returncode == 1
+    assert "unknown HTTP route 'acme_contineu'; did you mean 'acme_continue'?" in done.stderr

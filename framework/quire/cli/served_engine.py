@@ -10,6 +10,7 @@ from quire.process.garbage import settle
 from quire.server.http_server import serve
 from quire.server.keys.accounts import Accounts
 from quire.server.observe.monitor import check_outputs
+from quire.server.routes.plugins.loaded_route import load_routes
 
 
 def serve_engine(
@@ -27,10 +28,12 @@ def serve_engine(
         bound_health: Socket of the port that has only health checks; None if there is none.
 
     Raises:
-        QuireError: A file of the server cannot be used, the engine cannot start, or it died.
+        QuireError: A file or a route of the server cannot be used, or the engine cannot start, or
+            it died.
     """
-    accounts = Accounts.load(settings)  # these two fail before the model is loaded
+    accounts = Accounts.load(settings)  # these three fail before the model is loaded
     check_outputs(settings)
+    routes = load_routes(settings, starting.composed.plugins.registries)
     engine = finish_engine(starting, owns_process=True)
     settle()
     serve(
@@ -42,4 +45,5 @@ def serve_engine(
         bound_health=bound_health,
         accounts=accounts,
         stats_hooks=engine.plugins.hooks("stats_logged"),
+        routes=routes,
     )

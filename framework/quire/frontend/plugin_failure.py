@@ -8,7 +8,7 @@ logger = logging.getLogger(__name__)
 
 
 def plugin_failure(
-    error: Exception, part: str, action: str, *, subject: str | None = None
+    error: BaseException, part: str, action: str, *, subject: str | None = None
 ) -> RequestFailedError:
     """Log an error of a plugin, and return the one that its request fails with.
 

@@ -2,6 +2,7 @@
 
 from quire.interfaces.attention import AttentionCapabilities, KVBackend
 from quire.interfaces.executor import Executor, ExecutorCapabilities
+from quire.interfaces.http_route import HTTPRoute, HTTPRouteCapabilities
 from quire.interfaces.kv_cache import KVCacheSpec, KVSpecCapabilities
 from quire.interfaces.kv_transfer import KVStoreCapabilities, KVStoreScheduler
 from quire.interfaces.lora import LoRASource
@@ -70,4 +71,5 @@ KINDS = (
         capabilities=ExecutorCapabilities,
         interface=Executor,
     ),
+    Kind("routes", "HTTP route", capabilities=HTTPRouteCapabilities, interface=HTTPRoute),
 )

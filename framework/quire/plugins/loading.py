@@ -19,6 +19,7 @@ from quire.errors import PluginLoadError, SettingsError, UnknownNameError
 from quire.interfaces.attention import KVBackend
 from quire.interfaces.checkpoint import CheckpointSource
 from quire.interfaces.executor import Executor
+from quire.interfaces.http_route import HTTPRoute
 from quire.interfaces.kv_cache import KVCacheSpec
 from quire.interfaces.kv_transfer import KVStoreScheduler
 from quire.interfaces.lora import LoRASource
@@ -55,6 +56,7 @@ class Registries:
     scheduling_policies: Registry[type[SchedulingPolicy]]
     kv_stores: Registry[type[KVStoreScheduler]]
     executors: Registry[type[Executor]]
+    routes: Registry[type[HTTPRoute]]
 
     def __init__(self, kinds: Iterable[Kind] = KINDS) -> None:
         self._by_name = {kind.name: Registry[Any](kind) for kind in kinds}

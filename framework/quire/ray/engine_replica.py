@@ -28,6 +28,7 @@ from quire.server import asgi_call
 from quire.server.app import control_operations, create_unguarded_app
 from quire.server.asgi_call import HTTPCall
 from quire.server.http.lifecycle import Lifecycle
+from quire.server.routes.plugins.loaded_route import load_routes
 from quire.server.stats_log import log_stats
 
 DEATH_NOTICE_S = 0.5  # for clients to get the error of a dead engine
@@ -54,6 +55,7 @@ class EngineReplica:
             report,
             Lifecycle(),
             control,
+            load_routes(settings.server, engine.plugins.registries),
             has_lenient_fields=settings.server.lenient_fields,
         )
         self._num_resets = 0

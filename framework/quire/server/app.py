@@ -29,6 +29,8 @@ from quire.server.routes.models import ModelCard, ModelList, ModelRoutes
 from quire.server.routes.openai.chat_completions import ChatRoute
 from quire.server.routes.openai.completions import CompletionRoute
 from quire.server.routes.operation import Operation
+from quire.server.routes.plugins.loaded_route import LoadedRoute, check_paths
+from quire.server.routes.plugins.plugin_route import plugin_operations
 from quire.server.routes.prefix_cache import CacheRoutes
 from quire.server.routes.responses.response_operations import RESPONSES_PATH, response_operations
 from quire.server.routes.router import ErrorResponses, HTTPRouter
@@ -61,6 +63,7 @@ def create_app(
     lifecycle: Lifecycle | None = None,
     accounts: Accounts | None = None,
     monitor: Monitor | None = None,
+    routes: Sequence[LoadedRoute] = (),
 ) -> "App":
     """Return the ASGI application.
 
@@ -71,6 +74,10 @@ def create_app(
         lifecycle: State shared with the code that drains the server; None for a new one.
         accounts: Accounts of the keys, with their usage; None to load them from the settings.
         monitor: Metrics, traces and access log; None for new ones.
+        routes: Routes of plugins.
+
+    Raises:
+        PluginError: A route of a plugin has one of quire's paths.
     """
     lifecycle = lifecycle or Lifecycle()
     lifecycle.wait_s = lambda: frontend.dispatch.backlog.wait_s
@@ -85,9 +92,13 @@ def create_app(
         control if accounts.has_admin else [],
         monitor,
         settings,
+        routes,
     )
+    check_paths(routes, control)  # also if there is no admin key
     checks = EntryChecks(settings, lifecycle, accounts)
-    refusals = EarlyRefusals(frontend, checks, lifecycle, accounts, monitor, QUEUED_BODIES)
+    of_plugins = {r.capabilities.path: None for r in routes if r.capabilities.generates}
+    bodies = QUEUED_BODIES | of_plugins
+    refusals = EarlyRefusals(frontend, checks, lifecycle, accounts, monitor, bodies)
     paths = [operation.path for operation in router.operations]
     guard = Guard(router, settings, lifecycle, accounts, paths)
     return App(ObservedApp(guard, monitor), router.operations, refusals)
@@ -123,6 +134,7 @@ def create_unguarded_app(
     plugins_report: Callable[[], list[dict[str, Any]]],
     lifecycle: Lifecycle,
     control: Sequence[Operation] = (),
+    routes: Sequence[LoadedRoute] = (),
     *,
     has_lenient_fields: bool = False,
 ) -> ErrorResponses:
@@ -133,11 +145,12 @@ def create_unguarded_app(
         plugins_report: Function that returns a dict per plugin, for /v1/plugins.
         lifecycle: Lifecycle, which has the drain state.
         control: Operations that need an admin key.
+        routes: Routes of plugins.
         has_lenient_fields: True to leave out fields that do not exist, instead of refusing them.
     """
     settings = ServerSettings(lenient_fields=has_lenient_fields, ui=False)
     monitor = Monitor(frontend, settings, lifecycle)
-    router = _router(frontend, plugins_report, lifecycle, control, monitor, settings)
+    router = _router(frontend, plugins_report, lifecycle, control, monitor, settings, routes)
     return ErrorResponses(router)
 
 
@@ -148,28 +161,32 @@ def _router(
     control: Sequence[Operation],
     monitor: Monitor,
     settings: ServerSettings,
+    routes: Sequence[LoadedRoute],
 ) -> HTTPRouter:
     unknown = UnknownFields(settings.lenient_fields)
-    health = HealthRoutes(frontend, lifecycle, plugins_report)
     budget = LogprobBudget.share(settings.api_server_count)
-    operations = _operations(frontend, health, unknown, budget)
     turns = ChatTurns(frontend, budget, unknown)
+    health = HealthRoutes(frontend, lifecycle, plugins_report)
+    operations = _operations(frontend, health, turns, budget)
     operations += response_operations(turns, settings, lifecycle)
     operations.append(Operation(METRICS_PATH, MetricsRoute(monitor.render).metrics))
     operations += live_operations(Readings(frontend, lifecycle))
     operations += control
+    described = [*operations, *plugin_operations(routes, turns, budget)]
     description = ApiDescription(
-        operations, frontend.intake.fields, frontend.intake.logits_processors.opt_in
+        described, frontend.intake.fields, frontend.intake.logits_processors.opt_in
     )
-    pages = page_operations() if settings.ui else []
-    return HTTPRouter([*operations, Operation("/openapi.json", description.openapi), *pages])
+    others = [Operation("/openapi.json", description.openapi)]
+    others += page_operations() if settings.ui else []
+    check_paths(routes, [*operations, *others])
+    return HTTPRouter([*described, *others])
 
 
 def _operations(
-    frontend: AsyncFrontend, health: HealthRoutes, unknown: UnknownFields, budget: LogprobBudget
+    frontend: AsyncFrontend, health: HealthRoutes, turns: ChatTurns, budget: LogprobBudget
 ) -> list[Operation]:
-    models, tokens = ModelRoutes(frontend), TokenRoutes(frontend, unknown)
-    turns = ChatTurns(frontend, budget, unknown)
+    unknown, models = turns.unknown, ModelRoutes(frontend)
+    tokens = TokenRoutes(frontend, unknown)
     return [
         Operation("/livez", health.livez),
         Operation("/readyz", health.readyz),

@@ -30,6 +30,7 @@ from quire.server.keys.accounts import Accounts
 from quire.server.observe.monitor import Monitor, RenderAll
 from quire.server.routes.health import HealthRoutes
 from quire.server.routes.metrics import MetricsRoute
+from quire.server.routes.plugins.loaded_route import LoadedRoute
 from quire.server.stats_log import log_stats
 from quire.server.stop_signals import signals_handled
 from quire.server.stopping import Stopping
@@ -51,6 +52,7 @@ class HTTPServer:
         accounts: Accounts of the keys; None to load them from the settings.
         stats_hooks: The plugins' `stats_logged`.
         render_all: Renders the metrics of all processes of the server; None: this is the only one.
+        routes: Routes of plugins.
 
     Attributes:
         stopping: The server's way to its end.
@@ -67,6 +69,7 @@ class HTTPServer:
         accounts: Accounts | None = None,
         stats_hooks: Sequence[RequestHook] = (),
         render_all: RenderAll | None = None,
+        routes: Sequence[LoadedRoute] = (),
     ) -> None:
         self._stats_hooks = stats_hooks
         self._lifecycle = Lifecycle()
@@ -75,7 +78,13 @@ class HTTPServer:
             frontend, settings, self._lifecycle, self._accounts, render_all=render_all
         )
         self.app = create_app(
-            frontend, settings, plugins_report, self._lifecycle, self._accounts, self._monitor
+            frontend,
+            settings,
+            plugins_report,
+            self._lifecycle,
+            self._accounts,
+            self._monitor,
+            routes,
         )
         self._frontend = frontend
         self._plugins_report = plugins_report
@@ -181,6 +190,7 @@ def serve(
     bound_health: socket.socket | None = None,
     accounts: Accounts | None = None,
     stats_hooks: Sequence[RequestHook] = (),
+    routes: Sequence[LoadedRoute] = (),
 ) -> None:
     """Serve until a signal; the frontend is shut down at the end.
 
@@ -193,12 +203,16 @@ def serve(
         bound_health: Result of `bound_health_socket`, as for `bound`.
         accounts: Accounts of the keys, if they were loaded before, so that errors are known early.
         stats_hooks: The plugins' `stats_logged`.
+        routes: Routes of plugins.
 
     Raises:
+        PluginError: A route of a plugin has one of quire's paths.
         SettingsError: The address cannot be bound.
         EngineDeadError: The engine died, so the server exited.
     """
-    server = HTTPServer(frontend, settings, plugins_report, on_ready, accounts, stats_hooks)
+    server = HTTPServer(
+        frontend, settings, plugins_report, on_ready, accounts, stats_hooks, routes=routes
+    )
     listener = bound or bound_socket(settings)
     if bound_health is not None or not settings.health_port:
         server.run([listener], bound_health)

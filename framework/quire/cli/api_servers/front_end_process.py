@@ -16,6 +16,7 @@ from quire.server.group.front_end_server import FrontEndServer
 from quire.server.group.group_wire import Begin, EnteredEngine, ToProcess
 from quire.server.group.shared_memory import SharedMemory
 from quire.server.keys.accounts import Accounts
+from quire.server.routes.plugins.loaded_route import load_routes
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ async def _serve(config: FrontEndConfig, listener: socket.socket, control: socke
         Accounts.load(settings, memory.ledgers.of, config.salt_secret),
         config.number,
         memory.counts,
+        load_routes(settings, engine.plugins.registries),
     )
     settle()
     await server.serve([listener])

@@ -19,6 +19,7 @@ from quire.server.group.group_server import GroupServer
 from quire.server.group.shared_memory import SharedMemory
 from quire.server.keys.accounts import Accounts
 from quire.server.observe.monitor import check_outputs
+from quire.server.routes.plugins.loaded_route import load_routes
 
 
 def run_group(
@@ -42,6 +43,7 @@ def run_group(
     memory = SharedMemory.new(count)
     accounts = Accounts.load(settings.server, memory.ledgers.of)
     check_outputs(settings.server)
+    load_routes(settings.server, starting.composed.plugins.registries)  # errors come early, once
     group = FrontEndGroup(count, memory.clear)
     plan = FrontEndPlan.of(settings, starting.composed)
     try:

@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import logging
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,7 @@ from quire.server.http_server import HTTPServer
 from quire.server.keys.accounts import Accounts
 from quire.server.observe.merged_families import Sample, samples_of
 from quire.server.routes.health import HealthRoutes
+from quire.server.routes.plugins.loaded_route import LoadedRoute
 
 REPORT_S = 1.0  # between two reports
 RENDER_S = 5.0  # for the metrics of all processes
@@ -54,6 +55,7 @@ class FrontEndServer(HTTPServer):
         accounts: Accounts of the keys.
         number: Number of this process.
         counts: Connections of all processes.
+        routes: Routes of plugins.
     """
 
     def __init__(
@@ -65,9 +67,15 @@ class FrontEndServer(HTTPServer):
         accounts: Accounts,
         number: int,
         counts: ConnectionCounts,
+        routes: Sequence[LoadedRoute] = (),
     ) -> None:
         super().__init__(
-            frontend, settings, plugins_report, accounts=accounts, render_all=self._render_all
+            frontend,
+            settings,
+            plugins_report,
+            accounts=accounts,
+            render_all=self._render_all,
+            routes=routes,
         )
         self._parent = parent
         self._number = number

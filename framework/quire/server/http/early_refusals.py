@@ -45,7 +45,8 @@ class EarlyRefusals:
         lifecycle: Lifecycle, which has the number of connections and the wait.
         accounts: Accounts of the keys.
         monitor: Observers of each request.
-        bodies: Structs of the bodies, by the paths of the routes that queue requests.
+        bodies: Structs of the bodies, by the paths of the routes that queue requests; None for
+            a body that says nothing about the queue.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class EarlyRefusals:
         lifecycle: Lifecycle,
         accounts: Accounts,
         monitor: Monitor,
-        bodies: Mapping[str, type[QueuedBody]],
+        bodies: Mapping[str, type[QueuedBody] | None],
     ) -> None:
         self._frontend = frontend
         self._checks = checks
@@ -96,10 +97,11 @@ class EarlyRefusals:
 
     def _check_room(self, scope: Scope, body: bytes | None) -> None:
         self._frontend.check_queue()
-        if body is None or len(body) >= LARGE_BYTES:
+        kind = self._bodies[scope["raw_path"]]
+        if kind is None or body is None or len(body) >= LARGE_BYTES:
             return
         check_content_type(scope)
-        typed = decode(body, self._bodies[scope["raw_path"]]).typed
+        typed = decode(body, kind).typed
         limit_of(self._frontend, Sender.of(scope), typed)
 
     def _response(self, scope: Scope, error: RequestError) -> WholeResponse:

@@ -42,6 +42,7 @@ class ApiDescription:
     ) -> None:
         self._operations = operations
         self._of_samplers = {field.name: field.json_schema() for field in sampler_fields}
+        self._schemas: dict[type[msgspec.Struct], Json] = {}  # references, by their structs
         self._of_samplers["logits_processors"] = _schema_of_names(logits_processors)
 
     async def openapi(self, request: Request) -> Response:
@@ -53,10 +54,11 @@ class ApiDescription:
     def document(self) -> Json:
         """The OpenAPI document."""
         types = [struct for operation in self._operations for struct in operation.structs]
-        _, schemas = msgspec.json.schema_components(types, ref_template=_REFERENCE)
+        found, schemas = msgspec.json.schema_components(types, ref_template=_REFERENCE)
+        self._schemas = dict(zip(types, found, strict=True))
         for operation in self._operations:
             if operation.has_sampler_fields and operation.body is not None:
-                schema = schemas[operation.body.__name__]
+                schema = schemas[self._schemas[operation.body]["$ref"].rpartition("/")[2]]
                 schema["properties"] = _with_fields(schema["properties"], self._of_samplers)
         for schema in schemas.values():
             describe_fields(schema)
@@ -87,8 +89,8 @@ class ApiDescription:
             "summary": operation.summary,
             "tags": [family_of(operation.path)],
             "responses": {
-                "200": {"description": "Success", "content": _content_of(operation)},
-                "default": {"description": "Error", "content": _json_content(error_body)},
+                "200": {"description": "Success", "content": self._content_of(operation)},
+                "default": {"description": "Error", "content": self._json_content(error_body)},
             },
         }
         if found:
@@ -97,12 +99,26 @@ class ApiDescription:
                 for name in found
             ]
         if operation.body is not None:
-            content = _json_content(operation.body)
+            content = self._json_content(operation.body)
             described["requestBody"] = {"required": True, "content": content}
         if operation.path not in OPEN_PATHS:
             # A server without a key asks for none.
             described["security"] = [{_KEY: []}, {_KEY_HEADER: []}, {}]
         return described
+
+    def _content_of(self, operation: Operation) -> Json:
+        events = [self._schemas[event] for event in operation.events]
+        has_only_events = operation.response is None and bool(events)
+        content = {} if has_only_events else self._json_content(operation.response)
+        if events:
+            schema: Json = events[0] if len(events) == 1 else {"oneOf": events}
+            media_type = dialect_of(operation.path).stream.media_type.partition(";")[0]
+            content[media_type] = {"schema": schema}
+        return content
+
+    def _json_content(self, kind: type[msgspec.Struct] | None) -> Json:
+        schema = {"type": "object"} if kind is None else self._schemas[kind]
+        return {"application/json": {"schema": schema}}
 
 
 def _with_fields(properties: Json, schemas: Mapping[str, Json]) -> Json:
@@ -123,22 +139,3 @@ def _schema_of_names(names: Sequence[str]) -> Json:
         "maxItems": MAX_LOGITS_PROCESSORS if names else 0,
         "description": "Logits processors that run only for requests that name them.",
     }
-
-
-def _content_of(operation: Operation) -> Json:
-    events = [{"$ref": _reference(event)} for event in operation.events]
-    has_only_events = operation.response is None and bool(events)
-    content = {} if has_only_events else _json_content(operation.response)
-    if events:
-        schema: Json = events[0] if len(events) == 1 else {"oneOf": events}
-        content["text/event-stream"] = {"schema": schema}
-    return content
-
-
-def _json_content(kind: type[msgspec.Struct] | None) -> Json:
-    schema = {"type": "object"} if kind is None else {"$ref": _reference(kind)}
-    return {"application/json": {"schema": schema}}
-
-
-def _reference(kind: type[msgspec.Struct]) -> str:
-    return _REFERENCE.format(name=kind.__name__)

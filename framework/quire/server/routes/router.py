@@ -58,6 +58,10 @@ class HTTPRouter:
         response = await operation.respond(Request(scope, receive, send))
         await response(scope, receive, send)
 
+    def has_path(self, path: str) -> bool:
+        """Whether there is an operation for a path, of any method."""
+        return path in self._exact or bool(self._matched(path)[0])
+
     def _operation(self, scope: Scope) -> Operation:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         methods = self._exact.get(path)

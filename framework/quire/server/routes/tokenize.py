@@ -1,5 +1,6 @@
 """POST /tokenize and /detokenize, with the fields of vLLM's routes."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -63,7 +64,7 @@ class TokenRoutes:
         body = await read_body(request, DetokenizeBody)
         check_declared(body, self._unknown)
         check_model(request, self._frontend, body.typed.model)
-        self._check(body.typed.tokens)
+        check_token_ids(body.typed.tokens, self._frontend.tokenizer.vocab_size)
         work = partial(self._frontend.tokenizer.decode, body.typed.tokens, False)
         text = await self._frontend.lanes.run(len(body.typed.tokens), work)
         return json_response(DetokenizedText(text))
@@ -103,14 +104,19 @@ class TokenRoutes:
         )
         return await frontend.lanes.run(len(rendered.text), encode)
 
-    def _check(self, token_ids: list[int]) -> None:
-        size = self._frontend.tokenizer.vocab_size
-        for token_id in token_ids:
-            if not 0 <= token_id < size:
-                raise InvalidRequestError(
-                    f"tokens contains {token_id}; token ids are from 0 to {size - 1}",
-                    param="tokens",
-                )
+
+def check_token_ids(token_ids: Sequence[int], vocab_size: int) -> None:
+    """Check that token ids are in the vocabulary.
+
+    Raises:
+        InvalidRequestError: One is not.
+    """
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequestError(
+                f"tokens contains {token_id}; token ids are from 0 to {vocab_size - 1}",
+                param="tokens",
+            )
 
 
 def _check_kind(body: TokenizeBody) -> None:

@@ -2,6 +2,7 @@
 
 from quire import hookimpl
 from quire.interfaces.attention import AttentionCapabilities
+from quire.interfaces.http_route import HTTPRouteCapabilities
 from quire.interfaces.model import ModelCapabilities
 from quire.interfaces.sampling import RequestField, SamplerCapabilities
 from quire.interfaces.scheduling import SchedulingPolicyCapabilities
@@ -64,4 +65,14 @@ def register_tool_parsers(registry):
         "acme_calls",
         "acme_quire.tool_parser:AcmeCalls",
         capabilities=ToolParserCapabilities(template_markers=("[[call ",)),
+    )
+
+
+@hookimpl
+def register_routes(registry):
+    """Register a route that generates; a server has it with `--routes acme_continue`."""
+    registry.add(
+        "acme_continue",
+        "acme_quire.route:ContinueText",
+        capabilities=HTTPRouteCapabilities("/acme/continue", generates=True),
     )

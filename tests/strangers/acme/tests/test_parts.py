@@ -1,12 +1,14 @@
 """Contract tests of the plugins of this package, with quire's conformance kits."""
 
 from acme_quire.attention import PlainAttention
+from acme_quire.route import ContinueText
 from acme_quire.sampler import TopNSigma
 from acme_quire.tool_parser import AcmeCalls
 from acme_reference import MAX_POSITIONS, SIZES, acme_logits, acme_weights
 
 from quire.plugins.loading import load_plugins
 from quire.testing.attention import AttentionBackendContract
+from quire.testing.http_route import HTTPRouteContract
 from quire.testing.model import ModelContract
 from quire.testing.sampling import LogitsProcessorContract
 from quire.testing.tool_parsing import ToolParserContract, ToolSample
@@ -50,4 +52,18 @@ class TestAcmeCalls(ToolParserContract):
         ToolSample("[[call f 1]] [", "[[call f 1]] ["),
         ToolSample("[[[call f {}]]", "[", (("f", "{}"),)),
         ToolSample("[[cal", "[[cal"),
+    )
+
+
+class TestContinueText(HTTPRouteContract):
+    route = ContinueText
+    capabilities = OFFERED.routes.entry("acme_continue").capabilities
+    bodies = (
+        {"text": "Once", "seeds": [1, 2]},
+        {"text": "Once", "seeds": [1, 2], "stream": True},
+    )
+    refused = (
+        {"text": " ", "seeds": [1]},
+        {"text": "Once", "seeds": []},
+        {"text": "Once", "seeds": [1], "max_tokens": 0},
     )

@@ -10,12 +10,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from quire.errors import InvalidRequestError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.chat.completion_parser import CompletionParser, ParsedCompletion
 from quire.frontend.chat.rendered_prompt import RenderedPrompt
 from quire.frontend.unknown_fields import UnknownFields
+from quire.messages import AdapterRef
 from quire.outputs import CompletionOutput
+from quire.sampling_params import BeamSearchParams, SamplingParams
 from quire.server.http.logprob_budget import LogprobBudget
 from quire.server.routes.chat.chat_prompt import RENDERED, rendered_chat
 from quire.server.routes.chat.choice_events import ChoiceEvents
@@ -104,7 +108,33 @@ class ChatTurns:
                 forced_call=tools.constraint,
                 strict_calls=tools.strict_calls,
             )
-        rendered = await self._rendered(body, tools)
+        return await self._turn(body, sender, adapter, tools, params)
+
+    async def prepare_with(
+        self, body: Body[ChatBody], sender: Sender, params: SamplingParams | BeamSearchParams
+    ) -> ChatTurn:
+        """Do the same with parameters that are given, and are not fields of the body.
+
+        Args:
+            body: Messages, tools, and variables of the template.
+            sender: Client that sent the request.
+            params: Parameters of sampling or of a beam search.
+        """
+        adapter, tools = self.frontend.resolve_adapter(body.typed.model), self._tools(body.typed)
+        if isinstance(params, SamplingParams) and params.structured_outputs is None:
+            params = msgspec.structs.replace(params, structured_outputs=tools.strict_calls)
+        return await self._turn(body, sender, adapter, tools, params)
+
+    async def _turn(
+        self,
+        body: Body[ChatBody],
+        sender: Sender,
+        adapter: AdapterRef | None,
+        tools: ToolUse,
+        params: SamplingParams | BeamSearchParams,
+    ) -> ChatTurn:
+        """Render the prompt."""
+        typed, rendered = body.typed, await self._rendered(body, tools)
         prompt = rendered.as_prompt(add_special_tokens=bool(typed.add_special_tokens))
         prompts = [prompt | prompt_options(typed)]
         generation = Generation(

@@ -1,0 +1,81 @@
+"""Pieces of completions in which tool calls are whole; a whole completion is one piece."""
+
+from quire.frontend.chat.completion_parser import ParsedCompletion
+from quire.interfaces.http_route import CompletionPiece
+from quire.interfaces.reasoning import ReasoningDelta
+from quire.interfaces.tool_parsing import (
+    TextDelta,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from quire.outputs import CompletionOutput, Delta, ToolCall
+from quire.server.routes.chat.chat_turn import ChatTurn
+from quire.server.routes.chat.choice_events import ChoiceEvents
+from quire.server.routes.openai.chat_pieces import new_call_id
+from quire.server.wire.finish_reason import finish_reason_of
+
+
+class CompletionPieces:
+    """Converts the deltas of one choice; a tool call is given once it is complete.
+
+    Args:
+        events: Events of the choice.
+    """
+
+    def __init__(self, events: ChoiceEvents) -> None:
+        self._events = events
+        self._calls: dict[int, tuple[str, list[str]]] = {}
+
+    def read(self, delta: Delta) -> CompletionPiece:
+        """Return what a delta adds."""
+        text: list[str] = []
+        reasoning: list[str] = []
+        calls: list[ToolCall] = []
+        for event in self._events.read(delta):
+            match event:
+                case TextDelta(piece):
+                    text.append(piece)
+                case ReasoningDelta(piece):
+                    reasoning.append(piece)
+                case ToolCallStart(index, name):
+                    self._calls[index] = (name, [])
+                case ToolCallArguments(index, piece):
+                    self._calls[index][1].append(piece)
+                case ToolCallEnd(index):
+                    name, pieces = self._calls.pop(index)
+                    calls.append(ToolCall(new_call_id(), name, "".join(pieces)))
+        return CompletionPiece(
+            index=delta.index,
+            text="".join(text),
+            reasoning="".join(reasoning),
+            tool_calls=tuple(calls),
+            token_ids=delta.token_ids,
+            logprobs=delta.logprobs,
+            finish_reason=self._events.finish_reason,
+            stop_reason=delta.stop_reason,
+        )
+
+
+def whole_piece(output: CompletionOutput, turn: ChatTurn | None) -> CompletionPiece:
+    """Return a whole completion.
+
+    Args:
+        output: The completion.
+        turn: Turn of a conversation, whose parsers split it; None: it is text.
+
+    Raises:
+        RequestError: It was aborted, or failed.
+    """
+    parsed = ParsedCompletion(output.text, None, ()) if turn is None else turn.parsed(output)
+    calls = tuple(ToolCall(new_call_id(), name, arguments) for name, arguments in parsed.calls)
+    return CompletionPiece(
+        index=output.index,
+        text=parsed.text,
+        reasoning=parsed.reasoning or "",
+        tool_calls=calls,
+        token_ids=output.token_ids,
+        logprobs=output.logprobs,
+        finish_reason=finish_reason_of(output, bool(calls)),
+        stop_reason=output.stop_reason,
+    )

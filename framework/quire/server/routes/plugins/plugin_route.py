@@ -1,0 +1,93 @@
+"""The operation of a plugin's route: the checks before the plugin is called."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.server.http.disconnect import exchange_of
+from quire.server.http.logprob_budget import LogprobBudget
+from quire.server.routes.chat.chat_turn import ChatTurns
+from quire.server.routes.operation import Operation
+from quire.server.routes.plugins.loaded_route import LoadedRoute
+from quire.server.routes.plugins.route_call import RouteCall
+from quire.server.routes.plugins.route_response import RouteResponse
+from quire.server.wire.bodies import read_body
+from quire.server.wire.fields import check_declared
+from quire.server.wire.sender import Sender
+
+
+def plugin_operations(
+    routes: Iterable[LoadedRoute], turns: ChatTurns, budget: LogprobBudget
+) -> list[Operation]:
+    """Return the operations of plugins.
+
+    Args:
+        routes: Routes that are served.
+        turns: Turns of conversations; it has the frontend.
+        budget: Budget of log probabilities.
+    """
+    return [PluginRoute(route, turns, budget).operation() for route in routes]
+
+
+class PluginRoute:
+    """Endpoint of a plugin's route."""
+
+    def __init__(self, loaded: LoadedRoute, turns: ChatTurns, budget: LogprobBudget) -> None:
+        self._loaded = loaded
+        self._turns = turns
+        self._budget = budget
+        self._body = strict_body(loaded.route.body)
+
+    def operation(self) -> Operation:
+        """Return the operation that calls the route."""
+        route, declared = self._loaded.route, self._loaded.capabilities
+
+        async def respond(request: Request) -> Response:
+            return await self._respond(request)
+
+        respond.__doc__ = type(route).__doc__
+        return Operation(
+            declared.path,
+            respond,
+            declared.method,
+            self._body,
+            route.response,
+            route.event,
+            is_admin=declared.is_admin,
+        )
+
+    async def _respond(self, request: Request) -> Response:
+        frontend, generates = self._turns.frontend, self._loaded.capabilities.generates
+        limit = frontend.time_limit(Sender.of(request.scope).arrival_s)
+        if generates:
+            frontend.check_queue()
+        async with limit.hold():
+            body = await self._read(request)
+        call = RouteCall(request, body, self._turns, self._budget, generates=generates)
+        return RouteResponse(self._loaded, call, limit)
+
+    async def _read(self, request: Request) -> Any:
+        if self._body is None:
+            return None
+        exchange = exchange_of(request.scope)
+        is_received = exchange is not None and exchange.is_received
+        body = await read_body(request, self._body, is_received=is_received)
+        check_declared(body, self._turns.unknown)
+        return body.typed
+
+
+def strict_body(kind: type[msgspec.Struct] | None) -> type[msgspec.Struct] | None:
+    """Return a struct that refuses fields that it does not declare; if need be, a derived one."""
+    if kind is None or kind.__struct_config__.forbid_unknown_fields:
+        return kind
+    return msgspec.defstruct(
+        kind.__name__,
+        [],
+        bases=(kind,),
+        module=f"{kind.__module__}.body",  # the description tells it from the plugin's own
+        namespace={"__doc__": kind.__doc__},
+        forbid_unknown_fields=True,
+    )

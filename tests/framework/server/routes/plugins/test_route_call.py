@@ -1,0 +1,218 @@
+"""What a route can do: generate, chat, tokenize, and read the names and limits of the model."""
+
+import asyncio
+import json
+
+import pytest
+from asgi_parts import JSON, Wire, call, post, scope_of
+from route_parts import PATH, loaded
+
+from quire import SamplingParams
+from quire.config import ServerSettings
+from quire.errors import OverloadedError
+from quire.server.app import create_app
+from quire.server.keys.accounts import Accounts
+from quire.server.keys.api_key import KeyLimits, make_key
+from quire.server.keys.key_ring import KeyRing
+from quire.server.observe.observed_exchange import GENERATION
+
+CALL = '[[weather {"city": "Oslo"}]]'
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+
+
+@pytest.fixture
+def make_app(frontend):
+    def make(respond, accounts=None, settings=None, **capabilities):
+        return create_app(
+            frontend,
+            settings or ServerSettings(),
+            list,
+            accounts=accounts,
+            routes=[loaded(respond, **capabilities)],
+        )
+
+    return make
+
+
+def plain(piece):
+    return {
+        "text": piece.text,
+        "reasoning": piece.reasoning,
+        "calls": [(each.name, each.arguments) for each in piece.tool_calls],
+        "end": piece.finish_reason,
+    }
+
+
+def joined(pieces):
+    """Join the pieces of a streamed completion."""
+    return {
+        "text": "".join(piece["text"] for piece in pieces),
+        "reasoning": "".join(piece["reasoning"] for piece in pieces),
+        "calls": [call for piece in pieces for call in piece["calls"]],
+        "end": pieces[-1]["end"],
+    }
+
+
+def responding(ask):
+    """Return a route that responds with the completion that a function asks for."""
+
+    async def respond(request):
+        completion = ask(request)
+        if request.body.stream:
+            return (plain(piece) async for piece in completion)
+        (piece,) = await completion.whole()
+        counts = completion.token_counts
+        return plain(piece) | {"num": [counts.num_prompt_tokens, counts.num_completion_tokens]}
+
+    return respond
+
+
+def test_generated_text_is_whole_or_in_pieces(make_app, core):
+    core.script.by_prompt = {"Once": "<t>no</t> parser reads this"}
+    params = SamplingParams(max_tokens=100, temperature=0)
+    app = make_app(responding(lambda request: request.generate(request.body.text, params)))
+    whole = post(app, PATH).json()
+    assert whole["text"] == "<t>no</t> parser reads this"
+    assert (whole["reasoning"], whole["end"]) == ("", "stop")
+    assert min(whole.pop("num")) > 0
+    events = post(app, PATH, stream=True).events
+    assert len(events) > 3
+    assert joined(events) == whole
+
+
+@pytest.mark.parametrize("text", [CALL, f"<t>hm</t>So: {CALL}{CALL}", "plain", '[[weather {"ci'])
+def test_a_chat_is_split_into_reasoning_text_and_calls(make_app, core, text):
+    core.script.by_prompt = {"Weather": text}
+
+    def ask(request):
+        messages = [{"role": "user", "content": "Weather?"}]
+        return request.chat(messages, SamplingParams(max_tokens=200), tools=[WEATHER])
+
+    app = make_app(responding(ask))
+    whole = post(app, PATH).json()
+    whole.pop("num")
+    num_calls = text.count(CALL)
+    assert whole["calls"] == [["weather", '{"city": "Oslo"}']] * num_calls
+    assert whole["end"] == ("tool_calls" if num_calls else "stop")
+    assert whole["reasoning"] == ("hm" if "<t>" in text else "")
+    assert joined(post(app, PATH, stream=True).events) == whole
+
+
+def test_a_route_tokenizes_and_reads_names_and_limits(make_app, frontend):
+    async def respond(request):
+        token_ids = await request.tokenize("Once upon")
+        return {
+            "text": await request.detokenize(token_ids, skip_special_tokens=True),
+            "names": [request.model_name, *request.model_names],
+            "max": request.max_model_len,
+            "id": request.request_id,
+            "client": request.client,
+        }
+
+    wire = post(make_app(respond, generates=False), PATH)
+    found = wire.json()
+    assert found.pop("id") == wire.headers["x-request-id"]
+    assert found == {
+        "text": "Once upon", "names": ["demo", "demo", "pirate"], "max": 512, "client": "127.0.0.1",
+    }  # fmt: skip
+
+
+def test_token_ids_that_do_not_exist_are_refused(make_app):
+    app = make_app(lambda request: request.detokenize([10**6]))
+    assert post(app, PATH).status == 400
+
+
+def test_an_adapter_is_named_as_in_other_requests(make_app, core):
+    def ask(request):
+        return request.generate("Once", model=request.body.text, priority=request.body.number)
+
+    app = make_app(responding(ask))
+    assert post(app, PATH, text="pirate", number=3).status == 200
+    assert (core.requests[-1].adapter.name, core.requests[-1].priority) == ("pirate", 3)
+    refused = post(app, PATH, text="pirat")
+    assert (refused.status, refused.error["code"]) == (404, "model_not_found")
+
+
+def test_a_route_that_has_not_declared_it_cannot_generate(make_app, caplog):
+    app = make_app(lambda request: request.generate("Once").whole(), generates=False)
+    assert post(app, PATH).status == 500
+    assert "has not declared it" in caplog.text
+
+
+def test_a_completion_is_read_once(make_app, caplog):
+    async def respond(request):
+        completion = request.generate("Once")
+        await completion.whole()
+        return [piece async for piece in completion]
+
+    assert post(make_app(respond), PATH).status == 500
+    assert "a completion is read once" in caplog.text
+
+
+def test_best_of_cannot_be_streamed(make_app):
+    ask = responding(lambda request: request.generate("Once", SamplingParams(n=1, best_of=2)))
+    refused = post(make_app(ask), PATH, stream=True)
+    assert (refused.status, refused.error["param"]) == (400, "best_of")
+
+
+def keyed(app, key, **body):
+    headers = JSON | {"authorization": f"Bearer {key}"}
+    scope = scope_of(PATH, headers=headers)
+    return asyncio.run(call(app, Wire(json.dumps(body).encode()), scope)), scope
+
+
+def test_limits_and_usage_of_the_key_count_what_a_route_generates(make_app, core):
+    limits = KeyLimits(tokens_per_minute=60, models=("demo",))
+    accounts = Accounts(KeyRing((make_key("a", "sk-a", limits),), ()))
+    params = SamplingParams(max_tokens=20)
+
+    def ask(request):
+        return request.generate("Once", params, model=request.body.text)
+
+    app = make_app(responding(ask), accounts)
+    first, scope = keyed(app, "sk-a", text="demo")
+    assert first.status == 200, first.body
+    (account,) = accounts.of_keys()
+    num_prompt, num_completion = first.json()["num"]
+    assert account.usage.num_completion_tokens == num_completion
+    assert account.usage.num_prompt_tokens == num_prompt
+    assert scope[GENERATION].usage().completion_tokens == num_completion
+    assert keyed(app, "sk-a", text="pirate")[0].status == 404
+    statuses = [keyed(app, "sk-a", text="demo")[0].status for _ in range(8)]
+    assert statuses[-1] == 429
+
+
+def test_two_completions_of_a_request_are_observed_together(make_app):
+    async def respond(request):
+        pieces = [*await request.generate("Once").whole(), *await request.generate("a").whole()]
+        return sum(len(piece.token_ids) for piece in pieces)
+
+    scope = scope_of(PATH, headers=JSON)
+    wire = asyncio.run(call(make_app(respond), Wire(b"{}"), scope))
+    observed = scope[GENERATION]
+    assert observed.usage().completion_tokens == wire.json()
+    assert len(observed.records) == 2
+    assert observed.model == "demo"
+
+
+def test_while_the_queue_is_full_a_route_that_generates_is_refused(make_app, frontend, monkeypatch):
+    def refuse():
+        raise OverloadedError("the queue is full")
+
+    monkeypatch.setattr(frontend, "check_queue", refuse)
+    called = []
+    assert post(make_app(called.append), PATH).status == 503
+    assert not called
+    assert post(make_app(lambda request: {}, generates=False), PATH).status == 200
+
+
+def test_an_error_of_a_completion_is_the_error_of_the_request(make_app, core):
+    app = make_app(responding(lambda request: request.generate("Once " * 2000)))
+    refused = post(app, PATH)
+    assert (refused.status, refused.error["code"]) == (400, "context_length_exceeded")
