@@ -92,7 +92,7 @@ class HTTPRouteContract:
         """All accepted bodies are sent twice, at the same time."""
 
         async def all_at_once() -> list[_Client]:
-            return await asyncio.gather(*(self._ask(body) for body in self.bodies * 2))
+            return await asyncio.gather(*(self._ask(body) for body in [*self.bodies] * 2))
 
         for body, client in zip([*self.bodies] * 2, asyncio.run(all_at_once()), strict=True):
             self._check_response(body, client)
