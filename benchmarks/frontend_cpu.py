@@ -65,7 +65,9 @@ class Load:
     @property
     def end(self) -> bytes:
         """What a whole stream has near its end."""
-        return b"event: response.incomplete" if self.path.endswith("responses") else b"[DONE]"
+        if self.path.endswith("responses"):
+            return b"event: response.incomplete"
+        return b"event: message_stop" if self.path.endswith("messages") else b"[DONE]"
 
     @property
     def data(self) -> bytes:
@@ -73,7 +75,7 @@ class Load:
         body: dict[str, object] = {"temperature": 0.0, "ignore_eos": True, "stream": self.stream}
         if self.path.endswith("responses"):
             body |= {"max_output_tokens": self.num_tokens, "input": "Hi"}
-        elif self.path.endswith("chat/completions"):
+        elif self.path.endswith(("chat/completions", "messages")):
             messages = [{"role": "user", "content": "Hi"}]
             body |= {"max_tokens": self.num_tokens, "messages": messages}
         else:
@@ -88,9 +90,11 @@ LOADS = [
     Load("completion of one token, 16 connections", "/v1/completions", 16, 1600),
     Load("chat of one token, 16 connections", "/v1/chat/completions", 16, 1600),
     Load("response of one token, 16 connections", "/v1/responses", 16, 1600),
+    Load("message of one token, 16 connections", "/v1/messages", 16, 1600),
     Load("streamed token of a completion, 16 streams", "/v1/completions", 16, 64, 64, True),
     Load("streamed token of a chat, 16 streams", "/v1/chat/completions", 16, 64, 64, True),
     Load("streamed token of a response, 16 streams", "/v1/responses", 16, 64, 64, True),
+    Load("streamed token of a message, 16 streams", "/v1/messages", 16, 64, 64, True),
     Load("GET /livez, 1 connection", "/livez", 1, 1000),
 ]
 

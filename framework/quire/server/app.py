@@ -24,6 +24,7 @@ from quire.server.routes.chat.chat_turn import ChatTurns
 from quire.server.routes.health import HealthRoutes
 from quire.server.routes.key_admin import AccountRoutes, KeyList, UsageList
 from quire.server.routes.live.live_routes import live_operations
+from quire.server.routes.load import LoadRoute, ServerLoad
 from quire.server.routes.metrics import MetricsRoute
 from quire.server.routes.models import ModelCard, ModelList, ModelRoutes
 from quire.server.routes.openai.chat_completions import ChatRoute
@@ -195,6 +196,7 @@ def _operations(
         Operation("/v1/models", models.list_models, response=ModelList),
         Operation("/v1/models/{model:path}", models.retrieve_model, response=ModelCard),
         Operation("/v1/plugins", health.plugins),
+        Operation("/load", LoadRoute(frontend).load, response=ServerLoad),
         Operation(
             CHAT_PATH,
             ChatRoute(turns).create,

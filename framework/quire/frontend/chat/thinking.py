@@ -1,5 +1,7 @@
 """The model's reasoning: where a structured-output constraint starts, and its budget of tokens."""
 
+from functools import cached_property
+
 from quire.errors import GrammarError, InvalidRequestError
 from quire.frontend.chat.completion_parser import ParserChoice
 from quire.frontend.plugin_failure import plugin_failure
@@ -32,7 +34,7 @@ class Thinking:
         self._tokenizer = tokenizer
         self._start_marker = start_marker
 
-    @property
+    @cached_property
     def has_end_token(self) -> bool:
         """Whether one token ends the reasoning, so that a budget can force it."""
         return self._token_id(self._end_marker) is not None

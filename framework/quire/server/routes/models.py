@@ -1,6 +1,7 @@
 """Routes of the served model and its adapters."""
 
 import time
+from pathlib import PurePath
 from typing import Literal
 
 import msgspec
@@ -11,9 +12,15 @@ from quire.frontend.async_frontend import AsyncFrontend
 from quire.server.http.json_response import json_response
 from quire.server.keys.account import account_of
 
+_REPOSITORY = "models--"  # begins the folder of a repository in the hub's cache
+
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """One entry of the list; `root` and `parent` are as in vLLM."""
+    """One entry of the list; `root` and `parent` say where it comes from, as in vLLM.
+
+    The root of the model is its name. That of an adapter is the id of its repository, or the path
+    of its files: of an absolute one the last part, as clients shall not see the server's folders.
+    """
 
     id: str
     object: Literal["model"] = "model"
@@ -53,11 +60,22 @@ class ModelRoutes:
         base, length = self._frontend.model_name, self._frontend.max_model_len
         cards = [ModelCard(id=base, created=self._created, root=base, max_model_len=length)]
         for name, adapter in self._frontend.adapters.items():
-            card = ModelCard(
-                id=name, created=self._created, root=adapter.path, parent=base, max_model_len=length
+            root = root_of(adapter.path)
+            cards.append(
+                ModelCard(
+                    id=name, created=self._created, root=root, parent=base, max_model_len=length
+                )
             )
-            cards.append(card)
         return cards
+
+
+def root_of(path: str) -> str:
+    """Return what clients see of the path of an adapter's files."""
+    parts = PurePath(path).parts
+    for part in parts:
+        if part.startswith(_REPOSITORY):
+            return part.removeprefix(_REPOSITORY).replace("--", "/", 1)
+    return parts[-1] if PurePath(path).is_absolute() else path
 
 
 def check_model(request: Request, frontend: AsyncFrontend, name: str | None) -> None:

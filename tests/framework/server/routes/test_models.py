@@ -5,6 +5,7 @@ from asgi_parts import get, post
 
 from quire.config import ServerSettings
 from quire.server.app import create_app
+from quire.server.routes.models import root_of
 
 
 @pytest.fixture
@@ -22,6 +23,20 @@ def test_all_names_are_listed(app, frontend):
         {"id": "demo", "root": "demo", "parent": None} | shared,
         {"id": "pirate", "root": "adapters/pirate", "parent": "demo"} | shared,
     ]
+
+
+@pytest.mark.parametrize(
+    ("path", "root"),
+    [
+        ("adapters/pirate", "adapters/pirate"),
+        ("/srv/secret/pirate", "pirate"),
+        ("/srv/secret/pirate/", "pirate"),
+        ("/srv/hub/models--acme--pirate-lora/snapshots/c0ffee", "acme/pirate-lora"),
+        ("/srv/hub/models--acme--a--b/snapshots/c0ffee/adapter", "acme/a--b"),
+    ],
+)
+def test_an_adapters_root_shows_no_folder_of_the_server(path, root):
+    assert root_of(path) == root
 
 
 @pytest.mark.parametrize("name", ["demo", "pirate"])

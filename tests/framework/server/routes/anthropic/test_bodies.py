@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 from typing import get_args, get_type_hints
 
 import msgspec
@@ -38,7 +37,7 @@ from quire.server.routes.anthropic.bodies import (
 from quire.server.routes.anthropic.conversation import BLOCKS, REFUSED_BLOCKS
 from quire.server.routes.anthropic.tools import CustomTool
 from quire.server.wire.bodies import decode
-from quire.server.wire.fields import REFUSED, sampler_values
+from quire.server.wire.fields import sampler_values
 from quire.server.wire.protocol import ChatBody
 
 REQUIRED = {"messages": [], "max_tokens": 1}
@@ -200,20 +199,6 @@ def test_a_field_that_does_not_exist_is_refused_with_its_path(fields, param, sai
 
 def test_a_samplers_own_field_goes_to_it():
     assert sort({"warmth": 1.5}, of_samplers={"warmth"}) == {"warmth": 1.5}
-
-
-def documented(heading):
-    """Return the names in the first column of the table under a heading of the page."""
-    page = (Path(__file__).parents[5] / "docs" / "server" / "messages.md").read_text("utf-8")
-    section = page.partition(f"\n### {heading}\n")[2].partition("\n### ")[0]
-    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| ")]
-    return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-
-
-def test_the_page_of_fields_is_complete_and_true():
-    assert documented("Honoured") == set(MessagesBody.__struct_fields__) - ACCEPTED
-    assert documented("Accepted without effect") == ACCEPTED
-    assert documented("Refused, with the way out") == REFUSED_OF_MESSAGES.keys() - REFUSED.keys()
 
 
 @pytest.mark.parametrize("missing", ["messages", "max_tokens"])

@@ -4,7 +4,7 @@ import json
 
 import msgspec
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from server_parts import BracketParser, ThinkParser
 
@@ -105,12 +105,14 @@ def _well_formed(pieces):
     return True
 
 
+@settings(deadline=None)
 @given(cut().filter(_well_formed))
 @example(["<t>", "hm</t>", "\n", '[[f {"a"', ": 1}]", "]"])
 def test_the_pieces_of_a_completion_change_nothing(pieces):
     assert blocks_of(*pieces) == blocks_of("".join(pieces))
 
 
+@settings(deadline=None)
 @given(cut().filter(_well_formed), st.sets(st.sampled_from("fg")), st.booleans())
 def test_blocks_are_numbered_and_open_one_at_a_time(pieces, eager, shows_thinking):
     is_open, number = False, 0

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.errors import InvalidRequestError, UnknownFieldError
@@ -214,6 +214,7 @@ _MESSAGES = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(_MESSAGES, min_size=1, max_size=6))
 def test_every_conversation_is_one_that_templates_get_and_has_all_texts(messages):
     chat = converted(*messages)

@@ -152,7 +152,9 @@ def test_a_stream_has_these_events_in_this_order(ask, core):
 _PARTS = st.sampled_from(["Hi ", "\n", "[[f ", '{"a": 1}', "]]", "[[g {}]]", "<t>hm</t>", "]"])
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     parts=st.lists(_PARTS, max_size=6),
     tokens_per_step=st.integers(1, 5),
