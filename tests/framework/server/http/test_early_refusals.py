@@ -115,6 +115,14 @@ def test_a_request_gets_the_whole_refusal(converse):
     assert is_open
 
 
+def test_a_response_is_refused_as_a_completion_is(converse):
+    body = json.dumps({"input": "x"}).encode()
+    received, is_open = converse(head(len(body), "/v1/responses") + body, num=1)
+    assert received.startswith("HTTP/1.1 503 ")
+    assert json.loads(received.partition("\r\n\r\n")[2])["error"]["code"] == "overloaded"
+    assert is_open
+
+
 def test_a_connection_is_used_again(converse):
     request = head() + BODY
     received, is_open = converse(request, request, request + request, num=4)

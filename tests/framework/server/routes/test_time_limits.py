@@ -13,7 +13,11 @@ from quire.config import ServerSettings
 from quire.server.app import create_app
 
 CHAT = {"messages": [{"role": "user", "content": "Once"}]}
-ROUTES = [("/v1/completions", {"prompt": "Once"}), ("/v1/chat/completions", CHAT)]
+ROUTES = [
+    ("/v1/completions", {"prompt": "Once"}),
+    ("/v1/chat/completions", CHAT),
+    ("/v1/responses", {"input": "Once"}),
+]
 
 
 def ask(app, path, age_s=0.0, wire=None, **body):

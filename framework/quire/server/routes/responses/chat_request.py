@@ -59,7 +59,8 @@ def chat_body(
         UnknownFieldError: An object has a field that does not exist.
     """
     _check(body)
-    same = {name: getattr(body, name) for name in _SAME_NAME}  # fields of our own struct
+    given = ((name, getattr(body, name)) for name in _SAME_NAME)  # fields of our own struct
+    same = {name: value for name, value in given if value is not None}
     chat = ChatBody(
         **same,
         messages=messages_of([*previous, *items], body.instructions, unknown, len(previous)),

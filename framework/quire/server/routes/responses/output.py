@@ -139,9 +139,9 @@ class Output:
                 case ToolCallStart(_, name):
                     self._close("incomplete" if self._is_call else "completed")
                     self._begin("function_call", name, new_call_id())
-                case ToolCallArguments(_, piece) if self._open is not None:
+                case ToolCallArguments(_, piece) if self._open is not None and self._is_call:
                     self._grow(self._open, piece)
-                case ToolCallEnd():
+                case ToolCallEnd() if self._is_call:
                     self._close("completed")
         if self._changes:
             self._give_logprobs()

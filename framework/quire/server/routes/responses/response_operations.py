@@ -1,5 +1,7 @@
 """The operations of the Responses API."""
 
+import asyncio
+
 from quire.config import ServerSettings
 from quire.server.http.lifecycle import Lifecycle
 from quire.server.routes.chat.chat_turn import ChatTurns
@@ -54,4 +56,5 @@ def _store(settings: ServerSettings) -> ResponseStore | None:
         settings.responses_store_max,
         settings.responses_store_max_bytes,
         settings.responses_store_ttl_s,
+        later=lambda delay_s, expire: asyncio.get_running_loop().call_later(delay_s, expire),
     )

@@ -52,6 +52,7 @@ class ResponseRequests:
             RequestError: Something in the request is wrong.
         """
         typed = body.typed
+        is_stored = self._stores(typed)
         previous = self._previous(typed, sender.account)
         before = [] if previous is None else previous.items()
         own = _own_items(typed, before)
@@ -62,12 +63,11 @@ class ResponseRequests:
             turn = await self._turns.prepare(Body(chat, {}, size), sender, extra_args)
         params = turn.generation.params
         response = _begun(typed, turn.generation.model, (params.temperature, params.top_p))
-        response.store = self._stores(typed)
+        response.store = is_stored
         stored = None
-        if response.store:
-            stored = StoredResponse(
-                response.id, sender.account, json_of(own), previous, json_of(response)
-            )
+        if is_stored:
+            begun = json_of(response) if typed.background else b""
+            stored = StoredResponse(response.id, sender.account, json_of(own), previous, begun)
         keep = None if typed.background else partial(self._keep, stored)
         return ResponseRun(turn, response, keep, partial(_log, scope)), stored
 
@@ -98,7 +98,7 @@ class ResponseRequests:
         """Return the response that the request continues.
 
         Raises:
-            RequestError: There is none, or it has not ended well.
+            RequestError: There is none, or it is still generated.
         """
         name = "previous_response_id"
         if body.previous_response_id is None:

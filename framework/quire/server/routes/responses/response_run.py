@@ -1,5 +1,6 @@
 """One response: generated in full or as a stream, from the same output items."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -15,7 +16,7 @@ from quire.server.routes.responses.chat_request import errors_as_sent
 from quire.server.routes.responses.item_events import ItemEvents
 from quire.server.routes.responses.output import Change, Closed, Output
 from quire.server.wire.http_errors import detail_of, status_of
-from quire.server.wire.openai_logprobs import TokenSpelling, chat_logprobs
+from quire.server.wire.openai_logprobs import Positions, TokenSpelling, chat_logprobs
 from quire.server.wire.protocol import FinishReason, TokenLogprob
 from quire.server.wire.responses import (
     FailureCode,
@@ -96,9 +97,10 @@ class ResponseRun:
                     if is_first:
                         yield json_of(events.in_progress(self.response))
                     for change in changes:
-                        is_large = self.generation.is_large and isinstance(change, Closed)
+                        is_large = isinstance(change, Closed) and self.generation.is_large
                         for event in events.of(change):
-                            yield await in_thread_if(is_large, partial(json_of, event))
+                            encode = partial(json_of, event)
+                            yield await asyncio.to_thread(encode) if is_large else encode()
             await self._ended()
         except Exception as error:
             if not has_begun:
@@ -130,11 +132,11 @@ class ResponseRun:
             async with aclosing(generation.deltas()) as deltas:
                 async for _, delta in deltas:
                     self.response.status = "in_progress"
-                    make, is_large = (
-                        partial(self._logprobs, delta),
-                        generation.is_large_delta(delta),
-                    )
-                    yield self._read(delta, await in_thread_if(is_large, make)), is_first
+                    logprobs: Sequence[TokenLogprob] = ()
+                    if delta.logprobs is not None:
+                        make = partial(self._logprobs, delta.logprobs)
+                        logprobs = await in_thread_if(generation.is_large_delta(delta), make)
+                    yield self._read(delta, logprobs), is_first
                     is_first = False
 
     def _read(self, delta: Delta, logprobs: Sequence[TokenLogprob]) -> list[Change]:
@@ -142,11 +144,8 @@ class ResponseRun:
         finish = self._parts.finish_reason
         return changes if finish is None else changes + self._output.end(_status_of(finish))
 
-    def _logprobs(self, delta: Delta) -> Sequence[TokenLogprob]:
-        if delta.logprobs is None:
-            return ()
-        num_top = self.generation.num_top_logprobs or 0
-        return chat_logprobs(delta.logprobs, num_top, self._spelling).content
+    def _logprobs(self, rows: Positions) -> Sequence[TokenLogprob]:
+        return chat_logprobs(rows, self.generation.num_top_logprobs or 0, self._spelling).content
 
     async def _ended(self) -> bytes:
         """Complete the response; store it, and return its JSON."""

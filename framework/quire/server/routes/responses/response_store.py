@@ -20,6 +20,7 @@ from quire.server.wire.http_errors import HTTPError
 ENTRY_BYTES = 1024  # of a response beside its texts
 
 Clock = Callable[[], float]
+Later = Callable[[float, Callable[[], None]], object]  # calls a function after some seconds
 
 
 class StoredResponse:
@@ -112,19 +113,27 @@ class ResponseStore:
         max_bytes: Largest size of all of them, with what they continue.
         ttl_s: Seconds for which a response is kept.
         clock: Clock of their age, in seconds.
+        later: Function that calls `expire` in time; None: they expire with the next request.
 
     Attributes:
         num_bytes: Size of all that is held.
     """
 
     def __init__(
-        self, max_num: int, max_bytes: int, ttl_s: float, clock: Clock = time.monotonic
+        self,
+        max_num: int,
+        max_bytes: int,
+        ttl_s: float,
+        clock: Clock = time.monotonic,
+        later: Later | None = None,
     ) -> None:
         self.num_bytes = 0
         self._max_num = max_num
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
         self._clock = clock
+        self._later = later
+        self._is_waiting = False  # for a call
         self._kept: dict[tuple[Account, str], StoredResponse] = {}  # the oldest one first
         self._running: dict[tuple[Account, str], StoredResponse] = {}
 
@@ -221,6 +230,7 @@ class ResponseStore:
         self._hold(response)
         self._kept[response.key] = response
         self._make_room()
+        self._expire_later()
         return True
 
     def remove(self, response: StoredResponse) -> None:
@@ -239,6 +249,17 @@ class ResponseStore:
                 return left_s
             self.remove(oldest)
         return None
+
+    def _expire_later(self) -> None:
+        """Remove what is too old, and again when the next one is."""
+        left_s = self.expire()
+        if left_s is not None and self._later is not None and not self._is_waiting:
+            self._is_waiting = True
+            self._later(left_s, self._wake)
+
+    def _wake(self) -> None:
+        self._is_waiting = False
+        self._expire_later()
 
     def _make_room(self) -> None:
         while self._kept and (

@@ -6,8 +6,11 @@ import time
 import httpx
 import openai
 import pytest
+from asgi_parts import post
 
+from quire.config import ServerSettings
 from quire.messages import ErrorReport
+from quire.server.app import create_app
 
 
 def ask(client, question="Who are you?", **fields):
@@ -191,6 +194,27 @@ def test_a_server_without_a_store_says_so(serve):
         assert error["param"] == name
         assert "--responses-store-max 0" in error["message"]
     assert httpx.get(f"{url}/{response['id']}").status_code == 404
+
+
+def test_several_front_ends_store_nothing(frontend):
+    app = create_app(frontend, ServerSettings(api_server_count=2), list)
+    assert post(app, "/v1/responses", input="Hi").json()["store"] is False
+    wire = post(app, "/v1/responses", input="Hi", background=True)
+    assert (wire.status, wire.error["param"]) == (400, "background")
+    assert "--api-server-count" in wire.error["message"]
+
+
+def test_a_server_that_drains_waits_for_responses_in_the_background(serve, wait_for):
+    served = serve()
+    served.core.step_s = 0.05
+    with httpx.Client(base_url=served.url) as one:
+        made = one.post("/v1/responses", json={"input": "Hi", "background": True}).json()
+        assert wait_for(lambda: served.core.requests)
+    served.server.stop()
+    served.thread.join(10)
+    assert not served.thread.is_alive()
+    assert served.core.aborted == []
+    assert made["status"] == "queued"
 
 
 def test_a_response_belongs_to_the_key_that_made_it(serve):

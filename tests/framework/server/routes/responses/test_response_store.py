@@ -110,6 +110,23 @@ def test_an_input_that_is_too_large_does_not_begin(store):
     assert failed.value.status == 413
 
 
+def test_what_is_too_old_goes_without_any_request():
+    now_s, calls = [0.0], []
+    later = lambda delay_s, expire: calls.append((delay_s, expire))  # noqa: E731
+    store = ResponseStore(MAX_NUM, MAX_BYTES, TTL_S, lambda: now_s[0], later)
+    store.keep(stored("a"))
+    now_s[0] = 4.0
+    store.keep(stored("b"))
+    ((delay_s, expire),) = calls
+    assert delay_s == TTL_S
+    now_s[0] = TTL_S
+    expire()
+    assert (store.num_responses, calls[1][0]) == (1, 4.0)
+    now_s[0] += 4.0
+    calls[1][1]()
+    assert (store.num_responses, store.num_bytes, len(calls)) == (0, 0, 2)
+
+
 class Machine(RuleBasedStateMachine):
     """A store beside a model of it: a list, oldest first, and the responses that run."""
 
