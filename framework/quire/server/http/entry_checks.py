@@ -17,7 +17,14 @@ from quire.server.wire.http_errors import unavailable
 OPEN_PATHS = frozenset({"/livez", "/readyz"})
 PAGE_PATHS = frozenset({"/ui", "/docs"})  # a browser that opens a page can send no key
 METRICS_PATH = "/metrics"  # needs the key unless `open_metrics`; served also while draining
-SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # the limits of keys do not count them
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+STORED_ROOT = "/v1/responses/"  # below it requests read or end stored responses
+
+
+def is_counted(scope: Scope) -> bool:
+    """Whether the limits of keys count a request: not one that reads, or ends another one."""
+    return scope["method"] not in SAFE_METHODS and not scope["path"].startswith(STORED_ROOT)
 
 
 class EntryChecks:
@@ -52,7 +59,7 @@ class EntryChecks:
             check_origin(scope)
         if scope["path"] == METRICS_PATH:
             return
-        if self._lifecycle.is_draining:
+        if self._lifecycle.is_draining and not scope["path"].startswith(STORED_ROOT):
             raise unavailable(
                 "the server is shutting down and takes no new requests", "shutting_down"
             )

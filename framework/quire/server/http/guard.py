@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.config import ServerSettings
 from quire.server.http.body_budget import BodyBudget
-from quire.server.http.entry_checks import SAFE_METHODS, EntryChecks
+from quire.server.http.entry_checks import EntryChecks, is_counted
 from quire.server.http.lifecycle import Lifecycle
 from quire.server.keys.account import account_of
 from quire.server.keys.accounts import Accounts
@@ -75,8 +75,7 @@ class Guard:
         self._lifecycle.enter()
         try:
             self._checks.check(scope)
-            is_counted = scope["method"] not in SAFE_METHODS
-            with account_of(scope).request() if is_counted else _UNCOUNTED:
+            with account_of(scope).request() if is_counted(scope) else _UNCOUNTED:
                 await self._app(scope, body, guarded_send)
         except Exception as error:
             if guarded_send.has_started:

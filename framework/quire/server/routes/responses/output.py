@@ -157,6 +157,10 @@ class Output:
         self._close("incomplete" if self._is_call else status)
         return self._taken_changes()
 
+    def break_off(self) -> None:
+        """End the item that is open, if one is: the response failed, or was cancelled."""
+        self._close("incomplete")
+
     def _taken_changes(self) -> list[Change]:
         changes, self._changes = self._changes, []
         return changes

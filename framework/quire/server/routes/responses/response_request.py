@@ -8,6 +8,7 @@ from typing import Any
 from starlette.types import Scope
 
 from quire.errors import InvalidRequestError
+from quire.frontend.unknown_fields import UnknownFields
 from quire.server.http.json_response import json_of
 from quire.server.keys.account import Account
 from quire.server.routes.chat.chat_prompt import RENDERED
@@ -19,6 +20,7 @@ from quire.server.routes.responses.response_store import ResponseStore, StoredRe
 from quire.server.wire.bodies import Body
 from quire.server.wire.http_errors import ERROR_CODE, detail_of, log_failure
 from quire.server.wire.params import response_id
+from quire.server.wire.protocol import ChatBody
 from quire.server.wire.responses import ReasoningOptions, ResponseBody, ResponseObject, TextOptions
 from quire.server.wire.sender import Sender
 
@@ -54,11 +56,10 @@ class ResponseRequests:
         typed = body.typed
         is_stored = self._stores(typed)
         previous = self._previous(typed, sender.account)
-        before = [] if previous is None else previous.items()
-        own = _own_items(typed, before)
+        own = _own_items(typed, has_previous=previous is not None)
         size = body.num_bytes + (0 if previous is None else previous.total_bytes)
         with errors_as_sent():
-            convert = partial(chat_body, typed, before, own, self._turns.unknown)
+            convert = partial(_converted, typed, previous, own, self._turns.unknown)
             chat = await self._turns.frontend.lanes.run(size // RENDERED, convert)
             turn = await self._turns.prepare(Body(chat, {}, size), sender, extra_args)
         params = turn.generation.params
@@ -122,7 +123,17 @@ def no_store(param: str | None = None) -> InvalidRequestError:
     )
 
 
-def _own_items(body: ResponseBody, before: Sequence[Item]) -> list[Item]:
+def _converted(
+    body: ResponseBody,
+    previous: StoredResponse | None,
+    own: Sequence[Item],
+    unknown: UnknownFields,
+) -> ChatBody:
+    before = [] if previous is None else previous.items()
+    return chat_body(body, before, own, unknown)
+
+
+def _own_items(body: ResponseBody, *, has_previous: bool) -> list[Item]:
     """Return the items of the request itself.
 
     Raises:
@@ -130,7 +141,7 @@ def _own_items(body: ResponseBody, before: Sequence[Item]) -> list[Item]:
     """
     if body.input:
         return items_of(body.input)
-    if body.input is None and before:
+    if body.input is None and has_previous:
         return []
     raise InvalidRequestError(
         "input must be a text or a list of items, and is empty", param="input"

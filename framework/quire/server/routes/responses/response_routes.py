@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from quire.errors import InvalidRequestError
 from quire.server.http.event_stream import EventStream
-from quire.server.http.json_response import EncodedResponse, json_response
+from quire.server.http.json_response import EncodedResponse, in_thread_if, json_response
 from quire.server.http.lifecycle import Lifecycle
 from quire.server.keys.account import account_of
 from quire.server.observe.observed_exchange import GENERATION
@@ -24,6 +24,7 @@ from quire.server.routes.responses.response_store import (
     StoredResponse,
     no_response,
 )
+from quire.server.wire.bodies import LARGE_BYTES
 from quire.server.wire.responses import DeletedResponse, ResponseBody
 
 
@@ -104,7 +105,9 @@ class ResponseRoutes:
 
     async def input_items(self, request: Request) -> Response:
         """Return the items that a stored response was generated from."""
-        return json_response(page_of(self._found(request), request))
+        stored = self._found(request)
+        is_large = stored.total_bytes > LARGE_BYTES
+        return json_response(await in_thread_if(is_large, partial(page_of, stored, request)))
 
     def _response(self, stored: StoredResponse) -> Response:
         found = stored.response

@@ -120,7 +120,7 @@ class ResponseRun:
         return self._closed("cancelled")
 
     def _closed(self, status: Status) -> bytes:
-        self._output.end("incomplete")
+        self._output.break_off()
         self.response.output = self._output.items
         self.response.status = status
         return self._kept(json_of(self.response))
@@ -152,9 +152,9 @@ class ResponseRun:
         response, finish = self.response, self._parts.finish_reason
         if finish is None:
             raise RequestFailedError("the completion ended without a finish reason")
+        response.usage = await self._usage()
         response.status = _status_of(finish)
         response.output = self._output.items
-        response.usage = await self._usage()
         if response.status == "completed":
             response.completed_at = int(time.time())
         else:

@@ -125,6 +125,17 @@ def test_only_the_last_item_of_a_cut_completion_is_incomplete():
     assert [item.status for item in items] == ["completed", "incomplete"]
 
 
+def test_what_breaks_off_is_incomplete_and_nothing_is_added():
+    output = Output()
+    output.break_off()
+    assert output.items == []
+    output.read([TextDelta("half")])
+    output.break_off()
+    assert [(item.status, item.content[0].text) for item in output.items] == [
+        ("incomplete", "half")
+    ]
+
+
 def position(name):
     return TokenLogprob(name, -1.0, [*name.encode()], [])
 
