@@ -98,15 +98,14 @@ async def _compute(
     ended_by = None
     try:
         ended_by = await _run_until_signal(run, server.shutdown_timeout_s)
-        if results.num_done == checked.num_requests:
+        if ended_by is None:
             requests.check_unchanged(checked)
-            ended_by = None
     finally:
         for task in tasks:
             task.cancel()
         progress.end(_note(results.num_done < checked.num_requests))
         await frontend.shutdown(0.0, STOP_TIMEOUT_S)
-    return ended_by
+    return None if results.num_done == checked.num_requests else ended_by
 
 
 def concurrency_of(settings: Settings) -> int:
