@@ -45,11 +45,13 @@ def test_every_kind_of_request_gets_the_response_of_the_server(files):
         + line("text", "/v1/completions", prompt=["quire is", "A plugin is"], max_tokens=4)
         + line("typo", "/v1/completions", prompt="x", temprature=1)
         + line("model", "/v1/completions", prompt="x").replace('"demo"', '"dmeo"')
+        + line("response", "/v1/responses", input="What is quire?", max_output_tokens=4)
+        + line("message", "/v1/messages", messages=QUESTION, max_tokens=4)
         + "nonsense\n"
     )
     done = run_batch("-i", source, "-o", target)
     assert done.returncode == 3, done.stderr
-    assert "quire: 5 of 5 requests are done: 2 succeeded, 3 failed; " in done.stderr
+    assert "quire: 7 of 7 requests are done: 4 succeeded, 3 failed; " in done.stderr
     assert done.stdout == ""
     results = {result["custom_id"]: result for result in read(target)}
     message = results["chat"]["response"]["body"]["choices"][0]["message"]
@@ -58,6 +60,8 @@ def test_every_kind_of_request_gets_the_response_of_the_server(files):
     )
     assert results["chat"]["error"] is None
     assert len(results["text"]["response"]["body"]["choices"]) == 2
+    assert results["response"]["response"]["body"]["object"] == "response"
+    assert results["message"]["response"]["body"]["type"] == "message"
     assert results["typo"]["response"]["status_code"] == 400
     assert results["typo"]["error"]["code"] == "unknown_parameter"
     assert results["model"]["response"]["status_code"] == 404
@@ -65,7 +69,7 @@ def test_every_kind_of_request_gets_the_response_of_the_server(files):
 
     again = run_batch("-i", source, "-o", target, "--resume")
     assert again.returncode == 3
-    assert "2 succeeded, 3 failed; 5 of them before this run" in again.stderr
+    assert "4 succeeded, 3 failed; 7 of them before this run" in again.stderr
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])

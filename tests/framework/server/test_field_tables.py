@@ -1,6 +1,7 @@
 """Every field that OpenAI and vLLM document is in the table of its route, once."""
 
 import pytest
+from anthropic.types import message_create_params
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
@@ -11,7 +12,7 @@ from quire.server.field_tables import FIELD_TABLES
 
 TABLES = {table.operation: table for table in FIELD_TABLES}
 CHAT, COMPLETIONS = "POST /v1/chat/completions", "POST /v1/completions"
-RESPONSES = "POST /v1/responses"
+RESPONSES, MESSAGES = "POST /v1/responses", "POST /v1/messages"
 
 VLLM_SAMPLING = [
     "use_beam_search",
@@ -67,7 +68,21 @@ VLLM_CHAT = [
     "mm_processor_kwargs",
     "return_mm_kwargs",
 ]
+VLLM_MESSAGES = [
+    "mm_payload",
+    "return_mm_kwargs",
+    "cache_salt",
+    "watermarking",
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "vllm_xargs",
+    "chat_template_kwargs",
+]
 VLLM_RESPONSES = [
+    "include_reasoning",
+    "mm_payload",
+    "logit_bias",
+    "repetition_penalty",
     "logit_bias",
     "skip_special_tokens",
     "include_stop_str_in_output",
@@ -118,6 +133,12 @@ def published(module):
     )
 
 
+def published_of_messages():
+    """Return the fields of the parameters that anthropic's client takes."""
+    params = message_create_params.MessageCreateParamsStreaming
+    return sorted(params.__required_keys__ | params.__optional_keys__)
+
+
 def published_of_responses():
     """Return the same of /v1/responses."""
     return sorted(
@@ -132,6 +153,7 @@ DOCUMENTED = {
         *published(completion_create_params), *VLLM_SAMPLING, "echo", "prompt_embeds",
     ],
     RESPONSES: [*published_of_responses(), *VLLM_RESPONSES],
+    MESSAGES: [*published_of_messages(), *VLLM_MESSAGES],
     "POST /tokenize": [*VLLM_TEMPLATE, "prompt"],
     "POST /detokenize": ["model", "tokens"],
 }  # fmt: skip

@@ -78,8 +78,9 @@ class _Line(msgspec.Struct):
     body: msgspec.Raw
 
 
-class _Streaming(msgspec.Struct):
+class _Mode(msgspec.Struct):
     stream: Any = None
+    background: Any = None
 
 
 class _ErrorDetail(msgspec.Struct):
@@ -119,8 +120,12 @@ def read_request(line: bytes, urls: Collection[str]) -> BatchRequest:
         hint = did_you_mean(read.url, urls)
         message = f"url must be one of {known}, got {read.url[:100]!r}{hint}"
         raise LineError(message, read.custom_id)
-    if _is_streamed(bytes(read.body)):
+    mode = _mode_of(bytes(read.body))
+    if mode.stream:
         raise LineError("a batch has no streams; leave stream out", read.custom_id)
+    if mode.background:
+        message = "a batch waits for its responses; leave background out"
+        raise LineError(message, read.custom_id)
     return BatchRequest(read.custom_id, read.url, bytes(read.body))
 
 
@@ -133,8 +138,8 @@ def fault_of(body: bytes, status: int) -> BatchFault:
     return BatchFault(detail.code or detail.type, detail.message)
 
 
-def _is_streamed(body: bytes) -> bool:
+def _mode_of(body: bytes) -> _Mode:
     try:
-        return bool(msgspec.json.decode(body, type=_Streaming).stream)
+        return msgspec.json.decode(body, type=_Mode)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return False  # the route says what is wrong with the body
+        return _Mode()  # the route says what is wrong with the body

@@ -45,6 +45,7 @@ def test_what_a_client_adds_to_a_line_is_left_alone():
         (encoded(method="GET"), "Invalid enum value 'GET'"),
         (encoded(url="/v1/ecko"), "url must be one of /v1/echo, got '/v1/ecko'; did you mean"),
         (encoded(body={"stream": True}), "a batch has no streams"),
+        (encoded(body={"background": True}), "a batch waits for its responses"),
         (json.dumps({"custom_id": "a"}).encode(), "missing required field `method`"),
     ],
 )

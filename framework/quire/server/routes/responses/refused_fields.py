@@ -31,6 +31,7 @@ REFUSED_OF_RESPONSES: dict[str, Refusal] = REFUSED | {
     "logprob_token_ids": Refusal("/v1/chat/completions and /v1/completions have them", ([],)),
     "use_beam_search": Refusal("/v1/chat/completions and /v1/completions have it", (False,)),
     # vLLM's
+    "include_reasoning": Refusal("reasoning is an item of its own in output", (True,)),
     "previous_input_messages": Refusal("send all items as input", ([],)),
     "enable_response_messages": Refusal("/tokenize shows how messages are rendered", (False,)),
 }
