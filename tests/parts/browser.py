@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-PATIENCE_S = 60.0  # on a machine where others compute
+PATIENCE_S = 30.0  # on a machine where others compute
 _EXEC = (
     "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); "
     "os.execv(sys.argv[3], sys.argv[3:])"
@@ -73,8 +73,8 @@ class Tab:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             try:
-                if value := self.js(expression):
-                    return value
+                if self.js(f"!!({expression})"):
+                    return self.js(expression)
             except AssertionError:  # the page is being replaced
                 pass
             time.sleep(0.05)

@@ -17,6 +17,8 @@ from quire.server.app import create_app
 KEY, ADMIN = "sk-canary", "sk-canary-root"
 HOSTS = ["quire.example", "a/?x=", "a/#", "a\\b", "livez", "127.0.0.1/livez", "[::1", ""]
 METHODS = ["GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "TRACE", "get", "ODD"]
+SHAPES = ({"message", "type", "param", "code"}, {"message", "type", "details"})
+CODES_OF_STRANGERS = {"invalid_api_key", "authentication_error"}
 OPEN = ("/livez", "/readyz", "/ui", "/docs")
 ENDLESS = "/v1/engine/stream"  # a stream that only its client ends
 
@@ -88,7 +90,7 @@ def test_no_spelling_of_any_route_answers_without_a_key(app):
                 assert wire.status in (200, 405)
                 continue
             assert wire.status == 401, (method, spelt)
-            assert wire.error["code"] == "invalid_api_key"
+            assert CODES_OF_STRANGERS & set(wire.error.values())
             assert wire.headers["www-authenticate"] == "Bearer"
 
 
@@ -164,7 +166,7 @@ def test_no_error_of_any_route_shows_the_inside_of_the_server(app, caplog, metho
                 assert method == route.method
                 continue
             assert wire.status < 500, (path, wire.body)
-            assert set(wire.error) == {"message", "type", "param", "code"}
+            assert set(wire.error) in SHAPES
             assert not INSIDE.search(wire.body.decode()), wire.body
             assert "sk-canary" not in wire.body.decode()
             assert "\n" not in wire.body.decode()
