@@ -7,6 +7,7 @@ import json
 import os
 import re
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,7 @@ def test_the_block_map_shows_requests_while_they_run(demo, tab, pictures):
     open_ui(tab, demo)
     tab.click("#tab-engine")
     tab.wait(f"({LEGEND}).includes('held by 0 requests')")
-    prompts = ["A long story. " * (12 * index + 6) for index in range(6)]
+    prompts = [f"{index} of six stories. " * (6 * index + 4) for index in range(6)]
     fields = {"max_tokens": 600, "ignore_eos": True}
     clients = [
         threading.Thread(target=demo.complete, args=(prompt,), kwargs=fields) for prompt in prompts
@@ -76,6 +77,7 @@ def test_the_block_map_shows_requests_while_they_run(demo, tab, pictures):
         tab.wait(
             "document.querySelectorAll('.figure .value')[2].textContent.startsWith('0') === false"
         )
+        time.sleep(4.0)  # for lines of some length
         picture = pictures / "ui_engine.png"
         tab.resize(1160, 700)
         tab.picture(picture)
