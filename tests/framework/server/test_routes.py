@@ -90,7 +90,8 @@ def test_no_spelling_of_any_route_answers_without_a_key(app):
                 assert wire.status in (200, 405)
                 continue
             assert wire.status == 401, (method, spelt)
-            assert CODES_OF_STRANGERS & set(wire.error.values())
+            words = {each for each in wire.error.values() if isinstance(each, str)}
+            assert CODES_OF_STRANGERS & words
             assert wire.headers["www-authenticate"] == "Bearer"
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from quire.launch.replicas.replica_stats import sum_counters, sum_stats
-from quire.messages import EngineStats, ReplicaStats
+from quire.launch.replicas.replica_stats import join_maps, sum_counters, sum_stats
+from quire.messages import BlockMap, EngineStats, ReplicaStats
 
 FIRST = EngineStats(
     num_running=1, num_waiting=2, num_scheduled_tokens=3, num_blocks=100, num_used_blocks=5,
@@ -46,3 +46,8 @@ def test_a_replica_that_may_hang_is_marked_and_counts_with_its_last_statistics()
 
 def test_without_queries_there_is_no_rate():
     assert sum_stats(EngineStats(), [None]).prefix_hit_rate == 0
+
+
+def test_maps_of_the_blocks_have_the_index_of_their_replica():
+    maps = {2: [BlockMap(0, 8, 1, b"cc")], 0: [BlockMap(0, 4, 1, b"aa")], 1: []}
+    assert join_maps(maps) == [BlockMap(0, 4, 1, b"aa"), BlockMap(2, 8, 1, b"cc")]
