@@ -7,7 +7,8 @@ from contextlib import aclosing
 from quire.server.http.json_response import json_of
 from quire.server.http.lifecycle import Lifecycle
 from quire.server.routes.responses.response_run import ResponseRun
-from quire.server.routes.responses.response_store import ResponseStore, StoredResponse
+from quire.server.routes.responses.response_store import ResponseStore
+from quire.server.routes.responses.stored_response import StoredResponse
 
 
 class BackgroundRuns:

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from quire.errors import InvalidRequestError
 from quire.server.routes.responses.input_items import Item
 from quire.server.routes.responses.query import choice_of, number_of
-from quire.server.routes.responses.response_store import StoredResponse
+from quire.server.routes.responses.stored_response import StoredResponse
 from quire.server.wire.responses import InputItemList
 
 MAX_ITEMS, DEFAULT_ITEMS = 100, 20

@@ -19,11 +19,8 @@ from quire.server.routes.responses.item_list import page_of
 from quire.server.routes.responses.query import flag_of, number_of
 from quire.server.routes.responses.refused_fields import REFUSED_OF_RESPONSES
 from quire.server.routes.responses.response_request import ResponseRequests
-from quire.server.routes.responses.response_store import (
-    ResponseStore,
-    StoredResponse,
-    no_response,
-)
+from quire.server.routes.responses.response_store import ResponseStore, no_response
+from quire.server.routes.responses.stored_response import StoredResponse
 from quire.server.wire.bodies import LARGE_BYTES
 from quire.server.wire.responses import DeletedResponse, ResponseBody
 

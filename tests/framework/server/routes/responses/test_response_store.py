@@ -7,11 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from quire.server.keys.account import Account
-from quire.server.routes.responses.response_store import (
-    ENTRY_BYTES,
-    ResponseStore,
-    StoredResponse,
-)
+from quire.server.routes.responses.response_store import ResponseStore
+from quire.server.routes.responses.stored_response import ENTRY_BYTES, StoredResponse
 from quire.server.wire.http_errors import HTTPError
 
 ACCOUNTS = [Account("one"), Account("two")]
