@@ -36,7 +36,7 @@ ALONE_TRIES = 3  # of a request that is refused although nothing else runs
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class WholeReply:
     """A whole response of the application."""
 
     start: ResponseStart
@@ -150,7 +150,7 @@ class BatchRun:
     def _too_large(self) -> str:
         return f"a body may have {self._max_body_bytes} bytes (--max-body-bytes)"
 
-    async def _reply(self, request: BatchRequest, result_id: str) -> Reply:
+    async def _reply(self, request: BatchRequest, result_id: str) -> WholeReply:
         """Send a request, again if there was no room for it."""
         reply = await self._call(request, result_id)
         if not reply.is_refusal:
@@ -163,7 +163,7 @@ class BatchRun:
                 reply = await self._call(request, result_id)
         return reply
 
-    async def _call(self, request: BatchRequest, result_id: str) -> Reply:
+    async def _call(self, request: BatchRequest, result_id: str) -> WholeReply:
         self._num_running += 1
         try:
             call = HTTPCall("POST", request.url, b"", HEADERS, request.body, result_id, CLIENT)
@@ -176,16 +176,16 @@ class BatchRun:
         return reply
 
 
-async def _received(items: AsyncGenerator[bytes]) -> Reply:
+async def _received(items: AsyncGenerator[bytes]) -> WholeReply:
     """Receive a response; of one that is no JSON only the start, as it may be a stream."""
     start = msgspec.msgpack.decode(await anext(items), type=ResponseStart)
-    reply = Reply(start, b"")
+    reply = WholeReply(start, b"")
     if not reply.is_json:
         return reply
-    return Reply(start, b"".join([piece async for piece in items]))
+    return WholeReply(start, b"".join([piece async for piece in items]))
 
 
-def _result_of(reply: Reply, request: BatchRequest, result_id: str) -> BatchResult:
+def _result_of(reply: WholeReply, request: BatchRequest, result_id: str) -> BatchResult:
     status = reply.start.status
     result = BatchResult(id=result_id, custom_id=request.custom_id)
     if not reply.is_json:
