@@ -25,6 +25,7 @@ from quire.frontend.intake.prompt import EncodedPrompt
 from quire.frontend.intake.request_hooks import RequestHook
 from quire.frontend.intake.time_limit import TimeLimit
 from quire.frontend.metrics.request_observer import RequestObserver
+from quire.frontend.served_model import ServedModel
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.frontend.work_lanes import INLINE_SIZE, WorkLanes
 from quire.messages import AdapterRef
@@ -56,6 +57,7 @@ class AsyncFrontend:
             enforced here, because a step of the engine may hang.
         queue_limits: Limits on waiting requests, for `check_room`; None: there are none.
         is_engine_shared: Whether the engine has other front ends.
+        served_model: Facts about the model; None: they are not known.
 
     Attributes:
         dispatch: Open streams, and the statistics of the engine.
@@ -82,6 +84,7 @@ class AsyncFrontend:
         request_timeout_s: float | None = None,
         queue_limits: QueueLimits | None = None,
         is_engine_shared: bool = False,
+        served_model: ServedModel | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.intake = intake
@@ -90,6 +93,7 @@ class AsyncFrontend:
         self.model_name = model_name
         self.adapters = adapters
         self.max_model_len = max_model_len
+        self.served_model = served_model or ServedModel()
         self._finished_hooks = tuple(finished_hooks)
         self._stall_limit_s = stall_limit_s
         self._request_timeout_s = request_timeout_s

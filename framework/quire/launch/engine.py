@@ -26,6 +26,7 @@ from quire.launch.engine_process.remote_core import RemoteCore
 from quire.launch.front_end_parts import FrontEndParts
 from quire.launch.parsers import make_thinking
 from quire.launch.queue_limits import queue_limits
+from quire.launch.served_model import served_model
 from quire.launch.starting_engine import StartingEngine, begin_engine
 from quire.launch.torch_modules import defer_unused_modules
 from quire.messages import AdapterRef, LoadAdapter, Started
@@ -105,6 +106,7 @@ class Engine:
             request_timeout_s=self.settings.scheduler.request_timeout_s,
             queue_limits=queue_limits(self.settings),
             is_engine_shared=self.is_shared,
+            served_model=served_model(self.composition),
         )
 
 

@@ -27,6 +27,7 @@ from quire.server.routes.live.live_routes import live_operations
 from quire.server.routes.load import LoadRoute, ServerLoad
 from quire.server.routes.metrics import MetricsRoute
 from quire.server.routes.models import ModelCard, ModelList, ModelRoutes
+from quire.server.routes.ollama.operations import OLLAMA_BODIES, ollama_operations
 from quire.server.routes.openai.chat_completions import ChatRoute
 from quire.server.routes.openai.completions import CompletionRoute
 from quire.server.routes.operation import Operation
@@ -53,6 +54,7 @@ QUEUED_BODIES: dict[str, type[QueuedBody]] = {
     CHAT_PATH: ChatBody,
     COMPLETION_PATH: CompletionBody,
     MESSAGES_PATH: MessagesBody,
+    **OLLAMA_BODIES,
     RESPONSES_PATH: ResponseBody,
 }
 
@@ -216,6 +218,7 @@ def _operations(
             has_sampler_fields=True,
         ),
         *anthropic_operations(turns),
+        *ollama_operations(turns, budget),
         Operation("/tokenize", tokens.tokenize, "POST", TokenizeBody, Tokens),
         Operation("/detokenize", tokens.detokenize, "POST", DetokenizeBody, DetokenizedText),
     ]

@@ -5,6 +5,12 @@ from quire.server.routes.anthropic.bodies import (
     CountTokensBody,
     MessagesBody,
 )
+from quire.server.routes.ollama.ollama_models import ShowBody
+from quire.server.routes.ollama.ollama_protocol import (
+    REFUSED_OF_OLLAMA,
+    OllamaChatBody,
+    OllamaGenerateBody,
+)
 from quire.server.routes.responses.refused_fields import REFUSED_OF_RESPONSES
 from quire.server.wire.field_table import FieldTable
 from quire.server.wire.fields import REFUSED, REFUSED_IN_TOKENIZE
@@ -17,6 +23,9 @@ FIELD_TABLES = (
     FieldTable("POST /v1/messages", MessagesBody, REFUSED_OF_MESSAGES),
     FieldTable("POST /v1/messages/count_tokens", CountTokensBody, REFUSED_OF_MESSAGES),
     FieldTable("POST /v1/responses", ResponseBody, REFUSED_OF_RESPONSES),
+    FieldTable("POST /api/chat", OllamaChatBody, REFUSED_OF_OLLAMA),
+    FieldTable("POST /api/generate", OllamaGenerateBody, REFUSED_OF_OLLAMA),
+    FieldTable("POST /api/show", ShowBody),
     FieldTable("POST /tokenize", TokenizeBody, REFUSED_IN_TOKENIZE),
     FieldTable("POST /detokenize", DetokenizeBody),
 )

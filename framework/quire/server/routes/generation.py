@@ -62,8 +62,9 @@ async def respond(
     frontend: AsyncFrontend,
     kind: type[B],
     unknown: UnknownFields,
-    prepare: Callable[[Body[B], Sender, dict[str, Any]], Awaitable[PreparedRequest]],
+    prepare: Callable[[Body[B], Sender, dict[str, Any]], Awaitable[PreparedRequest | Response]],
     refused: Mapping[str, Refusal] = REFUSED,
+    served_name: Callable[[str | None], str | None] = lambda name: name,
 ) -> Response:
     """Read a request, and respond in full or as a stream.
 
@@ -72,10 +73,14 @@ async def respond(
         frontend: Frontend that serves it.
         kind: Struct of its body.
         unknown: What happens to fields that do not exist.
-        prepare: Function that makes its run, from the body, its sender and the samplers' fields.
+        prepare: Function that makes its run, from the body, its sender and the samplers' fields;
+            or the response, if there is nothing to generate.
         refused: Known fields of the route that are not supported.
+        served_name: Function that returns the name by which a model is served.
     """
-    body, run = await prepared(request, frontend, kind, unknown, prepare, refused)
+    body, run = await prepared(request, frontend, kind, unknown, prepare, refused, served_name)
+    if isinstance(run, Response):
+        return run
     request.scope[GENERATION] = run.generation
     release = run.generation.release
     if body.stream:
@@ -91,6 +96,7 @@ async def prepared(
     unknown: UnknownFields,
     prepare: Callable[[Body[B], Sender, dict[str, Any]], Awaitable[R]],
     refused: Mapping[str, Refusal] = REFUSED,
+    served_name: Callable[[str | None], str | None] = lambda name: name,
 ) -> tuple[B, R]:
     """Read a request for which there is room, and return its body and its run.
 
@@ -101,6 +107,7 @@ async def prepared(
         unknown: What happens to fields that do not exist.
         prepare: Function that makes its run, from the body, its sender and the samplers' fields.
         refused: Known fields of the route that are not supported.
+        served_name: Function that returns the name by which a model is served.
     """
     sender = Sender.of(request.scope)
     limit = frontend.time_limit(sender.arrival_s)
@@ -110,7 +117,7 @@ async def prepared(
     async with limit.hold():
         body = await read_body(request, kind, is_received=is_received)
     limit = limit_of(frontend, sender, body.typed)
-    sender.account.check_model(body.typed.model or frontend.model_name)
+    sender.account.check_model(served_name(body.typed.model) or frontend.model_name)
     intake = frontend.intake
     values = sampler_values(body, intake.extra_fields, intake.offered_fields, unknown, refused)
     async with limit.hold():

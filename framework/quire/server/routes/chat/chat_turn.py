@@ -101,7 +101,7 @@ class ChatTurns:
             params = sampling_params(
                 typed,
                 max_tokens=typed.completion_limit,
-                logprobs=_num_logprobs(typed),
+                logprobs=num_logprobs(typed),
                 prompt_logprobs=typed.prompt_logprobs,
                 extra_args=extra_args,
                 unknown=self.unknown,
@@ -183,7 +183,7 @@ def _limit_as_sent(body: ChatBody) -> Iterator[None]:
         raise InvalidRequestError(str(error).replace("max_tokens", sent, 1), param=sent) from None
 
 
-def _num_logprobs(body: ChatBody) -> int | None:
+def num_logprobs(body: ChatBody) -> int | None:
     """Return the number of candidates per position; None for no log probabilities.
 
     Raises:

@@ -27,6 +27,11 @@ class CompletionPieces:
         self._events = events
         self._calls: dict[int, tuple[str, list[str]]] = {}
 
+    @classmethod
+    def of(cls, turn: ChatTurn | None) -> "CompletionPieces":
+        """Return the converter of the first choice of a turn; None: of text that is not split."""
+        return cls(ChoiceEvents(None, True) if turn is None else turn.events()[0])
+
     def read(self, delta: Delta) -> CompletionPiece:
         """Return what a delta adds."""
         text: list[str] = []

@@ -1,0 +1,199 @@
+"""Structs of Ollama's bodies and replies."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from quire.server.wire.fields import Refusal
+from quire.server.wire.protocol import QueuedBody, TokenLogprob
+
+_LOADED = "No effect: the model is loaded when the server starts."
+
+
+class Options(msgspec.Struct, forbid_unknown_fields=True):
+    """Options of a completion."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    seed: Annotated[int | None, Meta(description="Below 0: a random one.")] = None
+    stop: str | list[str] | None = None
+    num_predict: Annotated[int | None, Meta(description="Below 1: the model's length.")] = None
+    repeat_penalty: float | None = None
+    repeat_last_n: Annotated[
+        int | None,
+        Meta(description="-1, or 0 for no penalties: penalties read all tokens."),
+    ] = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    num_ctx: Annotated[
+        int | None, Meta(description="No effect: the server's max_model_len counts.")
+    ] = None
+    num_keep: Annotated[int | None, Meta(description="No effect: a context is never shifted.")] = (
+        None
+    )
+    numa: Annotated[bool | None, Meta(description=_LOADED)] = None
+    num_batch: Annotated[int | None, Meta(description=_LOADED)] = None
+    num_gpu: Annotated[int | None, Meta(description=_LOADED)] = None
+    main_gpu: Annotated[int | None, Meta(description=_LOADED)] = None
+    num_thread: Annotated[int | None, Meta(description=_LOADED)] = None
+    low_vram: Annotated[bool | None, Meta(description=_LOADED)] = None
+    f16_kv: Annotated[bool | None, Meta(description=_LOADED)] = None
+    use_mmap: Annotated[bool | None, Meta(description=_LOADED)] = None
+    use_mlock: Annotated[bool | None, Meta(description=_LOADED)] = None
+    logits_all: Annotated[bool | None, Meta(description="Only false.")] = None
+    vocab_only: Annotated[bool | None, Meta(description="Only false.")] = None
+    embedding_only: Annotated[bool | None, Meta(description="Only false.")] = None
+    tfs_z: Annotated[float | None, Meta(description="Only 1.")] = None
+    penalize_newline: Annotated[bool | None, Meta(description="Only true.")] = None
+
+
+class OllamaBody(QueuedBody, kw_only=True):
+    """Fields common to chats and text completions."""
+
+    stream: Annotated[bool | None, Meta(description="Default: true.")] = None
+    format: Annotated[
+        str | dict[str, Any] | None, Meta(description='"json", or a JSON schema.')
+    ] = None
+    options: Options | None = None
+    think: Annotated[
+        bool | str | None, Meta(description="True, false, or low, medium or high.")
+    ] = None
+    keep_alive: Annotated[Any, Meta(description="No effect: the model stays loaded.")] = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.stream is None:
+            self.stream = True
+
+    @property
+    def completion_limit(self) -> int | None:
+        """Maximum number of tokens of a completion; None for the model's length."""
+        given = None if self.options is None else self.options.num_predict
+        return given if given is not None and given > 0 else None
+
+
+class OllamaChatBody(OllamaBody, kw_only=True):
+    """POST /api/chat."""
+
+    messages: Annotated[
+        list[dict[str, Any]] | None,
+        Meta(description="None: load the model."),
+    ] = None
+    tools: list[dict[str, Any]] | None = None  # each a Tool; kept whole for the template
+
+
+class OllamaGenerateBody(OllamaBody, kw_only=True):
+    """POST /api/generate."""
+
+    prompt: Annotated[str | None, Meta(description="Empty: load the model.")] = None
+    system: str | None = None
+    raw: bool | None = None
+
+
+class SentFunction(msgspec.Struct, forbid_unknown_fields=True):
+    """A function that the assistant called, as a client sends it back."""
+
+    name: str
+    arguments: dict[str, Any] = {}
+    index: int | None = None
+
+
+class SentCall(msgspec.Struct, forbid_unknown_fields=True):
+    """A tool call of an earlier turn."""
+
+    function: SentFunction
+    id: str | None = None
+
+
+class SentMessage(msgspec.Struct, forbid_unknown_fields=True):
+    """A message of a conversation."""
+
+    role: str
+    content: str | None = None
+    thinking: str | None = None
+    tool_calls: list[SentCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+    images: list[Any] | None = None
+
+
+class CalledFunction(msgspec.Struct):
+    """A function that the assistant calls."""
+
+    index: int
+    name: str
+    arguments: dict[str, Any]
+
+
+class OllamaCall(msgspec.Struct):
+    """A complete tool call."""
+
+    id: str
+    function: CalledFunction
+
+
+class OllamaMessage(msgspec.Struct, kw_only=True):
+    """A message of the assistant, or a piece of one."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    thinking: str | UnsetType = UNSET
+    tool_calls: list[OllamaCall] | UnsetType = UNSET
+
+
+class Reply(msgspec.Struct, kw_only=True):
+    """A response, or a line of its stream; what only the last line has is absent in others.
+
+    Durations are in nanoseconds. `load_duration` is the time before the engine began with the
+    prompt, waiting included.
+    """
+
+    model: str
+    created_at: str
+    done: bool = False
+    done_reason: Literal["stop", "length", "load"] | UnsetType = UNSET
+    total_duration: int | UnsetType = UNSET
+    load_duration: int | UnsetType = UNSET
+    prompt_eval_count: int | UnsetType = UNSET
+    prompt_eval_duration: int | UnsetType = UNSET
+    eval_count: int | UnsetType = UNSET
+    eval_duration: int | UnsetType = UNSET
+    logprobs: list[TokenLogprob] | UnsetType = UNSET
+
+
+class ChatReply(Reply, kw_only=True):
+    """The response of /api/chat, or a line of its stream."""
+
+    message: OllamaMessage
+
+
+class GenerateReply(Reply, kw_only=True):
+    """The response of /api/generate, or a line of its stream."""
+
+    response: str
+    thinking: str | UnsetType = UNSET
+
+
+_NO_MEDIA = "this server reads and writes text only; leave it out"
+
+REFUSED_OF_OLLAMA: dict[str, Refusal] = {
+    "suffix": Refusal("write the text between both into the prompt", ("",)),
+    "template": Refusal("start the server with --chat-template, or send raw: true", ("",)),
+    "context": Refusal("send the conversation to /api/chat", ([],)),
+    "images": Refusal(_NO_MEDIA, ([],)),
+    "width": Refusal(_NO_MEDIA, (0,)),
+    "height": Refusal(_NO_MEDIA, (0,)),
+    "steps": Refusal(_NO_MEDIA, (0,)),
+    "truncate": Refusal("prompts are never cut; send fewer messages", (False,)),
+    "shift": Refusal("a context is never shifted; the completion ends with length", (False,)),
+    "_debug_render_only": Refusal("POST /tokenize shows the prompt's tokens", (False,)),
+    **{name: Refusal("send it in options") for name in Options.__struct_fields__},
+}

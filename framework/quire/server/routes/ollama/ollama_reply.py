@@ -1,0 +1,152 @@
+"""Replies of Ollama's API: pieces of a stream, or a whole completion, which is one piece."""
+
+import json
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from quire.errors import RequestFailedError
+from quire.interfaces.http_route import CompletionPiece
+from quire.outputs import CompletionOutput
+from quire.server.http.json_response import json_of
+from quire.server.routes.chat.chat_turn import ChatTurn
+from quire.server.routes.chat.completion_pieces import CompletionPieces, whole_piece
+from quire.server.routes.generation import Generation
+from quire.server.routes.ollama.ollama_protocol import (
+    CalledFunction,
+    ChatReply,
+    GenerateReply,
+    OllamaCall,
+    OllamaMessage,
+    Reply,
+)
+from quire.server.wire.openai_logprobs import TokenSpelling, chat_logprobs
+from quire.server.wire.protocol import TokenLogprob
+
+NANOSECONDS = 1_000_000_000
+NOTHING = CompletionPiece(index=0)
+
+DoneReason = Literal["stop", "length", "load"]
+MakeReply = Callable[[str, CompletionPiece], Reply]  # from the model's name and a piece
+
+
+def chat_reply(model: str, piece: CompletionPiece) -> Reply:
+    """Return a reply of /api/chat."""
+    message = OllamaMessage(content=piece.text, thinking=piece.reasoning or UNSET)
+    if piece.tool_calls:
+        message.tool_calls = [
+            OllamaCall(call.id, CalledFunction(index, call.name, _arguments(call.arguments)))
+            for index, call in enumerate(piece.tool_calls)
+        ]
+    return ChatReply(model=model, created_at=_now(), message=message)
+
+
+def generate_reply(model: str, piece: CompletionPiece) -> Reply:
+    """Return a reply of /api/generate."""
+    return GenerateReply(
+        model=model, created_at=_now(), response=piece.text, thinking=piece.reasoning or UNSET
+    )
+
+
+def load_reply(make: MakeReply, model: str) -> Reply:
+    """Return the reply to a request without a prompt, which only asks that the model is loaded."""
+    reply = make(model, NOTHING)
+    reply.done, reply.done_reason = True, "load"
+    return reply
+
+
+@dataclass(frozen=True, slots=True)
+class OllamaRun:
+    """One request, ready to run.
+
+    Attributes:
+        generation: Its completion.
+        turn: Turn of a conversation that it is; None: it is raw text.
+        make: Function that makes a reply.
+        model: Name of the model, as the client wrote it.
+        shows_thinking: Whether the thinking is shown.
+    """
+
+    generation: Generation
+    turn: ChatTurn | None
+    make: MakeReply
+    model: str
+    shows_thinking: bool
+
+    def whole(self, outputs: Sequence[CompletionOutput]) -> bytes:
+        """Return the full response as JSON."""
+        piece = whole_piece(outputs[0], self.turn)
+        return json_of(self._ended(self._reply(piece), piece.finish_reason))
+
+    async def events(self) -> AsyncGenerator[bytes]:
+        """Generate; yield the lines of a stream."""
+        pieces = CompletionPieces.of(self.turn)
+        end: str | None = None
+        async with aclosing(self.generation.deltas()) as deltas:
+            async for _, delta in deltas:
+                piece = pieces.read(delta)
+                end = piece.finish_reason or end
+                reply = self._reply(piece)
+                if piece.text or self._thinking(piece) or piece.tool_calls or reply.logprobs:
+                    yield json_of(reply)
+        yield json_of(self._ended(self.make(self.model, NOTHING), end))
+
+    def _thinking(self, piece: CompletionPiece) -> str:
+        return piece.reasoning if self.shows_thinking else ""
+
+    def _reply(self, piece: CompletionPiece) -> Reply:
+        shown = msgspec.structs.replace(piece, reasoning=self._thinking(piece))
+        reply = self.make(self.model, shown)
+        reply.logprobs = self._logprobs(piece)
+        return reply
+
+    def _logprobs(self, piece: CompletionPiece) -> list[TokenLogprob] | UnsetType:
+        if piece.logprobs is None:
+            return UNSET
+        spelling = TokenSpelling(self.generation.frontend.tokenizer)
+        num_top = self.generation.num_top_logprobs or 0
+        return chat_logprobs(piece.logprobs, num_top, spelling).content
+
+    def _ended(self, reply: Reply, finish_reason: str | None) -> Reply:
+        """Add to the last reply why the completion ended, its counts and its durations."""
+        usage, record = self.generation.usage(), self.generation.records[0]
+        reply.done = True
+        reply.done_reason = "length" if finish_reason == "length" else "stop"
+        reply.prompt_eval_count = usage.prompt_tokens
+        reply.eval_count = usage.completion_tokens
+        reply.total_duration = _nanoseconds(time.monotonic() - record.arrival_s)
+        reply.load_duration = _nanoseconds(record.queue_s)
+        reply.prompt_eval_duration = _nanoseconds(record.prefill_s)
+        reply.eval_duration = _nanoseconds(record.decode_s)
+        return reply
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """Return the arguments of a call as an object.
+
+    Raises:
+        RequestFailedError: They are none; the parser has broken its contract.
+    """
+    try:
+        found = json.loads(text, parse_constant=lambda _: None)  # JSON has no NaN
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, dict):
+        return found
+    raise RequestFailedError(
+        "the tool-call parser has read a call whose arguments are no JSON object"
+    )
+
+
+def _nanoseconds(seconds: float | None) -> int:
+    return round((seconds or 0.0) * NANOSECONDS)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,214 @@
+"""Ollama's chats and completions: translation, streams, final counts, and refusals by name."""
+
+import json
+
+import pytest
+from asgi_parts import post
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from quire.config import ServerSettings
+from quire.messages import ErrorReport
+from quire.server.app import create_app
+
+HI = [{"role": "user", "content": "Hi"}]
+CALL = '[[weather {"city": "Oslo"}]]'
+TOOL = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}},
+}
+VOLATILE = {"created_at", "total_duration", "load_duration", "prompt_eval_duration"} | {
+    "eval_duration"
+}
+
+
+@pytest.fixture
+def app(frontend):
+    return create_app(frontend, ServerSettings(), list)
+
+
+def lines(wire):
+    assert wire.headers["content-type"] == "application/x-ndjson"
+    assert wire.body.endswith(b"\n")
+    return [json.loads(line) for line in wire.body.decode().split("\n")[:-1]]
+
+
+def without_ids(calls):
+    return [call["function"] for call in calls or ()]
+
+
+def joined(found):
+    """Join the lines of a chat's stream to a response in full."""
+    *pieces, last = found
+    assert all(piece["done"] is False for piece in pieces)
+    message = {
+        "content": "".join(piece["message"]["content"] for piece in pieces),
+        "thinking": "".join(piece["message"].get("thinking", "") for piece in pieces),
+        "calls": [c for p in pieces for c in without_ids(p["message"].get("tool_calls"))],
+    }
+    return message, {k: v for k, v in last.items() if k not in VOLATILE | {"message"}}
+
+
+def whole(found):
+    message = found["message"]
+    parts = {
+        "content": message["content"],
+        "thinking": message.get("thinking", ""),
+        "calls": without_ids(message.get("tool_calls")),
+    }
+    return parts, {k: v for k, v in found.items() if k not in VOLATILE | {"message"}}
+
+
+def prompt_of(core, tokenizer):
+    return tokenizer.decode(core.requests[-1].token_ids, skip_special_tokens=False)
+
+
+def test_a_chat_is_a_stream_by_default(app, core):
+    core.script.by_prompt = {"Hi": "Hello there."}
+    found = lines(post(app, "/api/chat", model="demo:latest", messages=HI))
+    assert len(found) > 3
+    assert {each["model"] for each in found} == {"demo:latest"}
+    message, last = joined(found)
+    assert message["content"] == "Hello there."
+    assert (last["done"], last["done_reason"]) == (True, "stop")
+    assert found[-1]["total_duration"] > 0
+    assert found[-1]["prompt_eval_count"] == len(core.requests[-1].token_ids)
+    assert all(isinstance(found[-1][name], int) for name in VOLATILE - {"created_at"})
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    text=st.lists(
+        st.sampled_from(["a", "b c", CALL, "<t>", "hm", "</t>", "[[weather {", "é", "\n"]),
+        max_size=6,
+    ).map("".join),
+    tokens_per_step=st.integers(1, 5),
+    limit=st.integers(0, 30),
+    has_tools=st.booleans(),
+)
+def test_a_stream_and_a_full_response_are_the_same(
+    app, core, text, tokens_per_step, limit, has_tools
+):
+    core.script.by_prompt = {"Hi": text}
+    core.tokens_per_step = tokens_per_step
+    body = {"messages": HI, "tools": [TOOL] if has_tools else None}
+    body["options"] = {"num_predict": limit}
+    full = post(app, "/api/chat", **body, stream=False)
+    stream = post(app, "/api/chat", **body)
+    if full.status != 200:  # a call whose arguments are no object
+        assert full.status == 500
+        return
+    assert joined(lines(stream)) == whole(full.json())
+
+
+def test_generate_renders_the_template_or_takes_the_prompt_raw(app, core, tokenizer):
+    core.script.by_prompt = {"Hi": "<t>hm</t>Hello."}
+    fields = {"prompt": "Hi", "stream": False}
+    templated = post(app, "/api/generate", **fields, system="Be brief.").json()
+    assert (templated["response"], templated["thinking"]) == ("Hello.", "hm")
+    assert "Be brief." in prompt_of(core, tokenizer)
+    raw = post(app, "/api/generate", **fields, raw=True).json()
+    assert raw["response"] == "<t>hm</t>Hello."
+    assert core.requests[-1].token_ids == tokenizer.encode("Hi")
+    streamed = lines(post(app, "/api/generate", prompt="Hi", raw=True))
+    assert "".join(each["response"] for each in streamed) == raw["response"]
+    assert streamed[-1]["eval_count"] == raw["eval_count"]
+
+
+def test_options_are_those_of_the_engine(app, core):
+    options = {
+        "temperature": 0.5, "seed": 7, "stop": ["x"], "num_predict": 9,
+        "num_ctx": 4096, "repeat_last_n": 64, "num_gpu": 1, "typical_p": 1.0, "mirostat": 0,
+    }  # fmt: skip
+    assert post(app, "/api/chat", messages=HI, options=options, stream=False).status == 200
+    request = core.requests[-1]
+    assert (request.max_tokens, request.params.temperature) == (9, 0.5)
+    assert (request.params.stop, request.params.seed) == (("x",), 7)
+
+
+def test_messages_of_earlier_turns_are_translated(app, core, tokenizer):
+    messages = [
+        *HI,
+        {
+            "role": "assistant", "content": "", "thinking": "hm",
+            "tool_calls": [{"function": {"name": "weather", "arguments": {"city": "Oslo"}}}],
+        },
+        {"role": "tool", "tool_name": "weather", "content": "sunny"},
+    ]  # fmt: skip
+    wire = post(app, "/api/chat", messages=messages, tools=[TOOL], stream=False)
+    assert wire.status == 200, wire.body
+    assert "sunny" in prompt_of(core, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"optoins": {}}, "did you mean 'options'"),
+        ({"options": {"temprature": 1}}, "'options.temprature'; did you mean 'temperature'"),
+        ({"temperature": 1}, "temperature is not supported; send it in options"),
+        ({"options": {"num_predict": 2**40}}, "options.num_predict must be"),
+        ({"options": {"temperature": -1}}, "options.temperature must be"),
+        ({"options": {"top_p": 7}}, "options.top_p must be"),
+        ({"options": {"repeat_last_n": 64, "repeat_penalty": 1.1}}, "repeat_last_n must be -1"),
+        ({"options": {"tfs_z": 0.5}}, "options.tfs_z is supported only as 1"),
+        ({"options": {"mirostat": 2}}, "no sampler in use reads options.mirostat"),
+        ({"options": []}, "options"),
+        ({"format": "yaml"}, 'format must be "json"'),
+        ({"think": "very"}, "think must be"),
+        ({"suffix": "x"}, "suffix is not supported"),
+        ({"template": "x"}, "template is not supported"),
+        ({"context": [1]}, "context is not supported"),
+        ({"truncate": True}, "truncate is not supported"),
+        ({"images": ["aGk="]}, "images is not supported"),
+        ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "images is not"),
+        ({"messages": [{"role": "user", "contnet": "x"}]}, "did you mean 'content'"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+        ({"messages": [{"role": "owl", "content": "x"}]}, "role must be one of"),
+        ({"tools": [{"type": "function", "function": {"nam": "x"}}]}, "tools[0]"),
+        ({"model": "dmo"}, "did you mean 'demo'"),
+        ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, None])
+def test_what_is_wrong_is_refused_by_name_in_ollamas_shape(app, fields, words, stream):
+    refused = post(app, "/api/chat", **{"messages": HI, "stream": stream} | fields)
+    assert refused.status == (404 if "model" in fields else 400)
+    found = refused.json()
+    assert set(found) == {"error"}
+    assert words in found["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "content"), [("/api/chat", {"messages": []}), ("/api/generate", {"prompt": ""})]
+)
+def test_without_a_prompt_a_model_is_loaded(app, core, path, content):
+    found = post(app, path, model="demo", keep_alive="5m", **content).json()
+    assert (found["done"], found["done_reason"]) == (True, "load")
+    assert not core.requests
+    assert post(app, path, model="dmo", **content).status == 404
+
+
+def test_thinking_is_left_out_when_it_is_not_asked_for(app, core):
+    core.script.by_prompt = {"Hi": "<t>hm</t>Hello."}
+    shown = post(app, "/api/chat", messages=HI, stream=False, think=True).json()["message"]
+    hidden = post(app, "/api/chat", messages=HI, stream=False, think=False).json()["message"]
+    assert (shown["thinking"], shown["content"]) == ("hm", "Hello.")
+    assert hidden == {"role": "assistant", "content": "Hello."}
+
+
+def test_log_probabilities_are_in_each_line(app):
+    fields = {"messages": HI, "logprobs": True, "top_logprobs": 2}
+    full = post(app, "/api/chat", **fields, stream=False).json()["logprobs"]
+    streamed = [
+        e for line in lines(post(app, "/api/chat", **fields)) for e in line.get("logprobs", ())
+    ]
+    assert [each["token"] for each in streamed] == [each["token"] for each in full]
+    assert {len(each["top_logprobs"]) for each in full} == {2}
+
+
+def test_a_stream_that_breaks_ends_with_an_error_line(app, core):
+    core.script.by_prompt = {"Hi": ("Hello", ErrorReport("RuntimeError", "boom"))}
+    last = lines(post(app, "/api/chat", messages=HI))[-1]
+    assert set(last) == {"error"}
