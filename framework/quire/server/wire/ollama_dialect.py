@@ -7,6 +7,13 @@ import msgspec
 
 from quire.server.wire.dialect import Dialect, ErrorDetail, StreamFormat
 
+_SENT_AS = {  # field of a translated request -> how Ollama's clients send it
+    "max_tokens": "options.num_predict",
+    "mirostat_mode": "options.mirostat",
+    "repetition_penalty": "options.repeat_penalty",
+    "structured_outputs": "format",
+}
+
 
 class OllamaError(msgspec.Struct):
     """The body of every response under /api that is not a success."""
@@ -16,7 +23,10 @@ class OllamaError(msgspec.Struct):
 
 def _error(detail: ErrorDetail, status: int, request_id: str) -> bytes:
     del status, request_id
-    return msgspec.json.encode(OllamaError(detail.message))
+    message = detail.message
+    if sent := _SENT_AS.get(detail.param or ""):
+        message = message.replace(detail.param or "", sent, 1)
+    return msgspec.json.encode(OllamaError(message))
 
 
 def _line(event: bytes) -> bytes:

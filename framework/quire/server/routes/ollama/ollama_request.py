@@ -18,18 +18,9 @@ from quire.server.wire.bodies import convert
 from quire.server.wire.protocol import ChatBody
 
 EFFORTS = ("low", "medium", "high")
-_SENT_AS = {  # field of a chat body -> how Ollama's clients send it
-    "max_tokens": "options.num_predict",
-    "repetition_penalty": "options.repeat_penalty",
-    "structured_outputs": "format",
-    **{
-        name: f"options.{name}"
-        for name in (
-            "temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop",
-            "presence_penalty", "frequency_penalty", "mirostat_tau", "mirostat_eta",
-        )
-    },
-    "mirostat_mode": "options.mirostat",
+_OF_OPTIONS = {  # fields that have their names in a chat body, too
+    "temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty",
+    "frequency_penalty",
 }  # fmt: skip
 _OF_SAMPLERS = {  # option -> field of a sampler, and the value that asks for nothing
     "typical_p": ("typical_p", 1),
@@ -135,15 +126,13 @@ def translated_messages(
 
 @contextmanager
 def names_as_sent() -> Iterator[None]:
-    """Name fields in errors as Ollama's clients have sent them."""
+    """Name options in errors by their path."""
     try:
         yield
     except InvalidRequestError as error:
-        sent = _SENT_AS.get(error.param or "")
-        if sent is None:
+        if error.param not in _OF_OPTIONS:
             raise
-        text = str(error).replace(error.param or "", sent, 1)
-        raise type(error)(text, param=sent) from None
+        raise InvalidRequestError(f"options.{error}", param=f"options.{error.param}") from None
 
 
 def _check_only(options: Options) -> None:
