@@ -14,24 +14,46 @@ _LOADED = "No effect: the model is loaded when the server starts."
 class Options(msgspec.Struct, forbid_unknown_fields=True):
     """Options of a completion."""
 
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
+    temperature: Annotated[
+        float | None, Meta(description="Temperature; 0: the most likely token.")
+    ] = None
+    top_k: Annotated[
+        int | None, Meta(description="Number of most likely tokens to sample from.")
+    ] = None
+    top_p: Annotated[
+        float | None, Meta(description="Probability that the most likely tokens have together.")
+    ] = None
+    min_p: Annotated[
+        float | None, Meta(description="Least probability of a token, as a share of the largest.")
+    ] = None
+    typical_p: Annotated[
+        float | None, Meta(description="Probability that the most typical tokens have together.")
+    ] = None
     seed: Annotated[int | None, Meta(description="Below 0: a random one.")] = None
-    stop: str | list[str] | None = None
+    stop: Annotated[str | list[str] | None, Meta(description="Texts that end the completion.")] = (
+        None
+    )
     num_predict: Annotated[int | None, Meta(description="Below 1: the model's length.")] = None
-    repeat_penalty: float | None = None
+    repeat_penalty: Annotated[
+        float | None, Meta(description="Factor against tokens that the text has.")
+    ] = None
     repeat_last_n: Annotated[
         int | None,
         Meta(description="-1, or 0 for no penalties: penalties read all tokens."),
     ] = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    mirostat: int | None = None
-    mirostat_tau: float | None = None
-    mirostat_eta: float | None = None
+    presence_penalty: Annotated[
+        float | None, Meta(description="Difference for tokens that the completion has.")
+    ] = None
+    frequency_penalty: Annotated[
+        float | None, Meta(description="Difference for each time that the completion has a token.")
+    ] = None
+    mirostat: Annotated[int | None, Meta(description="Version of Mirostat: 0 (off), 1 or 2.")] = (
+        None
+    )
+    mirostat_tau: Annotated[float | None, Meta(description="Surprise that Mirostat aims at.")] = (
+        None
+    )
+    mirostat_eta: Annotated[float | None, Meta(description="Rate at which Mirostat adapts.")] = None
     num_ctx: Annotated[
         int | None, Meta(description="No effect: the server's max_model_len counts.")
     ] = None
@@ -85,7 +107,7 @@ class OllamaChatBody(OllamaBody, kw_only=True):
 
     messages: Annotated[
         list[dict[str, Any]] | None,
-        Meta(description="None: load the model."),
+        Meta(description="The conversation; none: load the model."),
     ] = None
     tools: list[dict[str, Any]] | None = None  # each a Tool; kept whole for the template
 
@@ -94,8 +116,12 @@ class OllamaGenerateBody(OllamaBody, kw_only=True):
     """POST /api/generate."""
 
     prompt: Annotated[str | None, Meta(description="Empty: load the model.")] = None
-    system: str | None = None
-    raw: bool | None = None
+    system: Annotated[str | None, Meta(description="Message of the system before the prompt.")] = (
+        None
+    )
+    raw: Annotated[
+        bool | None, Meta(description="True: the prompt as it is, without the chat template.")
+    ] = None
 
 
 class SentFunction(msgspec.Struct, forbid_unknown_fields=True):
