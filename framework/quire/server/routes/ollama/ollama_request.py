@@ -1,6 +1,6 @@
 """Translation of Ollama's requests to a chat body: options, messages, format and thinking."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -81,7 +81,7 @@ def chat_body(
     )
 
 
-def sampler_fields(options: Options | None, of_samplers: Sequence[str]) -> dict[str, Any]:
+def sampler_fields(options: Options | None, of_samplers: Collection[str]) -> dict[str, Any]:
     """Return the options that samplers read, by the names of their fields.
 
     Args:

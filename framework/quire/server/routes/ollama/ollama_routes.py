@@ -1,6 +1,5 @@
 """POST /api/chat and /api/generate."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -129,8 +128,7 @@ class OllamaRoutes:
         return OllamaRun(generation, None, generate_reply, self._name(body), True)
 
     def _sampler_fields(self, body: OllamaBody) -> dict[str, Any]:
-        of_samplers: Sequence[str] = self._turns.frontend.intake.extra_fields
-        return sampler_fields(body.options, of_samplers)
+        return sampler_fields(body.options, self._turns.frontend.intake.extra_fields)
 
     def _loaded(self, make: MakeReply, body: OllamaBody) -> Response:
         """Return the response to a request that only asks that the model is loaded."""
