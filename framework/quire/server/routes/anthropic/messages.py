@@ -126,7 +126,7 @@ class MessageRun:
 
         Args:
             reason: Finish reason in OpenAI's terms.
-            by: MessageEnd string or stop token that ended it.
+            by: Stop string or stop token that ended it.
         """
         match reason:
             case "tool_calls":
