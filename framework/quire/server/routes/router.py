@@ -34,17 +34,18 @@ class HTTPRouter:
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         self.operations = tuple(operations)
-        self._exact: dict[str, Methods] = {}
+        by_path: dict[str, Methods] = {}
         for operation in operations:
-            methods = self._exact.setdefault(operation.path, {})
+            methods = by_path.setdefault(operation.path, {})
             methods[operation.method] = operation
             if operation.method == "GET":
                 methods["HEAD"] = operation
         self._patterns = [
             (re.compile(_PARAMETER.sub(r"(?P<\1>.*)", re.escape(path)), re.DOTALL), methods)
-            for path, methods in self._exact.items()
+            for path, methods in by_path.items()
             if "{" in path
         ]
+        self._exact = {path: methods for path, methods in by_path.items() if "{" not in path}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to a request.

@@ -8,6 +8,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse
 
 from quire.errors import InvalidRequestError
+from quire.server.http.json_response import json_response
 from quire.server.routes.operation import Operation
 from quire.server.routes.router import ErrorResponses, HTTPRouter
 from quire.server.wire.http_errors import HTTPError
@@ -129,3 +130,13 @@ def test_an_error_behind_the_head_of_a_response_breaks_the_connection():
 def test_it_serves_http_only():
     with pytest.raises(RuntimeError, match="websocket"):
         asyncio.run(ROUTER({"type": "websocket"}, None, None))
+
+
+def test_a_path_that_spells_a_parameter_is_one_of_its_values():
+    async def shown(request):
+        """Return the parameter."""
+        return json_response(request.path_params)
+
+    router = HTTPRouter([Operation("/things/{name:path}/parts", shown)])
+    found = get(ErrorResponses(router), "/things/{name:path}/parts").json()
+    assert found == {"name": "{name:path}"}
