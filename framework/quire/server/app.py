@@ -172,7 +172,9 @@ def _router(
     health = HealthRoutes(frontend, lifecycle, plugins_report)
     operations = _operations(frontend, health, turns, budget)
     operations += response_operations(turns, settings, lifecycle)
-    operations.append(Operation(METRICS_PATH, MetricsRoute(monitor.render).metrics))
+    operations.append(
+        Operation(METRICS_PATH, MetricsRoute(monitor.render).metrics, media_type="text/plain")
+    )
     operations += live_operations(Readings(frontend, lifecycle))
     operations += control
     described = [*operations, *plugin_operations(routes, turns, budget)]

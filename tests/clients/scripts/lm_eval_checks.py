@@ -3,6 +3,7 @@
 import json
 import sys
 import tempfile
+import urllib.request
 from pathlib import Path
 
 from checks import check, run
@@ -41,9 +42,11 @@ def task_folder() -> str:
 
 
 def model(url, **options):
-    folder = sys.argv[2]
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=60) as response:
+        name = json.load(response)["data"][0]["id"]
+    address = f"{url}/v1/completions"
     return LocalCompletionsAPI(
-        base_url=f"{url}/v1/completions", model=folder, tokenizer=folder, max_length=120, **options
+        base_url=address, model=name, tokenizer=sys.argv[2], max_length=120, **options
     )
 
 

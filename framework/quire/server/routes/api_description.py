@@ -107,6 +107,8 @@ class ApiDescription:
         return described
 
     def _content_of(self, operation: Operation) -> Json:
+        if operation.media_type is not None:
+            return {operation.media_type: {"schema": {"type": "string"}}}
         events = [self._schemas[event] for event in operation.events]
         has_only_events = operation.response is None and bool(events)
         content = {} if has_only_events else self._json_content(operation.response)

@@ -31,6 +31,7 @@ class Operation:
         event: Struct of one event, if the response can be a stream; those of several kinds.
         has_sampler_fields: Whether the body may have the fields of the engine's samplers.
         is_admin: Whether it needs an admin key, which no other operation but reading takes.
+        media_type: Content type of the response, if it is a text; None for JSON.
     """
 
     path: str
@@ -41,6 +42,7 @@ class Operation:
     event: type[msgspec.Struct] | tuple[type[msgspec.Struct], ...] | None = None
     has_sampler_fields: bool = False
     is_admin: bool = False
+    media_type: str | None = None
 
     @property
     def events(self) -> tuple[type[msgspec.Struct], ...]:

@@ -145,3 +145,9 @@ def test_bodies_have_the_fields_of_samplers_with_their_bounds(document, name):
     assert [validator.is_valid(value) for value in (0.5, None, 2.5, "0.5")] == [
         True, True, False, False,
     ]  # fmt: skip
+
+
+def test_metrics_are_described_as_the_text_that_they_are(app, document):
+    content = document["paths"]["/metrics"]["get"]["responses"]["200"]["content"]
+    assert content == {"text/plain": {"schema": {"type": "string"}}}
+    assert get(app, "/metrics").headers["content-type"].startswith("text/plain")
