@@ -102,7 +102,7 @@ class CompletionPiece(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: int | str | None = None
 
 
-class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
+class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):
     """Token counts of a completion so far; cached tokens are among those of the prompt."""
 
     num_prompt_tokens: int
@@ -124,7 +124,7 @@ class RouteCompletion(Protocol):
         """Generate; return the whole completions."""
 
     @property
-    def token_counts(self) -> TokenCounts:
+    def token_counts(self) -> TokenUsage:
         """Token counts so far."""
 
 

@@ -175,7 +175,7 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
     tool_calls: list[OllamaCall] | UnsetType = UNSET
 
 
-class Reply(msgspec.Struct, kw_only=True):
+class OllamaReply(msgspec.Struct, kw_only=True):
     """A response, or a line of its stream; what only the last line has is absent in others.
 
     Durations are in nanoseconds. `load_duration` is the time before the engine began with the
@@ -195,13 +195,13 @@ class Reply(msgspec.Struct, kw_only=True):
     logprobs: list[TokenLogprob] | UnsetType = UNSET
 
 
-class ChatReply(Reply, kw_only=True):
+class ChatReply(OllamaReply, kw_only=True):
     """The response of /api/chat, or a line of its stream."""
 
     message: OllamaMessage
 
 
-class GenerateReply(Reply, kw_only=True):
+class GenerateReply(OllamaReply, kw_only=True):
     """The response of /api/generate, or a line of its stream."""
 
     response: str

@@ -24,7 +24,7 @@ from quire.server.routes.ollama.ollama_protocol import (
     GenerateReply,
     OllamaCall,
     OllamaMessage,
-    Reply,
+    OllamaReply,
 )
 from quire.server.wire.openai_logprobs import TokenSpelling, chat_logprobs
 from quire.server.wire.protocol import TokenLogprob
@@ -33,10 +33,10 @@ NANOSECONDS = 1_000_000_000
 NOTHING = CompletionPiece(index=0)
 
 DoneReason = Literal["stop", "length", "load"]
-MakeReply = Callable[[str, CompletionPiece], Reply]  # from the model's name and a piece
+MakeReply = Callable[[str, CompletionPiece], OllamaReply]  # from the model's name and a piece
 
 
-def chat_reply(model: str, piece: CompletionPiece) -> Reply:
+def chat_reply(model: str, piece: CompletionPiece) -> OllamaReply:
     """Return a reply of /api/chat."""
     message = OllamaMessage(content=piece.text, thinking=piece.reasoning or UNSET)
     if piece.tool_calls:
@@ -47,14 +47,14 @@ def chat_reply(model: str, piece: CompletionPiece) -> Reply:
     return ChatReply(model=model, created_at=_now(), message=message)
 
 
-def generate_reply(model: str, piece: CompletionPiece) -> Reply:
+def generate_reply(model: str, piece: CompletionPiece) -> OllamaReply:
     """Return a reply of /api/generate."""
     return GenerateReply(
         model=model, created_at=_now(), response=piece.text, thinking=piece.reasoning or UNSET
     )
 
 
-def load_reply(make: MakeReply, model: str) -> Reply:
+def load_reply(make: MakeReply, model: str) -> OllamaReply:
     """Return the reply to a request without a prompt, which only asks that the model is loaded."""
     reply = make(model, NOTHING)
     reply.done, reply.done_reason = True, "load"
@@ -100,7 +100,7 @@ class OllamaRun:
     def _thinking(self, piece: CompletionPiece) -> str:
         return piece.reasoning if self.shows_thinking else ""
 
-    def _reply(self, piece: CompletionPiece) -> Reply:
+    def _reply(self, piece: CompletionPiece) -> OllamaReply:
         shown = msgspec.structs.replace(piece, reasoning=self._thinking(piece))
         reply = self.make(self.model, shown)
         reply.logprobs = self._logprobs(piece)
@@ -113,7 +113,7 @@ class OllamaRun:
         num_top = self.generation.num_top_logprobs or 0
         return chat_logprobs(piece.logprobs, num_top, spelling).content
 
-    def _ended(self, reply: Reply, finish_reason: str | None) -> Reply:
+    def _ended(self, reply: OllamaReply, finish_reason: str | None) -> OllamaReply:
         """Add to the last reply why the completion ended, its counts and its durations."""
         usage, record = self.generation.usage(), self.generation.records[0]
         reply.done = True

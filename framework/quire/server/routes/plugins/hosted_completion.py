@@ -5,13 +5,13 @@ from contextlib import aclosing
 from typing import NamedTuple
 
 from quire.errors import InvalidRequestError, PluginError
-from quire.interfaces.http_route import CompletionPiece, TokenCounts
+from quire.interfaces.http_route import CompletionPiece, TokenUsage
 from quire.server.routes.chat.chat_turn import ChatTurn
 from quire.server.routes.chat.choice_events import ChoiceEvents
 from quire.server.routes.chat.completion_pieces import CompletionPieces, whole_piece
 from quire.server.routes.generation import Generation
 
-NO_TOKENS = TokenCounts(num_prompt_tokens=0, num_cached_tokens=0, num_completion_tokens=0)
+NO_TOKENS = TokenUsage(num_prompt_tokens=0, num_cached_tokens=0, num_completion_tokens=0)
 
 
 class Prepared(NamedTuple):
@@ -53,12 +53,12 @@ class HostedCompletion:
         return [whole_piece(output, turn) for output in await generation.outputs()]
 
     @property
-    def token_counts(self) -> TokenCounts:
+    def token_counts(self) -> TokenUsage:
         """Token counts so far."""
         if self._generation is None:
             return NO_TOKENS
         usage = self._generation.usage()
-        return TokenCounts(
+        return TokenUsage(
             num_prompt_tokens=usage.prompt_tokens,
             num_cached_tokens=usage.prompt_tokens_details.cached_tokens,
             num_completion_tokens=usage.completion_tokens,
