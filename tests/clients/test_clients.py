@@ -17,8 +17,6 @@ from quire.testing.checkpoints import write_checkpoint
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 TOLERANCE = 1e-3  # of log-likelihoods
-# instructor forces a call and sends `text.format` beside it; quire refuses the two together.
-KNOWN_FAILURES = {"instructor": {"responses_tools"}}
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +30,7 @@ def checked(name, url, checkpoint):
         found = run_checks(name, url, checkpoint)
     except UnreachableIndexError as error:
         pytest.skip(str(error))
-    assert set(found.failures) == KNOWN_FAILURES.get(name, set()), "\n".join(
-        found.failures.values()
-    )
+    assert not found.failures, "\n".join(found.failures.values())
     return found
 
 

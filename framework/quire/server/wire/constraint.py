@@ -41,6 +41,8 @@ def constraint_of(
 ) -> StructuredOutputsParams | None:
     """Return the one constraint of a request; None if its response format is plain text.
 
+    A completion that must consist of tool calls has no text to which its response format applies.
+
     Args:
         body: Body of the request.
         unknown: What happens to fields that do not exist.
@@ -50,17 +52,18 @@ def constraint_of(
         InvalidRequestError: A constraint is invalid, or there are several.
     """
     response_format = body.response_format
+    of_text = None if response_format is None else response_constraint(response_format, unknown)
     constraints = (
-        None if response_format is None else response_constraint(response_format, unknown),
+        of_text if forced_call is None else None,
         None if body.structured_outputs is None else _structured(body.structured_outputs, unknown),
         forced_call,
     )
     given = [constraint for constraint in constraints if constraint is not None]
     if len(given) > 1:
+        other = "response_format" if forced_call is None else "a forced tool call"
         raise InvalidRequestError(
-            "response_format, structured_outputs and a forced tool call exclude each other; "
-            "send one of them",
-            param="response_format",
+            f"structured_outputs and {other} exclude each other; send one of them",
+            param="structured_outputs",
         )
     return given[0] if given else None
 

@@ -160,13 +160,19 @@ def test_constraints_exclude_each_other():
     )
     for several in (
         (SamplingBody(response_format=asked, structured_outputs=given), None),
-        (SamplingBody(response_format=asked), call),
         (SamplingBody(structured_outputs=given), call),
         (SamplingBody(response_format=asked, structured_outputs=given), call),
     ):
         with pytest.raises(InvalidRequestError, match="exclude each other") as caught:
             constraint_of(*several)
-        assert caught.value.param == "response_format"
+        assert caught.value.param == "structured_outputs"
+
+
+def test_a_forced_call_leaves_no_text_for_a_response_format():
+    call = StructuredOutputsParams(regex="b")
+    assert constraint_of(SamplingBody(response_format={"type": "json_object"}), call) is call
+    with pytest.raises(InvalidRequestError):
+        constraint_of(SamplingBody(response_format={"type": "yaml"}), call)
 
 
 @pytest.mark.parametrize(
