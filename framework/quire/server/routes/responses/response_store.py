@@ -176,9 +176,7 @@ class ResponseStore:
         self._expire_later()
 
     def _make_room(self) -> None:
-        while self._kept and (
-            self.num_responses > self._max_num or self.num_bytes > self._max_bytes
-        ):
+        while self._kept and self._is_over:
             self.remove(next(iter(self._kept.values())))
 
     @property
