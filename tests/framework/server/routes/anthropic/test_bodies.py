@@ -67,13 +67,15 @@ def published(*types):
 
 @pytest.mark.parametrize(
     "name",
-    {
-        *published(
-            message_create_params.MessageCreateParamsBase, beta_create.MessageCreateParamsBase
-        ),
-        *OLDER,
-        *VLLM,
-    },
+    sorted(
+        {
+            *published(
+                message_create_params.MessageCreateParamsBase, beta_create.MessageCreateParamsBase
+            ),
+            *OLDER,
+            *VLLM,
+        }
+    ),
 )
 def test_each_field_of_a_message_has_one_class(name):
     declared = set(MessagesBody.__struct_fields__)
