@@ -35,11 +35,20 @@ def test_the_plugin_report_of_a_server_has_no_files_and_no_tracebacks(
         plugins=load_plugins(), model_name="m", async_frontend=lambda: "the frontend"
     )
 
+    starting = SimpleNamespace(composed=SimpleNamespace(plugins=engine.plugins))
+
     def begin_engine(settings, *, is_serving, early):
         begun.append((settings.model.model, is_serving, early))
-        return "starting"
+        return starting
 
-    def serve(frontend, settings, report, on_ready, bound, accounts, stats_hooks, bound_health):
+    def finish_engine(begun, *, owns_process):
+        assert begun is starting
+        return engine
+
+    def serve(
+        frontend, settings, report, on_ready, bound, accounts, stats_hooks, bound_health, routes
+    ):
+        assert not routes
         assert not accounts.requires_key
         assert bound_health is None
         assert settled == [True]
@@ -47,11 +56,7 @@ def test_the_plugin_report_of_a_server_has_no_files_and_no_tracebacks(
         on_ready("http://127.0.0.1:1234")
 
     monkeypatch.setattr(command, "begin_engine", begin_engine)
-    monkeypatch.setattr(
-        served_engine,
-        "finish_engine",
-        lambda starting, *, owns_process: {"starting": engine}[starting],
-    )
+    monkeypatch.setattr(served_engine, "finish_engine", finish_engine)
     monkeypatch.setattr(served_engine, "serve", serve)
     monkeypatch.setattr(served_engine, "settle", lambda: settled.append(True))
     assert main(["serve", "demo", "--port", "0"]) == 0
