@@ -515,11 +515,11 @@ def test_a_lenient_server_leaves_out_what_does_not_exist(serve, caplog):
         ),
         (
             {
-                "response_format": {"type": "json_object"},
+                "extra_body": {"structured_outputs": {"regex": "a"}},
                 "tools": [WEATHER],
                 "tool_choice": "required",
             },
-            "response_format",
+            "structured_outputs",
         ),
         (
             {"extra_body": {"structured_outputs": {"regex": "a", "choice": ["b"]}}},
