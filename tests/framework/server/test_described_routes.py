@@ -17,6 +17,9 @@ NAMES = (
 )  # fmt: skip
 
 
+TIMEOUT = 504  # what a request gets that gives itself no time
+
+
 @pytest.fixture(scope="module")
 def schema(module_server):
     return schemathesis.openapi.from_url(f"{module_server.url}/openapi.json")
@@ -42,6 +45,8 @@ def test_every_route_does_what_is_described(schema, mode, num_examples):
             response = case.call()
             is_json = response.headers["content-type"][0].startswith("application/json")
             names = NAMES if is_json else NAMES[:-1]  # the schema is that of an event's data
+            if response.status_code == TIMEOUT and _has_timeout(case.body):
+                names = names[1:]
             case.validate_response(response, checks=CHECKS.get_by_names(names))
 
         try:
@@ -49,3 +54,7 @@ def test_every_route_does_what_is_described(schema, mode, num_examples):
         except BaseExceptionGroup as error:
             failures += [f"{operation.label}: {each}" for each in error.exceptions]
     assert not failures, "\n\n".join(failures)
+
+
+def _has_timeout(body):
+    return isinstance(body, dict) and body.get("timeout_s") is not None
