@@ -14,6 +14,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 TARGETS = PYPROJECT["tool"]["hatch"]["build"]["targets"]
 PACKAGES = {PurePosixPath(path).name for path in TARGETS["wheel"]["packages"]}
 CODE = {".py", ".typed", ".cpp", ".h", ".cu"}
+PAGES, PAGE = "quire/server/pages/files", {".css", ".html", ".js"}  # of /ui and /docs
 DEMO = {".json", ".safetensors", ".jinja"}
 
 
@@ -35,6 +36,7 @@ def test_the_wheel_holds_the_packages_and_no_other_files(built):
         for path in paths
         if path.parts[0] in PACKAGES
         and path.suffix not in (CODE | DEMO if path.parts[0] == "quire_demo" else CODE)
+        and not (path.is_relative_to(PAGES) and path.suffix in PAGE)
     ]
     assert not strange
     typed = {path.parts[0] for path in paths if path.name == "py.typed"}
