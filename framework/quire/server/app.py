@@ -170,14 +170,14 @@ def _router(
     budget = LogprobBudget.share(settings.api_server_count)
     turns = ChatTurns(frontend, budget, unknown)
     health = HealthRoutes(frontend, lifecycle, plugins_report)
-    operations = _operations(frontend, health, turns, budget)
+    operations = _operations(frontend, health, turns)
     operations += response_operations(turns, settings, lifecycle)
     operations.append(
         Operation(METRICS_PATH, MetricsRoute(monitor.render).metrics, media_type="text/plain")
     )
     operations += live_operations(Readings(frontend, lifecycle))
     operations += control
-    described = [*operations, *plugin_operations(routes, turns, budget)]
+    described = [*operations, *plugin_operations(routes, turns)]
     description = ApiDescription(
         described, frontend.intake.fields, frontend.intake.logits_processors.opt_in
     )
@@ -187,9 +187,7 @@ def _router(
     return HTTPRouter([*described, *others])
 
 
-def _operations(
-    frontend: AsyncFrontend, health: HealthRoutes, turns: ChatTurns, budget: LogprobBudget
-) -> list[Operation]:
+def _operations(frontend: AsyncFrontend, health: HealthRoutes, turns: ChatTurns) -> list[Operation]:
     unknown, models = turns.unknown, ModelRoutes(frontend)
     tokens = TokenRoutes(frontend, unknown)
     return [
@@ -212,7 +210,7 @@ def _operations(
         ),
         Operation(
             COMPLETION_PATH,
-            CompletionRoute(frontend, budget, unknown).create,
+            CompletionRoute(frontend, turns.budget, unknown).create,
             "POST",
             CompletionBody,
             Completion,
@@ -220,7 +218,7 @@ def _operations(
             has_sampler_fields=True,
         ),
         *anthropic_operations(turns),
-        *ollama_operations(turns, budget),
+        *ollama_operations(turns),
         Operation("/tokenize", tokens.tokenize, "POST", TokenizeBody, Tokens),
         Operation("/detokenize", tokens.detokenize, "POST", DetokenizeBody, DetokenizedText),
     ]

@@ -29,7 +29,7 @@ from quire.server.keys.account import TokenReservation
 from quire.server.keys.cache_salts import combined_salt
 from quire.server.observe.observed_exchange import GENERATION
 from quire.server.routes.stream_interval import StreamInterval
-from quire.server.wire.bodies import Body, read_body
+from quire.server.wire.bodies import Body, S, read_body
 from quire.server.wire.fields import REFUSED, Refusal, sampler_values
 from quire.server.wire.finish_reason import finish_reason_of
 from quire.server.wire.params import response_id
@@ -112,10 +112,8 @@ async def prepared(
     sender = Sender.of(request.scope)
     limit = frontend.time_limit(sender.arrival_s)
     frontend.check_queue()
-    exchange = exchange_of(request.scope)
-    is_received = exchange is not None and exchange.is_received
     async with limit.hold():
-        body = await read_body(request, kind, is_received=is_received)
+        body = await received_body(request, kind)
     limit = limit_of(frontend, sender, body.typed)
     sender.account.check_model(served_name(body.typed.model) or frontend.model_name)
     intake = frontend.intake
@@ -129,6 +127,16 @@ async def _full_response(run: PreparedRequest) -> bytes:
     if run.generation.is_large:
         return await asyncio.to_thread(run.whole, outputs)
     return run.whole(outputs)
+
+
+async def received_body(request: Request, kind: type[S]) -> Body[S]:
+    """Read and decode a body; raises what `read_body` does.
+
+    It waits for nothing if our own server has received the whole body.
+    """
+    exchange = exchange_of(request.scope)
+    is_received = exchange is not None and exchange.is_received
+    return await read_body(request, kind, is_received=is_received)
 
 
 class Generation:

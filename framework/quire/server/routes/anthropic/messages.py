@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.frontend.random_bytes import random_bytes
-from quire.outputs import CompletionOutput, Delta
+from quire.outputs import CompletionOutput
 from quire.server.http.json_response import json_of
 from quire.server.routes.anthropic.bodies import REFUSED_OF_MESSAGES, MessagesBody
 from quire.server.routes.anthropic.chat_body import Translated, translated_body
@@ -24,6 +24,7 @@ from quire.server.routes.anthropic.message import (
     MessageUsage,
 )
 from quire.server.routes.chat.chat_turn import ChatTurn, ChatTurns
+from quire.server.routes.chat.choice_events import one_delta
 from quire.server.routes.generation import Generation, respond
 from quire.server.wire.bodies import Body
 from quire.server.wire.finish_reason import finish_reason_of
@@ -78,7 +79,7 @@ class MessageRun:
         """Return the full response as JSON."""
         (output,) = outputs
         (choice,), blocks = self.turn.events(), self._blocks()
-        events = blocks.read(choice.read(_one_delta(output)))
+        events = blocks.read(choice.read(one_delta(output)))
         content = folded([*events, *blocks.close()])
         reason = finish_reason_of(output, has_calls=choice.finish_reason == "tool_calls")
         stop = self._stop(reason, output.stop_reason)
@@ -139,14 +140,3 @@ class MessageRun:
                 return MessageEnd("model_context_window_exceeded")
             case _:
                 return MessageEnd("max_tokens")
-
-
-def _one_delta(output: CompletionOutput) -> Delta:
-    """Return a whole completion as one delta."""
-    return Delta(
-        index=0,
-        text=output.text,
-        token_ids=output.token_ids,
-        finish_reason=output.finish_reason,
-        stop_reason=output.stop_reason,
-    )

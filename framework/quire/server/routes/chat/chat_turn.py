@@ -82,7 +82,7 @@ class ChatTurns:
     ) -> None:
         self.frontend = frontend
         self.unknown = unknown
-        self._budget = budget
+        self.budget = budget
 
     async def prepare(
         self, body: Body[ChatBody], sender: Sender, extra_args: dict[str, Any]
@@ -137,9 +137,7 @@ class ChatTurns:
         typed, rendered = body.typed, await self._rendered(body, tools)
         prompt = rendered.as_prompt(add_special_tokens=bool(typed.add_special_tokens))
         prompts = [prompt | prompt_options(typed)]
-        generation = Generation(
-            self.frontend, self._budget, prompts, params, adapter, typed, sender
-        )
+        generation = Generation(self.frontend, self.budget, prompts, params, adapter, typed, sender)
         return ChatTurn(generation, tools)
 
     async def prompt_token_ids(self, body: Body[ChatBody]) -> list[int]:

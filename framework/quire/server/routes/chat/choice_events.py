@@ -9,7 +9,7 @@ from quire.interfaces.tool_parsing import (
     ToolCallEnd,
     ToolCallStart,
 )
-from quire.outputs import Delta
+from quire.outputs import CompletionOutput, Delta
 from quire.server.wire.finish_reason import finish_reason_of
 from quire.server.wire.protocol import FinishReason
 
@@ -54,6 +54,17 @@ class ChoiceEvents:
     def _is_kept(self, index: int) -> bool:
         """Whether a call is kept; one that broke off does not exclude the next."""
         return self._allows_parallel or self._ended <= {index}
+
+
+def one_delta(output: CompletionOutput) -> Delta:
+    """Return a whole completion as one delta, without its log probabilities."""
+    return Delta(
+        index=output.index,
+        text=output.text,
+        token_ids=output.token_ids,
+        finish_reason=output.finish_reason,
+        stop_reason=output.stop_reason,
+    )
 
 
 def _events(parser: CompletionParser, delta: Delta) -> list[CompletionEvent]:

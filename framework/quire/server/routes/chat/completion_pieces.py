@@ -10,9 +10,9 @@ from quire.interfaces.tool_parsing import (
     ToolCallStart,
 )
 from quire.outputs import CompletionOutput, Delta, ToolCall
+from quire.server.routes.chat.call_ids import new_call_id
 from quire.server.routes.chat.chat_turn import ChatTurn
 from quire.server.routes.chat.choice_events import ChoiceEvents
-from quire.server.routes.openai.chat_pieces import new_call_id
 from quire.server.wire.finish_reason import finish_reason_of
 
 

@@ -1,4 +1,4 @@
-"""Views of the engine, made once for all viewers together, and only while somebody looks.
+"""Views of the engine, made once for all viewers together, and only while there is one.
 
 A viewer asks for the current view and waits until it is out of date, so all viewers read the same
 ones. The map of the KV blocks comes from the engine's process; a long step delays it, but not the

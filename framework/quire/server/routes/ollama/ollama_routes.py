@@ -7,7 +7,6 @@ from starlette.responses import Response
 
 from quire.errors import InvalidRequestError
 from quire.server.http.json_response import json_response
-from quire.server.http.logprob_budget import LogprobBudget
 from quire.server.routes.chat.chat_turn import ChatTurns, num_logprobs
 from quire.server.routes.generation import Generation, respond
 from quire.server.routes.ollama.ollama_protocol import (
@@ -41,12 +40,10 @@ class OllamaRoutes:
 
     Args:
         turns: Turns of conversations.
-        budget: Budget of log probabilities.
     """
 
-    def __init__(self, turns: ChatTurns, budget: LogprobBudget) -> None:
+    def __init__(self, turns: ChatTurns) -> None:
         self._turns = turns
-        self._budget = budget
 
     async def chat(self, request: Request) -> Response:
         """Return the next message of a conversation, in full or as lines of JSON."""
@@ -124,7 +121,9 @@ class OllamaRoutes:
                 unknown=self._turns.unknown,
             )
         prompts = [prompt_with_options(prompt, made)]
-        generation = Generation(frontend, self._budget, prompts, params, adapter, made, sender)
+        generation = Generation(
+            frontend, self._turns.budget, prompts, params, adapter, made, sender
+        )
         return OllamaRun(generation, None, generate_reply, self._name(body), True)
 
     def _sampler_fields(self, body: OllamaBody) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """The operations of Ollama's API."""
 
-from quire.server.http.logprob_budget import LogprobBudget
 from quire.server.routes.chat.chat_turn import ChatTurns
 from quire.server.routes.ollama.ollama_models import (
     ModelTags,
@@ -26,14 +25,13 @@ OLLAMA_BODIES: dict[str, type[QueuedBody]] = {
 }
 
 
-def ollama_operations(turns: ChatTurns, budget: LogprobBudget) -> list[Operation]:
+def ollama_operations(turns: ChatTurns) -> list[Operation]:
     """Return the operations of Ollama's API.
 
     Args:
         turns: Turns of conversations.
-        budget: Budget of log probabilities.
     """
-    routes = OllamaRoutes(turns, budget)
+    routes = OllamaRoutes(turns)
     models = OllamaModelRoutes(turns.frontend, turns.unknown)
     return [
         Operation(

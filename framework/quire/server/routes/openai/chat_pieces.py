@@ -4,7 +4,6 @@ A stream differs from a full response in one thing only: a tool call that breaks
 begun in the stream, where its text follows; a full response has only the text.
 """
 
-from quire.frontend.random_bytes import random_bytes
 from quire.interfaces.reasoning import ReasoningDelta
 from quire.interfaces.tool_parsing import (
     TextDelta,
@@ -12,6 +11,7 @@ from quire.interfaces.tool_parsing import (
     ToolCallStart,
 )
 from quire.outputs import Delta
+from quire.server.routes.chat.call_ids import new_call_id
 from quire.server.routes.chat.choice_events import ChoiceEvents
 from quire.server.wire.protocol import ChatDelta, FinishReason, FunctionDelta, ToolCallDelta
 
@@ -51,11 +51,6 @@ class ChatPieces:
         if calls:
             piece.tool_calls = list(calls.values())
         return piece
-
-
-def new_call_id() -> str:
-    """Return a new id of a tool call."""
-    return f"call_{random_bytes.hex(12)}"
 
 
 def _call_start(index: int, name: str) -> ToolCallDelta:

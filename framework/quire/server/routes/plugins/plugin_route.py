@@ -7,38 +7,32 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.server.http.disconnect import exchange_of
-from quire.server.http.logprob_budget import LogprobBudget
 from quire.server.routes.chat.chat_turn import ChatTurns
+from quire.server.routes.generation import received_body
 from quire.server.routes.operation import Operation
 from quire.server.routes.plugins.loaded_route import LoadedRoute
 from quire.server.routes.plugins.route_call import RouteCall
 from quire.server.routes.plugins.route_response import RouteResponse
-from quire.server.wire.bodies import read_body
 from quire.server.wire.fields import check_declared
 from quire.server.wire.sender import Sender
 
 
-def plugin_operations(
-    routes: Iterable[LoadedRoute], turns: ChatTurns, budget: LogprobBudget
-) -> list[Operation]:
+def plugin_operations(routes: Iterable[LoadedRoute], turns: ChatTurns) -> list[Operation]:
     """Return the operations of plugins.
 
     Args:
         routes: Routes that are served.
         turns: Turns of conversations; it has the frontend.
-        budget: Budget of log probabilities.
     """
-    return [PluginRoute(route, turns, budget).operation() for route in routes]
+    return [PluginRoute(route, turns).operation() for route in routes]
 
 
 class PluginRoute:
     """Endpoint of a plugin's route."""
 
-    def __init__(self, loaded: LoadedRoute, turns: ChatTurns, budget: LogprobBudget) -> None:
+    def __init__(self, loaded: LoadedRoute, turns: ChatTurns) -> None:
         self._loaded = loaded
         self._turns = turns
-        self._budget = budget
         self._body = strict_body(loaded.route.body)
 
     def operation(self) -> Operation:
@@ -66,15 +60,13 @@ class PluginRoute:
             frontend.check_queue()
         async with limit.hold():
             body = await self._read(request)
-        call = RouteCall(request, body, self._turns, self._budget, generates=generates)
+        call = RouteCall(request, body, self._turns, generates=generates)
         return RouteResponse(self._loaded, call, limit)
 
     async def _read(self, request: Request) -> Any:
         if self._body is None:
             return None
-        exchange = exchange_of(request.scope)
-        is_received = exchange is not None and exchange.is_received
-        body = await read_body(request, self._body, is_received=is_received)
+        body = await received_body(request, self._body)
         check_declared(body, self._turns.unknown)
         return body.typed
 

@@ -12,7 +12,6 @@ from quire.outputs import Messages, Prompt
 from quire.sampling_params import BeamSearchParams, SamplingParams
 from quire.server.http.early_refusals import limit_of
 from quire.server.http.json_response import json_of
-from quire.server.http.logprob_budget import LogprobBudget
 from quire.server.observe.observed_exchange import GENERATION
 from quire.server.routes.chat.chat_turn import ChatTurns
 from quire.server.routes.generation import Generation
@@ -40,7 +39,6 @@ class RouteCall:
         request: HTTP request.
         body: Its body as the route's struct.
         turns: Turns of conversations; it has the frontend.
-        budget: Budget of log probabilities.
         generates: Whether the route has declared that it generates.
 
     Attributes:
@@ -52,7 +50,6 @@ class RouteCall:
         request: Request,
         body: Any,
         turns: ChatTurns,
-        budget: LogprobBudget,
         *,
         generates: bool,
     ) -> None:
@@ -61,7 +58,6 @@ class RouteCall:
         self._query = request.query_params
         self._sender = Sender.of(request.scope)
         self._turns = turns
-        self._budget = budget
         self._generates = generates
         self._completions: list[HostedCompletion] = []
         self._observed: ObservedGenerations | None = None
@@ -178,7 +174,7 @@ class RouteCall:
         given = prompt if isinstance(prompt, dict) else _as_dict(prompt)
         adapter = self._frontend.resolve_adapter(body.model)
         generation = Generation(
-            self._frontend, self._budget, [given], params, adapter, body, self._sender
+            self._frontend, self._turns.budget, [given], params, adapter, body, self._sender
         )
         self._observe(generation)
         return Prepared(generation)

@@ -13,7 +13,7 @@ from quire.frontend.chat.completion_parser import CompletionEvent
 from quire.frontend.random_bytes import random_bytes
 from quire.interfaces.reasoning import ReasoningDelta
 from quire.interfaces.tool_parsing import TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
-from quire.server.routes.openai.chat_pieces import new_call_id
+from quire.server.routes.chat.call_ids import new_call_id
 from quire.server.wire.protocol import TokenLogprob
 from quire.server.wire.responses import (
     FunctionCallItem,

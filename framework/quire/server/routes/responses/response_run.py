@@ -8,9 +8,10 @@ from functools import partial
 from typing import Literal
 
 from quire.errors import RequestFailedError
-from quire.outputs import CompletionOutput, Delta
+from quire.outputs import Delta
 from quire.server.http.json_response import in_thread_if, json_of
 from quire.server.routes.chat.chat_turn import ChatTurn
+from quire.server.routes.chat.choice_events import one_delta
 from quire.server.routes.generation import Generation
 from quire.server.routes.responses.chat_request import errors_as_sent
 from quire.server.routes.responses.item_events import ItemEvents
@@ -70,7 +71,7 @@ class ResponseRun:
         if self.generation.num_top_logprobs is None and not self.response.background:
             with errors_as_sent():
                 (completion,) = await self.generation.outputs()
-            read = partial(self._read, _as_delta(completion), [])
+            read = partial(self._read, one_delta(completion), [])
             await in_thread_if(self.generation.is_large, read)
         else:  # deltas say which tokens are those of a message, and that the generation has begun
             async with aclosing(self._changes()) as all_changes:
@@ -187,16 +188,6 @@ class ResponseRun:
 
 def _status_of(finish: FinishReason) -> Literal["completed", "incomplete"]:
     return "completed" if finish in ("stop", "tool_calls") else "incomplete"
-
-
-def _as_delta(completion: CompletionOutput) -> Delta:
-    return Delta(
-        index=0,
-        text=completion.text,
-        token_ids=[],
-        finish_reason=completion.finish_reason,
-        stop_reason=completion.stop_reason,
-    )
 
 
 def _failure(error: Exception) -> ResponseFailure:
