@@ -122,7 +122,8 @@ def test_a_server_ends_with_an_error_that_names_a_rank_that_was_killed(folder, t
     with quire.serve(tmp_path / "log", *arguments) as client:
         found = {pid: line for pid, line in descendants(os.getpid()).items() if pid not in before}
         server = next(pid for pid, line in found.items() if " serve " in line)
-        worker = max(pid for pid in workers_of(server) if "worker_process" in found[pid])
+        [engine] = workers_of(server)
+        worker = max(pid for pid in workers_of(engine) if "worker_process" in found[pid])
         if is_idle:
             os.kill(worker, signal.SIGKILL)
         else:
