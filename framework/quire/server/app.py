@@ -37,6 +37,7 @@ from quire.server.routes.prefix_cache import CacheRoutes
 from quire.server.routes.responses.response_operations import RESPONSES_PATH, response_operations
 from quire.server.routes.router import ErrorResponses, HTTPRouter
 from quire.server.routes.tokenize import DetokenizedText, TokenRoutes, Tokens
+from quire.server.wire.common_fields import QueuedBody
 from quire.server.wire.protocol import (
     ChatBody,
     ChatChunk,
@@ -44,7 +45,6 @@ from quire.server.wire.protocol import (
     Completion,
     CompletionBody,
     DetokenizeBody,
-    QueuedBody,
     TokenizeBody,
 )
 from quire.server.wire.responses import ResponseBody

@@ -26,13 +26,13 @@ from quire.server.observe.monitor import Monitor
 from quire.server.observe.observed_exchange import ROUTE, STATUS
 from quire.server.observe.request_id import request_id_of
 from quire.server.wire.bodies import LARGE_BYTES, check_content_type, decode
+from quire.server.wire.common_fields import QueuedBody
 from quire.server.wire.http_errors import (
     HTTPError,
     error_json,
     headers_of,
     status_of,
 )
-from quire.server.wire.protocol import QueuedBody
 from quire.server.wire.sender import Sender
 
 

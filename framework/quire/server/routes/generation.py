@@ -30,10 +30,11 @@ from quire.server.keys.cache_salts import combined_salt
 from quire.server.observe.observed_exchange import GENERATION
 from quire.server.routes.stream_interval import StreamInterval
 from quire.server.wire.bodies import Body, S, read_body
+from quire.server.wire.common_fields import QueuedBody
 from quire.server.wire.fields import REFUSED, Refusal, sampler_values
 from quire.server.wire.finish_reason import finish_reason_of
 from quire.server.wire.params import response_id
-from quire.server.wire.protocol import CachedTokens, QueuedBody, SamplingBody, Usage
+from quire.server.wire.protocol import CachedTokens, SamplingBody, Usage
 from quire.server.wire.sender import Sender
 
 LARGE = 1024  # tokens or candidates; more of them are processed in a thread

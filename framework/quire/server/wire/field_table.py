@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from quire.server.wire.common_fields import NO_EFFECT, NOT_SUPPORTED
 from quire.server.wire.fields import Refusal
-from quire.server.wire.protocol import NO_EFFECT, NOT_SUPPORTED, ChatBody
+from quire.server.wire.protocol import ChatBody
 
 Handling = Literal["honoured", "no effect", "refused"]
 

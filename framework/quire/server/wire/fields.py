@@ -14,7 +14,8 @@ import msgspec
 from quire.errors import InvalidRequestError
 from quire.frontend.unknown_fields import UnknownFields
 from quire.server.wire.bodies import Body, S, objects_of
-from quire.server.wire.protocol import AcceptedFields, ChatBody, CompletionBody, SampledBody
+from quire.server.wire.common_fields import SampledBody
+from quire.server.wire.protocol import AcceptedFields, ChatBody, CompletionBody
 
 ACCEPTED = frozenset(AcceptedFields.__struct_fields__) - {*SampledBody.__struct_fields__}
 

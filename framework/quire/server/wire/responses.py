@@ -4,7 +4,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from quire.server.wire.protocol import SampledBody, TokenLogprob, about, no_effect
+from quire.server.wire.common_fields import SampledBody, about, no_effect
+from quire.server.wire.protocol import TokenLogprob
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 FailureCode = Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]

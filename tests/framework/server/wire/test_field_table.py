@@ -4,9 +4,9 @@ from typing import Annotated, Any
 
 import msgspec
 
+from quire.server.wire.common_fields import about, no_effect
 from quire.server.wire.field_table import FieldRow, FieldTable
 from quire.server.wire.fields import Refusal
-from quire.server.wire.protocol import about, no_effect
 
 
 class Options(msgspec.Struct):

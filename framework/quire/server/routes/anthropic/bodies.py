@@ -5,8 +5,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from quire.server.wire.common_fields import SampledFields, about, no_effect
 from quire.server.wire.fields import REFUSED, Refusal
-from quire.server.wire.protocol import QueuedBody, about
 
 
 class ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
@@ -37,24 +37,19 @@ class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
     task_budget: Annotated[Any, Meta(description="Not supported: send max_tokens.")] = None
 
 
-CacheControl = Annotated[
-    Any, Meta(description="No effect: equal prefixes are shared; cache_salt separates them.")
-]
-Client = Annotated[Any, Meta(description="No effect: clients are known by their key.")]
-Speed = Annotated[Any, Meta(description="No effect: there is one speed.")]
-Billing = Annotated[Any, Meta(description="No effect: nothing is billed.")]
+CacheControl = Annotated[Any, no_effect("equal prefixes are shared; cache_salt separates them.")]
+Client = Annotated[Any, no_effect("clients are known by their key.")]
+Speed = Annotated[Any, no_effect("there is one speed.")]
+Billing = Annotated[Any, no_effect("nothing is billed.")]
 
 
-class MessagesBody(QueuedBody, kw_only=True):
+class MessagesBody(SampledFields, kw_only=True):
     """POST /v1/messages."""
 
     messages: list[dict[str, Any]]
     max_tokens: int
     system: Annotated[str | list[dict[str, Any]] | None, about("The system prompt.")] = None
     stop_sequences: Annotated[list[str] | None, about("Strings that end a message.")] = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
     tools: Annotated[list[dict[str, Any]] | None, about("Tools that the model may call.")] = None
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
@@ -64,35 +59,9 @@ class MessagesBody(QueuedBody, kw_only=True):
     workspace_id: Client = None
     billing_policy: Billing = None
     cache_control: CacheControl = None
-    service_tier: Annotated[
-        Any, Meta(description="No effect: there is one tier; priority orders requests.")
-    ] = None
+    service_tier: Annotated[Any, no_effect("there is one tier; priority orders requests.")] = None
     speed: Speed = None
-    inference_geo: Annotated[Any, Meta(description="No effect: this server is where it is.")] = None
-    # quire's own, named as in a chat
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    seed: int | None = None
-    min_tokens: int | None = None
-    stop_regex: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    structured_outputs: dict[str, Any] | None = None
-    thinking_token_budget: int | None = None
-    repetition_detection: dict[str, Any] | None = None
-    logits_processors: list[Any] | None = None
-    cache_salt: str | None = None
-    truncate_prompt_tokens: int | None = None
-    truncation_side: str | None = None
-    add_special_tokens: bool | None = None
-    stream_interval: int | None = None
+    inference_geo: Annotated[Any, no_effect("this server is where it is.")] = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: Annotated[

@@ -5,8 +5,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from quire.server.wire.common_fields import QueuedBody
 from quire.server.wire.fields import Refusal
-from quire.server.wire.protocol import QueuedBody, TokenLogprob
+from quire.server.wire.protocol import TokenLogprob
 
 _LOADED = "No effect: the model is loaded when the server starts."
 

@@ -17,7 +17,7 @@ from quire.server.routes.ollama.ollama_protocol import (
 )
 from quire.server.routes.ollama.ollama_routes import OllamaRoutes
 from quire.server.routes.operation import Operation
-from quire.server.wire.protocol import QueuedBody
+from quire.server.wire.common_fields import QueuedBody
 
 OLLAMA_BODIES: dict[str, type[QueuedBody]] = {
     "/api/chat": OllamaChatBody,
