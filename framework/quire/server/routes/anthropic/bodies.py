@@ -3,7 +3,6 @@
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
 
 from quire.server.wire.common_fields import SampledFields, about, no_effect
 from quire.server.wire.fields import REFUSED, Refusal
@@ -34,7 +33,7 @@ class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
 
     effort: Annotated[str | None, about("Variable of the chat template.")] = None
     format: Annotated[dict[str, Any] | None, about("The JSON schema that the text follows.")] = None
-    task_budget: Annotated[Any, Meta(description="Not supported: send max_tokens.")] = None
+    task_budget: Annotated[Any, about("Not supported: send max_tokens.")] = None
 
 
 CacheControl = Annotated[Any, no_effect("equal prefixes are shared; cache_salt separates them.")]
@@ -65,7 +64,7 @@ class MessagesBody(SampledFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: Annotated[
-        bool | None, Meta(description="Default: true after a text of the assistant.")
+        bool | None, about("Default: true after a text of the assistant.")
     ] = None
 
     @property

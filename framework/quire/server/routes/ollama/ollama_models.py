@@ -4,7 +4,6 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,6 +17,7 @@ from quire.server.keys.account import account_of
 from quire.server.routes.models import check_model
 from quire.server.routes.ollama.ollama_request import served_name
 from quire.server.wire.bodies import read_body
+from quire.server.wire.common_fields import about, no_effect
 from quire.server.wire.fields import check_declared
 
 NEVER = "0001-01-01T00:00:00Z"  # the time of a model that stays loaded, as Ollama writes it
@@ -27,8 +27,8 @@ class ShowBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /api/show."""
 
     model: str | None = None
-    name: Annotated[str | None, Meta(description="The old name of model.")] = None
-    verbose: Annotated[bool | None, Meta(description="No effect.")] = None
+    name: Annotated[str | None, about("The old name of model.")] = None
+    verbose: Annotated[bool | None, no_effect("all that is known is in the answer.")] = None
 
 
 class ModelDetails(msgspec.Struct, kw_only=True):

@@ -3,92 +3,74 @@
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, UnsetType
 
-from quire.server.wire.common_fields import QueuedBody
+from quire.server.wire.common_fields import QueuedBody, about, no_effect
 from quire.server.wire.fields import Refusal
 from quire.server.wire.protocol import TokenLogprob
 
-_LOADED = "No effect: the model is loaded when the server starts."
+_LOADED = no_effect("the model is loaded when the server starts.")
 
 
 class Options(msgspec.Struct, forbid_unknown_fields=True):
     """Options of a completion."""
 
-    temperature: Annotated[
-        float | None, Meta(description="Temperature; 0: the most likely token.")
-    ] = None
-    top_k: Annotated[
-        int | None, Meta(description="Number of most likely tokens to sample from.")
-    ] = None
+    temperature: Annotated[float | None, about("Temperature; 0: the most likely token.")] = None
+    top_k: Annotated[int | None, about("Number of most likely tokens to sample from.")] = None
     top_p: Annotated[
-        float | None, Meta(description="Probability that the most likely tokens have together.")
+        float | None, about("Probability that the most likely tokens have together.")
     ] = None
     min_p: Annotated[
-        float | None, Meta(description="Least probability of a token, as a share of the largest.")
+        float | None, about("Least probability of a token, as a share of the largest.")
     ] = None
     typical_p: Annotated[
-        float | None, Meta(description="Probability that the most typical tokens have together.")
+        float | None, about("Probability that the most typical tokens have together.")
     ] = None
-    seed: Annotated[int | None, Meta(description="Below 0: a random one.")] = None
-    stop: Annotated[str | list[str] | None, Meta(description="Texts that end the completion.")] = (
+    seed: Annotated[int | None, about("Below 0: a random one.")] = None
+    stop: Annotated[str | list[str] | None, about("Texts that end the completion.")] = None
+    num_predict: Annotated[int | None, about("Below 1: the model's length.")] = None
+    repeat_penalty: Annotated[float | None, about("Factor against tokens that the text has.")] = (
         None
     )
-    num_predict: Annotated[int | None, Meta(description="Below 1: the model's length.")] = None
-    repeat_penalty: Annotated[
-        float | None, Meta(description="Factor against tokens that the text has.")
-    ] = None
     repeat_last_n: Annotated[
         int | None,
-        Meta(description="-1, or 0 for no penalties: penalties read all tokens."),
+        about("-1, or 0 for no penalties: penalties read all tokens."),
     ] = None
     presence_penalty: Annotated[
-        float | None, Meta(description="Difference for tokens that the completion has.")
+        float | None, about("Difference for tokens that the completion has.")
     ] = None
     frequency_penalty: Annotated[
-        float | None, Meta(description="Difference for each time that the completion has a token.")
+        float | None, about("Difference for each time that the completion has a token.")
     ] = None
-    mirostat: Annotated[int | None, Meta(description="Version of Mirostat: 0 (off), 1 or 2.")] = (
-        None
-    )
-    mirostat_tau: Annotated[float | None, Meta(description="Surprise that Mirostat aims at.")] = (
-        None
-    )
-    mirostat_eta: Annotated[float | None, Meta(description="Rate at which Mirostat adapts.")] = None
-    num_ctx: Annotated[
-        int | None, Meta(description="No effect: the server's max_model_len counts.")
-    ] = None
-    num_keep: Annotated[int | None, Meta(description="No effect: a context is never shifted.")] = (
-        None
-    )
-    numa: Annotated[bool | None, Meta(description=_LOADED)] = None
-    num_batch: Annotated[int | None, Meta(description=_LOADED)] = None
-    num_gpu: Annotated[int | None, Meta(description=_LOADED)] = None
-    main_gpu: Annotated[int | None, Meta(description=_LOADED)] = None
-    num_thread: Annotated[int | None, Meta(description=_LOADED)] = None
-    low_vram: Annotated[bool | None, Meta(description=_LOADED)] = None
-    f16_kv: Annotated[bool | None, Meta(description=_LOADED)] = None
-    use_mmap: Annotated[bool | None, Meta(description=_LOADED)] = None
-    use_mlock: Annotated[bool | None, Meta(description=_LOADED)] = None
-    logits_all: Annotated[bool | None, Meta(description="Only false.")] = None
-    vocab_only: Annotated[bool | None, Meta(description="Only false.")] = None
-    embedding_only: Annotated[bool | None, Meta(description="Only false.")] = None
-    tfs_z: Annotated[float | None, Meta(description="Only 1.")] = None
-    penalize_newline: Annotated[bool | None, Meta(description="Only true.")] = None
+    mirostat: Annotated[int | None, about("Version of Mirostat: 0 (off), 1 or 2.")] = None
+    mirostat_tau: Annotated[float | None, about("Surprise that Mirostat aims at.")] = None
+    mirostat_eta: Annotated[float | None, about("Rate at which Mirostat adapts.")] = None
+    num_ctx: Annotated[int | None, no_effect("the server's max_model_len counts.")] = None
+    num_keep: Annotated[int | None, no_effect("a context is never shifted.")] = None
+    numa: Annotated[bool | None, _LOADED] = None
+    num_batch: Annotated[int | None, _LOADED] = None
+    num_gpu: Annotated[int | None, _LOADED] = None
+    main_gpu: Annotated[int | None, _LOADED] = None
+    num_thread: Annotated[int | None, _LOADED] = None
+    low_vram: Annotated[bool | None, _LOADED] = None
+    f16_kv: Annotated[bool | None, _LOADED] = None
+    use_mmap: Annotated[bool | None, _LOADED] = None
+    use_mlock: Annotated[bool | None, _LOADED] = None
+    logits_all: Annotated[bool | None, about("Only false.")] = None
+    vocab_only: Annotated[bool | None, about("Only false.")] = None
+    embedding_only: Annotated[bool | None, about("Only false.")] = None
+    tfs_z: Annotated[float | None, about("Only 1.")] = None
+    penalize_newline: Annotated[bool | None, about("Only true.")] = None
 
 
 class OllamaBody(QueuedBody, kw_only=True):
     """Fields common to chats and text completions."""
 
-    stream: Annotated[bool | None, Meta(description="Default: true.")] = None
-    format: Annotated[
-        str | dict[str, Any] | None, Meta(description='"json", or a JSON schema.')
-    ] = None
+    stream: Annotated[bool | None, about("Default: true.")] = None
+    format: Annotated[str | dict[str, Any] | None, about('"json", or a JSON schema.')] = None
     options: Options | None = None
-    think: Annotated[
-        bool | str | None, Meta(description="True, false, or low, medium or high.")
-    ] = None
-    keep_alive: Annotated[Any, Meta(description="No effect: the model stays loaded.")] = None
+    think: Annotated[bool | str | None, about("True, false, or low, medium or high.")] = None
+    keep_alive: Annotated[Any, no_effect("the model stays loaded.")] = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
@@ -108,7 +90,7 @@ class OllamaChatBody(OllamaBody, kw_only=True):
 
     messages: Annotated[
         list[dict[str, Any]] | None,
-        Meta(description="The conversation; none: load the model."),
+        about("The conversation; none: load the model."),
     ] = None
     tools: list[dict[str, Any]] | None = None  # each a Tool; kept whole for the template
 
@@ -116,13 +98,11 @@ class OllamaChatBody(OllamaBody, kw_only=True):
 class OllamaGenerateBody(OllamaBody, kw_only=True):
     """POST /api/generate."""
 
-    prompt: Annotated[str | None, Meta(description="Empty: load the model.")] = None
-    system: Annotated[str | None, Meta(description="Message of the system before the prompt.")] = (
+    prompt: Annotated[str | None, about("Empty: load the model.")] = None
+    system: Annotated[str | None, about("Message of the system before the prompt.")] = None
+    raw: Annotated[bool | None, about("True: the prompt as it is, without the chat template.")] = (
         None
     )
-    raw: Annotated[
-        bool | None, Meta(description="True: the prompt as it is, without the chat template.")
-    ] = None
 
 
 class SentFunction(msgspec.Struct, forbid_unknown_fields=True):
