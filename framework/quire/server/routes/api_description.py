@@ -80,7 +80,6 @@ class ApiDescription:
         }
 
     def _described(self, operation: Operation) -> Json:
-        found = re.findall(r"{(\w+)", operation.path)
         name = getattr(operation.endpoint, "__name__", operation.path)
         error_body = dialect_of(operation.path).error_body
         words = re.findall(r"\w+", re.sub(r"{.*?}", "", operation.path))
@@ -93,11 +92,8 @@ class ApiDescription:
                 "default": {"description": "Error", "content": self._json_content(error_body)},
             },
         }
-        if found:
-            described["parameters"] = [
-                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-                for name in found
-            ]
+        if parameters := _parameters(operation):
+            described["parameters"] = parameters
         if operation.body is not None:
             content = self._json_content(operation.body)
             described["requestBody"] = {"required": True, "content": content}
@@ -121,6 +117,20 @@ class ApiDescription:
     def _json_content(self, kind: type[msgspec.Struct] | None) -> Json:
         schema = {"type": "object"} if kind is None else self._schemas[kind]
         return {"application/json": {"schema": schema}}
+
+
+def _parameters(operation: Operation) -> list[Json]:
+    """Return the parameters of the path and of the query."""
+    of_path: list[Json] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"{(\w+)", operation.path)
+    ]
+    if operation.query is None:
+        return of_path
+    _, schemas = msgspec.json.schema_components([operation.query])
+    properties = schemas[operation.query.__name__]["properties"]
+    of_query = [{"name": name, "in": "query", "schema": properties[name]} for name in properties]
+    return of_path + of_query
 
 
 def _with_fields(properties: Json, schemas: Mapping[str, Json]) -> Json:

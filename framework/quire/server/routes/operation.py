@@ -32,6 +32,7 @@ class Operation:
         has_sampler_fields: Whether the body may have the fields of the engine's samplers.
         is_admin: Whether it needs an admin key, which no other operation but reading takes.
         media_type: Content type of the response, if it is a text; None for JSON.
+        query: Struct of the parameters of the URL's query; None for none.
     """
 
     path: str
@@ -43,6 +44,7 @@ class Operation:
     has_sampler_fields: bool = False
     is_admin: bool = False
     media_type: str | None = None
+    query: type[msgspec.Struct] | None = None
 
     @property
     def events(self) -> tuple[type[msgspec.Struct], ...]:

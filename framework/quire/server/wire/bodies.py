@@ -170,19 +170,20 @@ def check_depth(value: Any) -> None:
     raise _too_deep()
 
 
-def convert(value: Any, kind: type[T], where: str = "") -> T:
+def convert(value: Any, kind: type[T], where: str = "", *, is_text: bool = False) -> T:
     """Return a decoded value as a typed one.
 
     Args:
         value: Value as decoded from JSON.
         kind: Type to convert it to.
         where: Path of the value in the body, for the message.
+        is_text: Whether numbers and booleans are written as texts.
 
     Raises:
         InvalidRequestError: The value has another type; `param` is the path of the field.
     """
     try:
-        return msgspec.convert(value, kind)
+        return msgspec.convert(value, kind, strict=not is_text)
     except msgspec.ValidationError as error:
         what, _, path = str(error).partition(" - at `$")
         param = (where + path.removesuffix("`")).lstrip(".") or None

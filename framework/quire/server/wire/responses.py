@@ -3,6 +3,7 @@
 from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from quire.server.wire.common_fields import SampledBody, about, no_effect
 from quire.server.wire.protocol import TokenLogprob
@@ -107,6 +108,24 @@ class ResponseBody(SampledBody, kw_only=True):
     def completion_limit(self) -> int | None:
         """Maximum number of tokens of a completion; None for the model's length."""
         return self.max_output_tokens
+
+
+class ResponseQuery(msgspec.Struct, kw_only=True):
+    """Parameters of GET /v1/responses/{response_id}."""
+
+    stream: Annotated[bool, about("Return the events, if they are stored.")] = False
+    starting_after: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        about("Number of the event after which the events begin."),
+    ] = None
+
+
+class ItemsQuery(msgspec.Struct, kw_only=True):
+    """Parameters of GET /v1/responses/{response_id}/input_items."""
+
+    limit: Annotated[int, Meta(ge=1, le=100, description="Largest number of items.")] = 20
+    order: Annotated[Literal["desc", "asc"], about("Whether the last item comes first.")] = "desc"
+    after: Annotated[str | None, about("Id of the item after which the page begins.")] = None
 
 
 class OutputText(msgspec.Struct, kw_only=True, tag="output_text"):

@@ -46,6 +46,16 @@ def test_operations_have_a_summary_and_a_name_of_their_own(document):
     assert len({operation["operationId"] for operation in operations}) == len(operations)
 
 
+def test_parameters_of_a_query_are_described(document):
+    items = document["paths"]["/v1/responses/{response_id}/input_items"]["get"]["parameters"]
+    found = {each["name"]: each for each in items if each["in"] == "query"}
+    assert set(found) == {"limit", "order", "after"}
+    assert found["limit"]["schema"] == {
+        "type": "integer", "minimum": 1, "maximum": 100, "default": 20,
+        "description": "Largest number of items.",
+    }  # fmt: skip
+
+
 def test_only_the_health_checks_need_no_key(document):
     without_key = [
         path

@@ -3,15 +3,11 @@
 import hashlib
 from typing import Any
 
-from starlette.requests import Request
-
 from quire.errors import InvalidRequestError
 from quire.server.routes.responses.input_items import Item
-from quire.server.routes.responses.query import choice_of, number_of
 from quire.server.routes.responses.stored_response import StoredResponse
-from quire.server.wire.responses import InputItemList
+from quire.server.wire.responses import InputItemList, ItemsQuery
 
-MAX_ITEMS, DEFAULT_ITEMS = 100, 20
 _PREFIXES = {
     "message": "msg",
     "reasoning": "rs",
@@ -20,22 +16,21 @@ _PREFIXES = {
 }
 
 
-def page_of(stored: StoredResponse, request: Request) -> InputItemList:
-    """Return the page that a request asks for by `limit`, `order` and `after`.
+def page_of(stored: StoredResponse, query: ItemsQuery) -> InputItemList:
+    """Return the page that a query asks for.
 
     Raises:
-        InvalidRequestError: One of them is invalid.
+        InvalidRequestError: It begins after an item that does not exist.
     """
-    limit = number_of(request, "limit", MAX_ITEMS)
     items = [_described(item, stored, i) for i, item in enumerate(stored.input_of_all())]
-    if choice_of(request, "order", ("desc", "asc")) == "desc":
+    if query.order == "desc":
         items.reverse()
-    if (after := request.query_params.get("after")) is not None:
+    if query.after is not None:
         ids = [item["id"] for item in items]
-        if after not in ids:
-            raise InvalidRequestError(f"after names no item: {after!r:.140}", param="after")
-        items = items[ids.index(after) + 1 :]
-    page = items[: limit or DEFAULT_ITEMS]
+        if query.after not in ids:
+            raise InvalidRequestError(f"after names no item: {query.after!r:.140}", param="after")
+        items = items[ids.index(query.after) + 1 :]
+    page = items[: query.limit]
     first_id, last_id = (page[0]["id"], page[-1]["id"]) if page else ("", "")
     return InputItemList(
         data=page, first_id=first_id, last_id=last_id, has_more=len(page) < len(items)

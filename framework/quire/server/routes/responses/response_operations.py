@@ -12,8 +12,10 @@ from quire.server.routes.responses.response_store import ResponseStore
 from quire.server.wire.responses import (
     DeletedResponse,
     InputItemList,
+    ItemsQuery,
     ResponseBody,
     ResponseObject,
+    ResponseQuery,
 )
 
 RESPONSES_PATH = "/v1/responses"
@@ -42,8 +44,10 @@ def response_operations(
             has_sampler_fields=True,
         ),
         Operation(f"{one}/cancel", routes.cancel, "POST", response=ResponseObject),
-        Operation(f"{one}/input_items", routes.input_items, response=InputItemList),
-        Operation(one, routes.retrieve, response=ResponseObject, event=EVENTS),
+        Operation(
+            f"{one}/input_items", routes.input_items, response=InputItemList, query=ItemsQuery
+        ),
+        Operation(one, routes.retrieve, response=ResponseObject, event=EVENTS, query=ResponseQuery),
         Operation(one, routes.delete, "DELETE", response=DeletedResponse),
     ]
 

@@ -16,13 +16,13 @@ from quire.server.routes.chat.chat_turn import ChatTurns
 from quire.server.routes.generation import prepared
 from quire.server.routes.responses.background import BackgroundRuns
 from quire.server.routes.responses.item_list import page_of
-from quire.server.routes.responses.query import flag_of, number_of
 from quire.server.routes.responses.refused_fields import REFUSED_OF_RESPONSES
 from quire.server.routes.responses.response_request import ResponseRequests
 from quire.server.routes.responses.response_store import ResponseStore, no_response
 from quire.server.routes.responses.stored_response import StoredResponse
 from quire.server.wire.bodies import LARGE_BYTES
-from quire.server.wire.responses import DeletedResponse, ResponseBody
+from quire.server.wire.query import read_query
+from quire.server.wire.responses import DeletedResponse, ItemsQuery, ResponseBody, ResponseQuery
 
 
 class ResponseRoutes:
@@ -65,9 +65,8 @@ class ResponseRoutes:
     async def retrieve(self, request: Request) -> Response:
         """Return a stored response, or the events of one that was streamed in the background."""
         stored = self._found(request)
-        has_stream = flag_of(request, "stream")
-        after = number_of(request, "starting_after")
-        if not has_stream:
+        query = read_query(request, ResponseQuery)
+        if not query.stream:
             return self._response(stored)
         if stored.events is None or self._background is None:
             raise InvalidRequestError(
@@ -75,7 +74,7 @@ class ResponseRoutes:
                 "background: true and stream: true have them; leave out stream",
                 param="stream",
             )
-        first = 0 if after is None else after + 1
+        first = 0 if query.starting_after is None else query.starting_after + 1
         return EventStream(
             self._background.events(stored, first), request.scope["quire_request_id"]
         )
@@ -103,8 +102,8 @@ class ResponseRoutes:
     async def input_items(self, request: Request) -> Response:
         """Return the items that a stored response was generated from."""
         stored = self._found(request)
-        is_large = stored.total_bytes > LARGE_BYTES
-        return json_response(await in_thread_if(is_large, partial(page_of, stored, request)))
+        page = partial(page_of, stored, read_query(request, ItemsQuery))
+        return json_response(await in_thread_if(stored.total_bytes > LARGE_BYTES, page))
 
     def _response(self, stored: StoredResponse) -> Response:
         found = stored.response

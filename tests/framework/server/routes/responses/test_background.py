@@ -89,7 +89,14 @@ def test_the_input_of_a_response_is_a_list_of_items_with_ids(client):
 
 @pytest.mark.parametrize(
     ("query", "param"),
-    [("limit=no", "limit"), ("limit=101", "limit"), ("order=up", "order"), ("after=x", "after")],
+    [
+        ("limit=no", "limit"),
+        ("limit=101", "limit"),
+        ("limit=0", "limit"),
+        ("limit=", "limit"),
+        ("order=up", "order"),
+        ("after=x", "after"),
+    ],
 )
 def test_a_wrong_page_is_named(client, served, query, param):
     response = ask(client)
