@@ -41,7 +41,8 @@ def _run(paths: Iterable[str], optimization: str) -> tuple[int, int]:
     environment = os.environ | {"PYTHONOPTIMIZE": optimization}
     command = [
         sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider",
-        "-n", str(os.cpu_count()), "--dist", "worksteal", "--timeout", str(TEST_TIMEOUT_S), "-W", "ignore::pytest.PytestConfigWarning",
+        "-n", str(os.cpu_count()), "--dist", "worksteal", "--timeout", str(TEST_TIMEOUT_S),
+        "-W", "ignore::pytest.PytestConfigWarning",
         *(f"tests/{path}" for path in paths),
     ]  # fmt: skip
     done = subprocess.run(
