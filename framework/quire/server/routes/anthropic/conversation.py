@@ -4,64 +4,31 @@ Texts of one role that follow each other are one message, as in Anthropic's API 
 expect it. Each result of a tool is a message of its own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from quire.errors import InvalidRequestError
 from quire.frontend.chat.conversation import PART_SEPARATOR
 from quire.frontend.unknown_fields import UnknownFields
+from quire.server.routes.anthropic.sent_blocks import (
+    BLOCKS_OF,
+    Json,
+    check_fields,
+    checked_block,
+    string_of,
+)
 
-Json = Mapping[str, Any]
 ChatMessage = dict[str, Any]
 
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "ctx": "user", "msg": "user"}
-BLOCKS: dict[str, frozenset[str]] = {  # type of a block -> its other fields
-    "text": frozenset({"text", "cache_control", "citations"}),
-    "thinking": frozenset({"thinking", "signature", "cache_control"}),
-    "redacted_thinking": frozenset({"data", "cache_control"}),
-    "tool_use": frozenset({"id", "name", "input", "cache_control", "caller", "toolset_name"}),
-    "tool_result": frozenset(
-        {"tool_use_id", "content", "is_error", "cache_control", "toolset_name"}
-    ),
-    "tool_reference": frozenset({"tool_name", "cache_control"}),
-}
-BLOCKS_OF = {
-    "system": ("text",),
-    "user": ("text", "tool_result"),
-    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
-    "tool_result": ("text", "tool_reference"),
-}
-_TEXT_ONLY = "this model reads text; describe it in a text block"
-_BY_ANTHROPIC = "this server runs no tools; leave the block out"
-REFUSED_BLOCKS = {  # of Anthropic's models, or what they get from Anthropic's servers
-    "image": _TEXT_ONLY,
-    "document": "this model reads text; send the document's text in a text block",
-    "search_result": "send its text in a text block",
-    "browser_state": _TEXT_ONLY,
-    "container_upload": "this server has no containers; leave the block out",
-    "server_tool_use": _BY_ANTHROPIC,
-    "web_search_tool_result": _BY_ANTHROPIC,
-    "web_fetch_tool_result": _BY_ANTHROPIC,
-    "code_execution_tool_result": _BY_ANTHROPIC,
-    "bash_code_execution_tool_result": _BY_ANTHROPIC,
-    "text_editor_code_execution_tool_result": _BY_ANTHROPIC,
-    "tool_search_tool_result": _BY_ANTHROPIC,
-    "advisor_tool_result": _BY_ANTHROPIC,
-    "fallback": _BY_ANTHROPIC,
-    "mcp_tool_listing": _BY_ANTHROPIC,
-    "mcp_tool_use": _BY_ANTHROPIC,
-    "mcp_tool_result": _BY_ANTHROPIC,
-    "tool_addition": "send the tool in tools",
-    "tool_removal": "leave the tool out of tools",
-    "compaction": "shorten messages in the client, and leave the block out",
-}
 BILLING = "x-anthropic-billing-header"  # begins a text for Anthropic's servers, new in each request
 
 
 def chat_messages(
     system: str | Sequence[Json] | None, messages: Sequence[Json], unknown: UnknownFields
 ) -> list[ChatMessage]:
-    """Return the messages of a chat.
+    """Return the messages of a chat, at least one.
 
     Args:
         system: System prompt.
@@ -69,10 +36,9 @@ def chat_messages(
         unknown: What happens to fields that do not exist.
 
     Raises:
-        InvalidRequestError: A message does not follow the API; `param` is its path.
+        InvalidRequestError: A message does not follow the API, or there is none; `param` is its
+            path.
     """
-    if not messages:
-        raise InvalidRequestError("messages must have at least one message", param="messages")
     chat = _Chat(unknown)
     if system:
         chat.add("system", system, "system")
@@ -85,26 +51,57 @@ def chat_messages(
                 param=f"{where}.role",
             )
         if len(message) > 2:
-            _check_fields(message, ("role", "content"), where, unknown)
+            check_fields(message, ("role", "content"), where, unknown)
         chat.add(ROLES[role], message.get("content"), f"{where}.content")
-    return chat.messages
+    found = chat.messages()
+    if not messages or not found:
+        raise InvalidRequestError(
+            "messages must have at least one message that has content", param="messages"
+        )
+    return found
+
+
+@dataclass(slots=True)
+class _Turn:
+    """Consecutive texts of one role; they are joined once, because that copies them."""
+
+    role: str
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+    def message(self) -> ChatMessage:
+        """Return the message of a chat."""
+        message = {"role": self.role, "content": _joined(self.texts)}
+        if any(self.thoughts):
+            message["reasoning_content"] = _joined(self.thoughts)
+        if self.calls:
+            message["tool_calls"] = self.calls
+        return message
 
 
 class _Chat:
-    """The messages so far.
+    """The messages so far, and the turn that the next text of its role continues.
 
     Args:
         unknown: What happens to fields that do not exist.
     """
 
     def __init__(self, unknown: UnknownFields) -> None:
-        self.messages: list[ChatMessage] = []
+        self._messages: list[ChatMessage] = []
+        self._open: _Turn | None = None
+        self._call_ids: set[str] = set()
         self._unknown = unknown
+
+    def messages(self) -> list[ChatMessage]:
+        """Return all messages."""
+        self._close()
+        return self._messages
 
     def add(self, role: str, content: object, where: str) -> None:
         """Add the content of a message: a text, or blocks."""
         if isinstance(content, str):
-            self._add_text(role, content)
+            self._turn(role).texts.append(content)
             return
         if not isinstance(content, list):
             raise InvalidRequestError(
@@ -113,7 +110,7 @@ class _Chat:
         if not content and role == "user":
             raise InvalidRequestError(f"{where} must have at least one block", param=where)
         blocks = [
-            self._checked(block, f"{where}[{i}]", BLOCKS_OF[role])
+            checked_block(block, f"{where}[{i}]", BLOCKS_OF[role], self._unknown)
             for i, block in enumerate(content)
         ]
         if role == "assistant":
@@ -121,112 +118,79 @@ class _Chat:
         else:
             self._add_blocks(role, blocks, where)
 
+    def _turn(self, role: str) -> _Turn:
+        """Return the turn that a text of a role belongs to; none follows calls."""
+        if self._open is None or self._open.role != role or self._open.calls:
+            self._close()
+            self._open = _Turn(role)
+        return self._open
+
+    def _close(self) -> None:
+        if self._open is not None:
+            self._messages.append(self._open.message())
+            self._open = None
+
     def _add_blocks(self, role: str, blocks: Sequence[Json], where: str) -> None:
-        texts: list[str] = []
         for i, block in enumerate(blocks):
             at = f"{where}[{i}]"
-            if block["type"] == "text":
-                text = _string(block, "text", at)
-                if not (role == "system" and text.startswith(BILLING)):
-                    texts.append(text)
+            if block["type"] != "text":
+                self._add_result(block, at)
                 continue
-            if texts:
-                self._add_text(role, PART_SEPARATOR.join(texts))
-                texts = []
-            self._add_result(block, at)
-        if texts:
-            self._add_text(role, PART_SEPARATOR.join(texts))
-
-    def _add_text(self, role: str, text: str) -> None:
-        last = self.messages[-1] if self.messages else None
-        if last is None or last["role"] != role or "tool_calls" in last:
-            self.messages.append({"role": role, "content": text})
-        elif last["content"] and text:
-            last["content"] += PART_SEPARATOR + text
-        else:
-            last["content"] += text
+            text = string_of(block, "text", at)
+            if not (role == "system" and text.startswith(BILLING)):
+                self._turn(role).texts.append(text)
 
     def _add_result(self, block: Json, where: str) -> None:
-        content = block.get("content") or ""
-        if isinstance(content, list):
-            inner = f"{where}.content"
-            content = PART_SEPARATOR.join(
-                self._text_of_result(part, f"{inner}[{i}]") for i, part in enumerate(content)
-            )
-        elif not isinstance(content, str):
+        call_id = string_of(block, "tool_use_id", where)
+        if call_id not in self._call_ids:
             raise InvalidRequestError(
-                f"{where}.content must be a string or a list of blocks, got {content!r:.100}",
-                param=f"{where}.content",
+                f"{where}.tool_use_id is {call_id!r:.80}, and no tool_use block before it has this "
+                "id; send the assistant's message with the call, too",
+                param=f"{where}.tool_use_id",
             )
+        content = self._text_of_result(block.get("content") or "", f"{where}.content")
         is_error = block.get("is_error") or False
         if not isinstance(is_error, bool):
             raise InvalidRequestError(
                 f"{where}.is_error must be true or false", param=f"{where}.is_error"
             )
-        self.messages.append(
-            {
-                "role": "tool",
-                "tool_call_id": _string(block, "tool_use_id", where),
-                "content": f"Error: {content}" if is_error else content,
-            }
-        )
+        content = f"Error: {content}" if is_error else content
+        self._close()
+        self._messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
 
-    def _text_of_result(self, part: object, where: str) -> str:
-        block = self._checked(part, where, BLOCKS_OF["tool_result"])
-        return _string(block, "text" if block["type"] == "text" else "tool_name", where)
+    def _text_of_result(self, content: object, where: str) -> str:
+        if isinstance(content, str):
+            return content
+        if not isinstance(content, list):
+            raise InvalidRequestError(
+                f"{where} must be a string or a list of blocks, got {content!r:.100}", param=where
+            )
+        kinds, texts = BLOCKS_OF["tool_result"], []
+        for i, part in enumerate(content):
+            at = f"{where}[{i}]"
+            block = checked_block(part, at, kinds, self._unknown)
+            texts.append(string_of(block, "text" if block["type"] == "text" else "tool_name", at))
+        return PART_SEPARATOR.join(texts)
 
     def _add_assistant(self, blocks: Sequence[Json], where: str) -> None:
-        texts, thoughts, calls = [], [], []
+        turn, calls = self._turn("assistant"), []
         for i, block in enumerate(blocks):
             at = f"{where}[{i}]"
             match block["type"]:
                 case "text":
-                    texts.append(_string(block, "text", at))
+                    turn.texts.append(string_of(block, "text", at))
                 case "thinking":
-                    thoughts.append(_string(block, "thinking", at))
+                    turn.thoughts.append(string_of(block, "thinking", at))
                 case "redacted_thinking":
-                    _string(block, "data", at)  # only Anthropic's servers can read it
+                    string_of(block, "data", at)  # only Anthropic's servers can read it
                 case _:
                     calls.append(_call(block, at))
-        self._add_text("assistant", PART_SEPARATOR.join(texts))
-        message = self.messages[-1]
-        if any(thoughts):
-            before = message.get("reasoning_content")
-            thoughts = [*([before] if before else []), *thoughts]
-            message["reasoning_content"] = PART_SEPARATOR.join(thoughts)
-        if calls:
-            message["tool_calls"] = calls
-
-    def _checked(self, block: object, where: str, kinds: Sequence[str]) -> Json:
-        """Return a block of one of some types, with no other fields than that has."""
-        kind = block.get("type") if isinstance(block, dict) else None
-        if not isinstance(block, dict) or not isinstance(kind, str):
-            raise InvalidRequestError(
-                f"{where} must be a block with a type, got {block!r:.100}", param=where
-            )
-        if kind not in kinds:
-            raise _wrong_type(kind, where, kinds)
-        _check_fields(block, BLOCKS[kind], where, self._unknown)
-        return block
+        turn.calls = calls
+        self._call_ids.update(call["id"] for call in calls)
 
 
-def _check_fields(
-    given: Json, known: frozenset[str] | Sequence[str], where: str, unknown: UnknownFields
-) -> None:
-    """Refuse fields that do not exist; null asks for nothing."""
-    for name, value in given.items():
-        if name not in known and name != "type" and value is not None:
-            unknown.handle(name, known, where)
-
-
-def _wrong_type(kind: str, where: str, kinds: Sequence[str]) -> InvalidRequestError:
-    param = f"{where}.type"
-    if kind in REFUSED_BLOCKS:
-        message = f"{param} {kind!r} is not supported: {REFUSED_BLOCKS[kind]}"
-        return InvalidRequestError(message, param=param)
-    return InvalidRequestError(
-        f"{param} must be one of {', '.join(kinds)} here, got {kind!r:.100}", param=param
-    )
+def _joined(texts: Sequence[str]) -> str:
+    return PART_SEPARATOR.join(text for text in texts if text)
 
 
 def _call(block: Json, where: str) -> dict[str, Any]:
@@ -235,16 +199,8 @@ def _call(block: Json, where: str) -> dict[str, Any]:
         raise InvalidRequestError(
             f"{where}.input must be an object, got {arguments!r:.100}", param=f"{where}.input"
         )
-    name = _string(block, "name", where)
+    name = string_of(block, "name", where)
     if not name:
         raise InvalidRequestError(f"{where}.name must not be empty", param=f"{where}.name")
     function = {"name": name, "arguments": arguments}
-    return {"id": _string(block, "id", where), "type": "function", "function": function}
-
-
-def _string(block: Json, name: str, where: str) -> str:
-    value = block.get(name)
-    if not isinstance(value, str):
-        path = f"{where}.{name}"
-        raise InvalidRequestError(f"{path} must be a string, got {value!r:.100}", param=path)
-    return value
+    return {"id": string_of(block, "id", where), "type": "function", "function": function}

@@ -34,7 +34,7 @@ from quire.server.routes.anthropic.bodies import (
     ThinkingConfig,
     ToolChoice,
 )
-from quire.server.routes.anthropic.conversation import BLOCKS, REFUSED_BLOCKS
+from quire.server.routes.anthropic.sent_blocks import BLOCKS, REFUSED_BLOCKS
 from quire.server.routes.anthropic.tools import CustomTool
 from quire.server.wire.bodies import decode
 from quire.server.wire.fields import sampler_values

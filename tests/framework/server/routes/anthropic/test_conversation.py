@@ -3,18 +3,15 @@
 from itertools import pairwise
 
 import pytest
+from any_messages import any_messages, blocks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.errors import InvalidRequestError, UnknownFieldError
 from quire.frontend.chat.conversation import normalize_messages
 from quire.frontend.unknown_fields import UnknownFields
-from quire.server.routes.anthropic.conversation import (
-    BILLING,
-    BLOCKS,
-    REFUSED_BLOCKS,
-    chat_messages,
-)
+from quire.server.routes.anthropic.conversation import BILLING, chat_messages
+from quire.server.routes.anthropic.sent_blocks import BLOCKS, REFUSED_BLOCKS
 
 STRICT = UnknownFields()
 CALL = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"a": 1}}
@@ -34,6 +31,9 @@ def user(content):
 
 def assistant(content):
     return {"role": "assistant", "content": content}
+
+
+CALLED = assistant([CALL])
 
 
 def converted(*messages, system=None, unknown=STRICT):
@@ -125,7 +125,14 @@ def test_a_call_and_its_result_are_those_of_a_chat():
     ],
 )
 def test_a_result_is_a_text_that_says_whether_the_tool_failed(fields, content):
-    assert converted(user([result(**fields)]))[0]["content"] == content
+    assert converted(CALLED, user([result(**fields)]))[1]["content"] == content
+
+
+@pytest.mark.parametrize("before", [[], [assistant("f")], [assistant([CALL | {"id": "toolu_2"}])]])
+def test_a_result_of_a_call_that_there_is_not_is_refused(before):
+    fault = fault_of(user("x"), *before, user([*text("y"), result(content="r")]), CALLED)
+    assert fault.param == f"messages[{len(before) + 1}].content[1].tool_use_id"
+    assert "'toolu_1'" in str(fault)
 
 
 def test_what_only_anthropic_can_read_is_left_out():
@@ -151,6 +158,8 @@ def test_what_the_model_cannot_read_is_refused_by_name(kind):
     ("messages", "param"),
     [
         ([], "messages"),
+        ([{"role": "system", "content": []}], "messages"),
+        ([{"role": "system", "content": text(BILLING)}], "messages"),
         ([{"role": "tool", "content": "x"}], "messages[0].role"),
         ([{"content": "x"}], "messages[0].role"),
         ([{"role": ["user"], "content": "x"}], "messages[0].role"),
@@ -166,10 +175,10 @@ def test_what_the_model_cannot_read_is_refused_by_name(kind):
         ([assistant([CALL | {"input": "{}"}])], "messages[0].content[0].input"),
         ([assistant([CALL | {"name": ""}])], "messages[0].content[0].name"),
         ([assistant([CALL | {"id": 3}])], "messages[0].content[0].id"),
-        ([user([result(content=5)])], "messages[0].content[0].content"),
-        ([user([result(is_error="no")])], "messages[0].content[0].is_error"),
+        ([CALLED, user([result(content=5)])], "messages[1].content[0].content"),
+        ([CALLED, user([result(is_error="no")])], "messages[1].content[0].is_error"),
         ([user([{"type": "tool_result"}])], "messages[0].content[0].tool_use_id"),
-        ([user([result(content=[CALL])])], "messages[0].content[0].content[0].type"),
+        ([CALLED, user([result(content=[CALL])])], "messages[1].content[0].content[0].type"),
         ([assistant([{"type": "thinking"}])], "messages[0].content[0].thinking"),
     ],
 )
@@ -180,18 +189,18 @@ def test_a_fault_has_its_path(messages, param):
 @pytest.mark.parametrize(
     ("message", "param"),
     [
-        (user("x") | {"contents": "y"}, "messages[0].contents"),
-        (user([text("x")[0] | {"txt": "y"}]), "messages[0].content[0].txt"),
-        (user([result(content=[text("x")[0] | {"y": 1}])]), "messages[0].content[0].content[0].y"),
+        (user("x") | {"contents": "y"}, "messages[1].contents"),
+        (user([text("x")[0] | {"txt": "y"}]), "messages[1].content[0].txt"),
+        (user([result(content=[text("x")[0] | {"y": 1}])]), "messages[1].content[0].content[0].y"),
     ],
 )
 def test_a_field_that_does_not_exist_is_refused_unless_it_is_null_or_this_is_lenient(
     message, param
 ):
     with pytest.raises(UnknownFieldError) as caught:
-        converted(message)
+        converted(CALLED, message)
     assert caught.value.param == param
-    assert converted(message, unknown=UnknownFields(is_lenient=True))
+    assert converted(CALLED, message, unknown=UnknownFields(is_lenient=True))
 
 
 def test_cache_control_may_be_anywhere():
@@ -217,7 +226,7 @@ _MESSAGES = st.one_of(
 @settings(deadline=None)
 @given(st.lists(_MESSAGES, min_size=1, max_size=6))
 def test_every_conversation_is_one_that_templates_get_and_has_all_texts(messages):
-    chat = converted(*messages)
+    chat = converted(CALLED, *messages)
     assert len(normalize_messages(chat)) == len(chat)
     roles = [each["role"] for each in chat]
     assert not [a for a, b in pairwise(roles) if a == b == "user"]
@@ -226,3 +235,27 @@ def test_every_conversation_is_one_that_templates_get_and_has_all_texts(messages
         content = message["content"]
         for each in text(content) if isinstance(content, str) else content:
             assert each.get("text", "") in joined
+
+
+def test_texts_are_joined_once_however_many_there_are():
+    """Joining them one by one copies all of them each time: minutes, for as many as a body has."""
+    num = 100_000
+    each = "y" * 60
+    (message,) = converted(*[user(each)] * num)
+    assert message["content"] == "\n".join([each] * num)
+    thoughts = [assistant([{"type": "thinking", "thinking": each}])] * num
+    (message,) = converted(*thoughts)
+    assert message["reasoning_content"] == "\n".join([each] * num)
+
+
+@settings(deadline=None, max_examples=400)
+@given(any_messages(), st.none() | st.lists(blocks(), max_size=2) | st.just(""))
+def test_whatever_is_sent_is_a_conversation_or_a_fault_with_a_path(messages, system):
+    chat, fault = [], None
+    try:
+        chat = converted(*messages, system=system)
+    except InvalidRequestError as error:
+        fault = error
+    assert bool(chat) != bool(fault)
+    assert all(isinstance(each["content"], str) for each in chat)
+    assert fault is None or (fault.param and fault.param in str(fault))

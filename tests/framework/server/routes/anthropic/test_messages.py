@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+from any_messages import WRONG, any_messages
 from asgi_parts import JSON, Wire, call, get, post, scope_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -30,6 +31,16 @@ def ask(frontend):
 
     def run(**fields):
         return post(app, PATH, **{"messages": HI, "max_tokens": 100} | fields)
+
+    return run
+
+
+@pytest.fixture
+def count(frontend):
+    app = create_app(frontend, ServerSettings(), list)
+
+    def run(**fields):
+        return post(app, f"{PATH}/count_tokens", **fields)
 
     return run
 
@@ -236,6 +247,79 @@ def test_a_fault_is_a_400_that_names_it(ask, fields, said, stream):
     wire = ask(**fields, stream=stream)
     assert (wire.status, wire.error["type"]) == (400, "invalid_request_error")
     assert said in wire.error["message"]
+
+
+@pytest.mark.parametrize("path", [PATH, f"{PATH}/count_tokens"])
+@pytest.mark.parametrize(
+    "content", [[], [{"type": "text", "text": "x-anthropic-billing-header: cc_version=1"}]]
+)
+def test_a_conversation_without_any_message_is_refused(frontend, path, content):
+    body = {"messages": [{"role": "system", "content": content}]}
+    body |= {"max_tokens": 3} if path == PATH else {}
+    wire = post(create_app(frontend, ServerSettings(), list), path, **body)
+    assert (wire.status, wire.error["type"]) == (400, "invalid_request_error")
+    assert "messages must have" in wire.error["message"]
+
+
+ALL = {
+    "system": [{"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}],
+    "messages": [
+        *HI,
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "hm", "signature": SIGNATURE},
+                {"type": "tool_use", "id": "t", "name": "f", "input": {"a": [1]}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "t",
+                    "content": [{"type": "text", "text": "r"}],
+                    "is_error": True,
+                }
+            ],
+        },
+    ],
+    "tools": [TOOL | {"type": "custom", "strict": False, "input_examples": [{"a": 1}]}],
+    "tool_choice": {"type": "auto", "disable_parallel_tool_use": False},
+    "thinking": {"type": "enabled", "budget_tokens": 5, "display": "summarized"},
+    "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {}}},
+    "chat_template_kwargs": {"a": 1},
+}
+
+
+def places(value, path=()):
+    """Yield the path of everything in a JSON value."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        yield (*path, key)
+        if isinstance(inner, dict | list):
+            yield from places(inner, (*path, key))
+
+
+def changed(value, path, new):
+    """Return a JSON value with another one at a path."""
+    key, *rest = path
+    found = value.copy()
+    found[key] = changed(value[key], rest, new) if rest else new
+    return found
+
+
+@pytest.mark.parametrize("is_count", [False, True])
+@settings(
+    max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.builds(changed, st.just(ALL), st.sampled_from([*places(ALL)]), WRONG)
+    | st.builds(lambda sent: ALL | {"messages": sent}, any_messages())
+)
+def test_whatever_is_sent_is_answered_or_refused(ask, count, is_count, body):
+    wire = count(**body) if is_count else ask(**body, max_tokens=2)
+    if wire.status != 200:
+        assert (wire.status, wire.error["type"]) == (400, "invalid_request_error")
 
 
 def test_a_stream_that_breaks_ends_with_an_error_event(ask, core):
