@@ -16,6 +16,7 @@ CHARACTERS = 16  # of a part, for each token that is looked for
 EXCESS = 2  # tokens of parts, for each of the whole text that they are a sure sign of
 SLACK = 64  # tokens beside the end of a part that are not relied on
 _BETWEEN_WORDS = re.compile(r"(?<=\w)(?= \w)")  # every pre-tokenizer splits there
+_AFTER_A_WORD = re.compile(r"(?<=\w)(?=\s)")  # nearly every one does
 
 
 class PromptEncoder:
@@ -54,6 +55,36 @@ class PromptEncoder:
         self._check_size(text, field)
         self._check_parts(text, field)
         return self._encode(text, add_special_tokens, breaks, 0, len(text))
+
+    def count_part(
+        self,
+        text: str,
+        start: int,
+        *,
+        add_special_tokens: bool = True,
+        breaks: Sequence[int] = (),
+        field: str = "prompt",
+    ) -> tuple[int, int]:
+        """Return the number of tokens of the next part of a text of any length, and its end.
+
+        A text that the model may take is one part. The parts of a longer one end where words do, so
+        they have the tokens of the whole text; where it has no words, they may have a few more.
+
+        Args:
+            text: Text whose tokens are counted.
+            start: Where the part begins.
+            add_special_tokens: Whether the special tokens that the tokenizer adds are counted.
+            breaks: Positions that no special token spans.
+            field: Field of the request that has the text, for errors.
+
+        Raises:
+            InvalidRequestError: The part is not valid Unicode.
+        """
+        size = CHARACTERS * self._max_model_len
+        end = len(text) if len(text) - start <= 2 * size else _end_of_word(text, start, size)
+        check_unicode(text[start:end], field)
+        has_special = add_special_tokens and start == 0
+        return len(self._encode(text, has_special, breaks, start, end)), end
 
     def check_texts(self, texts: Iterable[str], field: str) -> None:
         """Refuse texts that are too long whatever their tokens are, before they are put together.
@@ -162,6 +193,13 @@ def check_unicode(text: str, field: str = "prompt") -> None:
     except UnicodeEncodeError as error:
         what = "the prompt" if field == "prompt" else field
         raise InvalidRequestError(f"{what} is not valid Unicode: {error}", param=field) from error
+
+
+def _end_of_word(text: str, start: int, size: int) -> int:
+    """Return where a part of `size` to twice as many characters ends, if possible after a word."""
+    bounds = start + size, start + 2 * size
+    found = _BETWEEN_WORDS.search(text, *bounds) or _AFTER_A_WORD.search(text, *bounds)
+    return bounds[1] if found is None else found.start()
 
 
 def _left_part(text: str, size: int) -> tuple[int, int]:

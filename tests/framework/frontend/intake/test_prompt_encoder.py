@@ -1,6 +1,7 @@
 """Encoding of prompts: bounded work, and the tokens of the whole text."""
 
 import random
+import re
 
 import pytest
 import tokenizers
@@ -148,3 +149,18 @@ def test_breaks_are_kept_in_a_part():
     _, ids = PromptEncoder(tokenizer, 100).encode_prompt(prompt | {"truncate_prompt_tokens": 20})
     assert ids == tokenizer.encode_broken(text, [3, at])[-20:]
     assert tokenizer.backend.token_to_id("<s>") not in ids
+
+
+@each
+@given(words=st.lists(st.sampled_from(WORDS), max_size=900), max_model_len=st.integers(1, 40))
+def test_a_text_of_any_length_is_counted_in_parts(name, words, max_model_len):
+    tokenizer, text = TOKENIZERS[name], " ".join(words)
+    encoder = PromptEncoder(tokenizer, max_model_len)
+    num_tokens, end = encoder.count_part(text, 0)
+    num_cut = 0
+    while end < len(text):
+        num_cut += not re.match(r"\w \w", text[end - 1 :])  # then it is not between two words
+        num_more, next_end = encoder.count_part(text, end)
+        assert end < next_end <= end + 2 * CHARACTERS * max_model_len
+        num_tokens, end = num_tokens + num_more, next_end
+    assert abs(num_tokens - len(tokenizer.encode(text))) <= 2 * num_cut

@@ -1,4 +1,4 @@
-"""POST /v1/messages/count_tokens: the length of the prompt that /v1/messages would have."""
+"""POST /v1/messages/count_tokens: the length that a prompt of /v1/messages has or would have."""
 
 from functools import partial
 
@@ -36,5 +36,5 @@ class CountTokensRoute:
         async with limit.hold():
             found = await translated_body(body, self._turns)
             chat = Body(found.chat, {}, body.num_bytes)
-            token_ids = await self._turns.prompt_token_ids(chat)
-        return json_of(MessageTokens(len(token_ids)))
+            num_tokens = await self._turns.num_prompt_tokens(chat)
+        return json_of(MessageTokens(num_tokens))

@@ -17,8 +17,17 @@ def rendered_chat(
     body: ChatBody | TokenizeBody,
     tools: Sequence[dict[str, Any]],
     unknown: UnknownFields,
+    *,
+    may_be_too_long: bool = False,
 ) -> RenderedPrompt:
     """Return the prompt of a body with messages.
+
+    Args:
+        frontend: Frontend whose template renders it.
+        body: Body of the request.
+        tools: Tools that the template shows the model.
+        unknown: What happens to fields that do not exist.
+        may_be_too_long: Whether a prompt is rendered that the model cannot take.
 
     Raises:
         InvalidRequestError: The messages, or what else the template gets, are invalid.
@@ -27,9 +36,8 @@ def rendered_chat(
             users alone have more.
     """
     messages = body.messages or []
-    _check_number(len(messages), frontend.max_model_len)
-    if not (isinstance(body, ChatBody) and body.truncate_prompt_tokens):
-        frontend.intake.prompts.check_texts(_texts_of_users(messages), "messages")
+    if not may_be_too_long:
+        _check_length(frontend, body, messages)
     return frontend.chat_template.render(
         messages,
         list(tools) or None,
@@ -38,6 +46,19 @@ def rendered_chat(
         continue_final_message=bool(body.continue_final_message),
         unknown=unknown,
     )
+
+
+def _check_length(
+    frontend: AsyncFrontend, body: ChatBody | TokenizeBody, messages: Sequence[dict[str, Any]]
+) -> None:
+    """Refuse a conversation that is too long, before it is rendered.
+
+    Raises:
+        PromptTooLongError: It is.
+    """
+    _check_number(len(messages), frontend.max_model_len)
+    if not (isinstance(body, ChatBody) and body.truncate_prompt_tokens):
+        frontend.intake.prompts.check_texts(_texts_of_users(messages), "messages")
 
 
 def _check_number(num_messages: int, max_model_len: int) -> None:

@@ -140,20 +140,40 @@ class ChatTurns:
         generation = Generation(self.frontend, self.budget, prompts, params, adapter, typed, sender)
         return ChatTurn(generation, tools)
 
-    async def prompt_token_ids(self, body: Body[ChatBody]) -> list[int]:
-        """Return the tokens of a prompt; raises a `RequestError` if its messages are wrong."""
-        rendered = await self._rendered(body, self._tools(body.typed))
-        encode = partial(
-            self.frontend.intake.prompts.encode,
-            rendered.text,
+    async def num_prompt_tokens(self, body: Body[ChatBody]) -> int:
+        """Return the number of tokens of a prompt, which may be longer than the model takes.
+
+        Other work on long prompts goes on between two parts of the text.
+
+        Raises:
+            RequestError: The messages are wrong.
+        """
+        rendered = await self._rendered(body, self._tools(body.typed), may_be_too_long=True)
+        text = rendered.text
+        count = partial(
+            self.frontend.intake.prompts.count_part,
+            text,
             add_special_tokens=bool(body.typed.add_special_tokens),
             breaks=rendered.breaks,
             field="messages",
         )
-        return await self.frontend.lanes.run(len(rendered.text), encode)
+        num_tokens, end = await self.frontend.lanes.run(len(text), partial(count, 0))
+        while end < len(text):
+            num_more, end = await self.frontend.lanes.run(len(text), partial(count, end))
+            num_tokens += num_more
+        return num_tokens
 
-    async def _rendered(self, body: Body[ChatBody], tools: ToolUse) -> RenderedPrompt:
-        render = partial(rendered_chat, self.frontend, body.typed, tools.tools, self.unknown)
+    async def _rendered(
+        self, body: Body[ChatBody], tools: ToolUse, *, may_be_too_long: bool = False
+    ) -> RenderedPrompt:
+        render = partial(
+            rendered_chat,
+            self.frontend,
+            body.typed,
+            tools.tools,
+            self.unknown,
+            may_be_too_long=may_be_too_long,
+        )
         return await self.frontend.lanes.run(body.num_bytes // RENDERED, render)
 
     def _tools(self, body: ChatBody) -> ToolUse:
