@@ -30,6 +30,7 @@ from quire.server.routes.anthropic.message import (
     ThinkingBlockDelta,
     ToolUseBlock,
 )
+from quire.server.routes.anthropic.strict_json import StrictJson
 
 SIGNATURE = "unsigned"  # not empty: some clients do not send a block without one back
 
@@ -56,6 +57,7 @@ class ContentBlocks:
         self._open: Kind | int | None = None  # a number is that of an eager call
         self._held: tuple[Kind, str] | None = None  # blanks that may begin a block
         self._calls: dict[int, tuple[str, list[str]]] = {}
+        self._input = StrictJson()  # of the open block of an eager call
         self._events: list[BlockEvent] = []
 
     def read(self, events: Iterable[CompletionEvent]) -> list[BlockEvent]:
@@ -112,6 +114,7 @@ class ContentBlocks:
     def _start_call(self, index: int, name: str) -> None:
         if name in self._eager:
             self._begin_block(index, _tool_use(name))
+            self._input = StrictJson()
         else:
             self._calls[index] = (name, [])
 
@@ -119,15 +122,21 @@ class ContentBlocks:
         if index in self._calls:
             self._calls[index][1].append(piece)
         elif self._open == index:
-            self._add(InputJsonDelta(piece))
+            self._add_input(self._input.feed(piece))
 
     def _end_call(self, index: int) -> None:
         if index in self._calls:
             name, pieces = self._calls.pop(index)
             self._begin_block(index, _tool_use(name))
-            self._add(InputJsonDelta(json_object("".join(pieces))))
+            self._add_input(json_object("".join(pieces)))
+        elif self._open == index:
+            self._add_input(self._input.close())
         if self._open == index:
             self._close_block()
+
+    def _add_input(self, text: str) -> None:
+        if text:
+            self._add(InputJsonDelta(text))
 
     def _begin_block(self, kind: Kind | int, block: Block) -> None:
         self._close_block()
@@ -177,7 +186,7 @@ def _extend(
 
 
 def json_object(text: str) -> str:
-    """Return the arguments of a call as strict JSON: parsers let NaN pass, which becomes null.
+    """Return the arguments of a call as strict JSON.
 
     Raises:
         RequestFailedError: They are no JSON; the parser has broken its contract.
@@ -190,11 +199,14 @@ def json_object(text: str) -> str:
 
 
 def _strict(text: str) -> str:
+    strict = StrictJson()
+    found = strict.feed(text) + strict.close()
     try:
-        return json.dumps(json.loads(text, parse_constant=lambda _: None))
+        json.loads(found)
     except (ValueError, RecursionError):
         message = "the tool-call parser has read a call whose arguments are no JSON object"
         raise RequestFailedError(message) from None
+    return found
 
 
 def _tool_use(name: str) -> ToolUseBlock:

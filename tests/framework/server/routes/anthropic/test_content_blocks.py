@@ -68,6 +68,7 @@ def call(name, **arguments):
         ("[[f {}]]\n[[g {}]]", [call("f"), call("g")]),
         ('a [[f {"a": ', [text('a [[f {"a": ')]),
         ('[[f {"a": NaN}]]', [call("f", a=None)]),
+        (r'[[f {"a": "\ud800", "b": NaN}]]', [call("f", a="\ud800", b=None)]),
         ('[[f {"a": 100000000000000000000}]]', [call("f", a=10**20)]),
     ],
 )
@@ -86,7 +87,9 @@ def test_reasoning_that_is_not_shown_is_an_empty_block():
 
 @st.composite
 def cut(draw):
-    parts = st.sampled_from(["Hi", " ", "\n\n", '[[f {"a": [1, "]"]}]]', "[[g {}]]", "]", "é"])
+    parts = st.sampled_from(
+        ["Hi", " ", "\n\n", '[[f {"a": [1, "]"]}]]', '[[f {"a": -Infinity}]]', "[[g {}]]", "é"]
+    )
     tail = draw(st.sampled_from(["", "[", "[[f", '[[f {"a": ', "]]"]))
     head = draw(st.sampled_from(["", "<t>hm</t>", "<t> </t>", "<t>hm", "<t"]))
     completion = head + "".join(draw(st.lists(parts, max_size=8))) + tail
@@ -126,6 +129,32 @@ def test_a_call_of_an_eager_tool_is_sent_as_it_comes():
     assert [delta.partial_json for delta in deltas] == ['{"a": ', '"xy', '"}']
     late = [e.delta for e in events_of(*pieces, eager={"g"}) if isinstance(e, ContentBlockDelta)]
     assert [delta.partial_json for delta in late] == ['{"a": "xy"}']
+
+
+@settings(deadline=None)
+@given(cut())
+@example(['[[f {"a": N', "aN}", "]]"])
+def test_complete_calls_of_an_eager_tool_have_the_input_of_the_others(pieces):
+    eager = events_of(*pieces, eager={"f"})
+    if isinstance(calls := inputs_of(eager), list):
+        assert calls == inputs_of(events_of(*pieces))
+
+
+def inputs_of(events):
+    """Return the inputs of calls; None if one has broken off."""
+    texts = {}
+    for event in events:
+        if (
+            isinstance(event, ContentBlockStart)
+            and event.content_block.__struct_config__.tag == "tool_use"
+        ):
+            texts[event.index] = ""
+        elif isinstance(event, ContentBlockDelta) and event.index in texts:
+            texts[event.index] += event.delta.partial_json
+    try:
+        return [json.loads(text, parse_constant=pytest.fail) for text in texts.values()]
+    except ValueError:
+        return None
 
 
 def test_an_eager_call_that_breaks_off_is_followed_by_its_text():
