@@ -26,6 +26,9 @@ class ThinkingConfig(msgspec.Struct, forbid_unknown_fields=True):
     display: Annotated[
         str | None, about("Whether the answer has the thinking: summarized or omitted.")
     ] = None
+    block_binding: Annotated[
+        Any, no_effect("thinking blocks that are sent back are taken as they are.")
+    ] = None
 
 
 class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):

@@ -33,6 +33,10 @@ _SAME = {
 }
 _THINKING_TYPES = ("enabled", "disabled", "adaptive")
 _DISPLAYS = ("summarized", "omitted")
+_REFUSED_OF_THINKING = {  # what only Anthropic's models do
+    "between_tools": "texts between calls are text blocks; send disabled",
+    "updates": "a model that runs here writes none; send summarized",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +145,7 @@ def _set_thinking(chat: ChatBody, config: ThinkingConfig, *, limits_thinking: bo
 
 
 def _check_thinking(config: ThinkingConfig) -> None:
-    if config.type not in _THINKING_TYPES:
-        raise InvalidRequestError(
-            f"thinking.type must be one of {', '.join(_THINKING_TYPES)}, got {config.type!r:.50}",
-            param="thinking.type",
-        )
+    _check_one_of(_THINKING_TYPES, config.type, "thinking.type")
     if config.type == "enabled" and (config.budget_tokens is None or config.budget_tokens < 1):
         raise InvalidRequestError(
             "thinking of type enabled needs budget_tokens of at least 1",
@@ -156,8 +156,15 @@ def _check_thinking(config: ThinkingConfig) -> None:
             f"thinking of type {config.type} has no budget_tokens; the type enabled has",
             param="thinking.budget_tokens",
         )
-    if config.display is not None and config.display not in _DISPLAYS:
-        raise InvalidRequestError(
-            f"thinking.display must be one of {', '.join(_DISPLAYS)}, got {config.display!r:.50}",
-            param="thinking.display",
-        )
+    if config.display is not None:
+        _check_one_of(_DISPLAYS, config.display, "thinking.display")
+
+
+def _check_one_of(known: tuple[str, ...], given: str, where: str) -> None:
+    if given in known:
+        return
+    if given in _REFUSED_OF_THINKING:
+        message = f"{where} {given!r} is not supported: {_REFUSED_OF_THINKING[given]}"
+    else:
+        message = f"{where} must be one of {', '.join(known)}, got {given!r:.50}"
+    raise InvalidRequestError(message, param=where)

@@ -19,7 +19,13 @@ from anthropic.types import (
     tool_result_block_param,
     tool_use_block_param,
 )
-from anthropic.types.beta import beta_content_block_param, beta_output_config_param
+from anthropic.types.beta import (
+    BetaThinkingConfigParam,
+    BetaToolChoiceParam,
+    BetaToolParam,
+    beta_content_block_param,
+    beta_output_config_param,
+)
 from anthropic.types.beta import message_count_tokens_params as beta_count
 from anthropic.types.beta import message_create_params as beta_create
 
@@ -106,6 +112,9 @@ def test_a_count_has_the_fields_of_a_message_that_its_prompt_depends_on():
         (OutputConfig, [output_config_param.OutputConfigParam]),
         (OutputConfig, [beta_output_config_param.BetaOutputConfigParam]),
         (CustomTool, [tool_param.ToolParam]),
+        (ToolChoice, get_args(BetaToolChoiceParam)),
+        (ThinkingConfig, get_args(BetaThinkingConfigParam)),
+        (CustomTool, [BetaToolParam]),
     ],
 )
 def test_each_field_of_an_object_is_known(kind, types):

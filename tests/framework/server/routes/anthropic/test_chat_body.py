@@ -91,6 +91,23 @@ def test_reasoning_that_cannot_be_asked_for_is_refused(thinking, param):
     assert caught.value.param == param
 
 
+@pytest.mark.parametrize(
+    ("thinking", "said"),
+    [
+        ({"type": "between_tools"}, "send disabled"),
+        (ENABLED | {"display": "updates"}, "send summarized"),
+    ],
+)
+def test_reasoning_of_newer_models_is_refused_with_the_way_out(thinking, said):
+    with pytest.raises(InvalidRequestError, match=f"is not supported: .*{said}"):
+        of(thinking=thinking)
+
+
+def test_thinking_is_bound_to_no_conversation():
+    binding = {"block_binding": {"prefix_mismatch_behavior": "drop_block"}}
+    assert chat(thinking=ENABLED | binding) == chat(thinking=ENABLED)
+
+
 def test_an_output_format_is_a_constraint_and_an_effort_a_variable():
     schema = {"type": "object"}
     config = {"effort": "high", "format": {"type": "json_schema", "schema": schema}}
