@@ -1,13 +1,11 @@
 """Strategies of messages in Anthropic's blocks: some follow the API, and others nearly."""
 
+from changed_json import WRONG
 from hypothesis import strategies as st
 
 from quire.server.routes.anthropic.conversation import BILLING, ROLES
 from quire.server.routes.anthropic.sent_blocks import BLOCKS, BLOCKS_OF
 
-WRONG = st.sampled_from(
-    [None, True, 0, -1, 1.5, 10**30, "", " ", "x", "\ud800", [], {}, [[]], [{}], [None], {"a": {}}]
-)
 _CALLED = {
     "role": "assistant",
     "content": [{"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"a": 1}}],

@@ -1,9 +1,7 @@
 """Strict decoding of JSON request bodies to typed structs; errors name the wrong field."""
 
 import asyncio
-from collections.abc import Collection
-from functools import cache
-from typing import Any, Generic, TypeVar, get_args
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -12,6 +10,7 @@ from starlette.types import Receive, Scope
 from quire.errors import InvalidRequestError
 from quire.server.wire.headers import header_values
 from quire.server.wire.http_errors import HTTPError
+from quire.server.wire.undeclared_fields import Undeclared, take_undeclared
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -29,14 +28,13 @@ class Body(msgspec.Struct, Generic[S], frozen=True):
         typed: Body as its struct.
         undeclared: Fields that the struct does not declare.
         num_bytes: Size of the JSON text.
-        undeclared_of_objects: The same of fields that have a struct of their own, such as
-            `stream_options`, by their names.
+        undeclared_of_objects: The same of objects within it that have structs of their own.
     """
 
     typed: S
     undeclared: dict[str, Any]
     num_bytes: int
-    undeclared_of_objects: dict[str, dict[str, Any]] = {}
+    undeclared_of_objects: tuple[Undeclared, ...] = ()
 
     @property
     def is_large(self) -> bool:
@@ -114,7 +112,7 @@ def decode(data: bytes, kind: type[S]) -> Body[S]:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _split(data, kind)  # it has other fields, or an error that is described there
     if num_brackets > MAX_DEPTH:
-        check_depth([getattr(typed, name) for name in kind.__struct_fields__])
+        check_depth(typed)
     return Body(typed, {}, len(data))
 
 
@@ -131,29 +129,14 @@ def _split(data: bytes, kind: type[S]) -> Body[S]:
     if not isinstance(raw, dict):
         raise InvalidRequestError("the body must be a JSON object")
     check_depth(raw)
-    undeclared = _taken(raw, kind.__struct_fields__)
-    of_objects: dict[str, dict[str, Any]] = {}
-    for name, names in objects_of(kind).items():
-        if isinstance(raw.get(name), dict) and (found := _taken(raw[name], names)):
-            of_objects[name] = found
-    return Body(convert(raw, kind), undeclared, len(data), undeclared_of_objects=of_objects)
-
-
-def _taken(raw: dict[str, Any], declared: Collection[str]) -> dict[str, Any]:
-    """Remove the fields that are not declared, and return them."""
-    known = frozenset(declared)
-    return {name: raw.pop(name) for name in [*raw] if name not in known}
-
-
-@cache
-def objects_of(kind: type[msgspec.Struct]) -> dict[str, tuple[str, ...]]:
-    """Return the fields of a body that have a struct of their own, and the fields of those."""
-    return {
-        field.name: option.__struct_fields__
-        for field in msgspec.structs.fields(kind)
-        for option in get_args(field.type)
-        if isinstance(option, type) and issubclass(option, msgspec.Struct)
-    }
+    of_objects = tuple(take_undeclared(raw, kind))
+    undeclared = next((each.given for each in of_objects if not each.where), {})
+    return Body(
+        convert(raw, kind),
+        undeclared,
+        len(data),
+        undeclared_of_objects=tuple(each for each in of_objects if each.where),
+    )
 
 
 def check_depth(value: Any) -> None:
@@ -192,8 +175,10 @@ def convert(value: Any, kind: type[T], where: str = "", *, is_text: bool = False
 
 
 def _children(value: Any) -> list[Any]:
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.structs.astuple(value)
     items = value.values() if isinstance(value, dict) else value
-    return [item for item in items if isinstance(item, dict | list)]
+    return [item for item in items if isinstance(item, dict | list | msgspec.Struct)]
 
 
 def _too_deep() -> InvalidRequestError:

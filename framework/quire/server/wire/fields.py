@@ -13,7 +13,7 @@ import msgspec
 
 from quire.errors import InvalidRequestError
 from quire.frontend.unknown_fields import UnknownFields
-from quire.server.wire.bodies import Body, S, objects_of
+from quire.server.wire.bodies import Body, S
 from quire.server.wire.common_fields import SampledBody
 from quire.server.wire.protocol import AcceptedFields, ChatBody, CompletionBody
 
@@ -171,8 +171,8 @@ def check_objects(body: Body[S], unknown: UnknownFields) -> None:
     Raises:
         UnknownFieldError: One of them does not exist.
     """
-    for where, given in body.undeclared_of_objects.items():
-        unknown.check(_set(given), objects_of(type(body.typed))[where], where)
+    for each in body.undeclared_of_objects:
+        unknown.check(_set(each.given), each.known, each.where)
 
 
 def _set(given: Mapping[str, Any]) -> list[str]:

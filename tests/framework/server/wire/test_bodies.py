@@ -13,12 +13,14 @@ from quire.errors import InvalidRequestError
 from quire.server.wire import bodies
 from quire.server.wire.bodies import LARGE_BYTES, MAX_DEPTH, check_depth, convert, decode, read_body
 from quire.server.wire.http_errors import HTTPError
+from quire.server.wire.undeclared_fields import Undeclared
 
 THREADS: list[str] = []
 
 
 class Inner(msgspec.Struct, forbid_unknown_fields=True):
     number: int
+    values: Any = None
 
 
 class Text(msgspec.Struct, forbid_unknown_fields=True):
@@ -64,6 +66,15 @@ def test_a_body_that_is_too_deep_is_refused_before_it_is_typed():
     assert decode(msgspec.json.encode({"values": shallower}), Text).typed.values == shallower
 
 
+def test_what_is_within_an_object_with_a_type_of_its_own_is_no_deeper():
+    deep = nested(list, MAX_DEPTH - 1)
+    with pytest.raises(InvalidRequestError, match="deeper than 64"):
+        decode(msgspec.json.encode({"inner": {"number": 1, "values": deep}}), Text)
+    (shallower,) = deep
+    body = decode(msgspec.json.encode({"inner": {"number": 1, "values": shallower}}), Text)
+    assert body.typed.inner.values == shallower
+
+
 def test_depth_is_looked_for_in_every_branch():
     value = {"a": 1, "b": [{}, {"c": nested(list, MAX_DEPTH - 2)}]}
     with pytest.raises(InvalidRequestError, match="deeper"):
@@ -104,7 +115,7 @@ def test_an_object_with_a_type_of_its_own_keeps_what_that_lacks():
     assert body.typed.inner == Inner(3)
     assert (body.undeclared, body.undeclared_of_objects) == (
         {"other": None},
-        {"inner": {"more": [1]}},
+        (Undeclared("inner", {"more": [1]}, ("number", "values")),),
     )
     with pytest.raises(InvalidRequestError, match="inner") as caught:
         decode(b'{"inner": [1], "other": null}', Text)

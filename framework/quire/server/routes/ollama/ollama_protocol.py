@@ -85,11 +85,39 @@ class OllamaBody(QueuedBody, kw_only=True):
         return given if given is not None and given > 0 else None
 
 
+class SentFunction(msgspec.Struct, forbid_unknown_fields=True):
+    """A function that the assistant called, as a client sends it back."""
+
+    name: str
+    arguments: dict[str, Any] = {}
+    index: Annotated[int | None, no_effect("calls have the order in which they are sent.")] = None
+
+
+class SentCall(msgspec.Struct, forbid_unknown_fields=True):
+    """A tool call of an earlier turn."""
+
+    function: SentFunction
+    id: str | None = None
+    type: Annotated[Any, no_effect("every call is one of a function.")] = None
+
+
+class SentMessage(msgspec.Struct, forbid_unknown_fields=True):
+    """A message of a conversation."""
+
+    role: str
+    content: str | None = None
+    thinking: str | None = None
+    tool_calls: list[SentCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+    images: Annotated[list[Any] | None, about("Only an empty list.")] = None
+
+
 class OllamaChatBody(OllamaBody, kw_only=True):
     """POST /api/chat."""
 
     messages: Annotated[
-        list[dict[str, Any]] | None,
+        list[SentMessage] | None,
         about("The conversation; none: load the model."),
     ] = None
     tools: list[dict[str, Any]] | None = None  # each a Tool; kept whole for the template
@@ -103,33 +131,6 @@ class OllamaGenerateBody(OllamaBody, kw_only=True):
     raw: Annotated[bool | None, about("True: the prompt as it is, without the chat template.")] = (
         None
     )
-
-
-class SentFunction(msgspec.Struct, forbid_unknown_fields=True):
-    """A function that the assistant called, as a client sends it back."""
-
-    name: str
-    arguments: dict[str, Any] = {}
-    index: int | None = None
-
-
-class SentCall(msgspec.Struct, forbid_unknown_fields=True):
-    """A tool call of an earlier turn."""
-
-    function: SentFunction
-    id: str | None = None
-
-
-class SentMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """A message of a conversation."""
-
-    role: str
-    content: str | None = None
-    thinking: str | None = None
-    tool_calls: list[SentCall] | None = None
-    tool_name: str | None = None
-    tool_call_id: str | None = None
-    images: list[Any] | None = None
 
 
 class CalledFunction(msgspec.Struct):

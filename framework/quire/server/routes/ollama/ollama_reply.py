@@ -33,22 +33,24 @@ NANOSECONDS = 1_000_000_000
 NOTHING = CompletionPiece(index=0)
 
 DoneReason = Literal["stop", "length", "load"]
-MakeReply = Callable[[str, CompletionPiece], OllamaReply]  # from the model's name and a piece
+# From the model's name, a piece, and the number of calls in the pieces before it.
+MakeReply = Callable[[str, CompletionPiece, int], OllamaReply]
 
 
-def chat_reply(model: str, piece: CompletionPiece) -> OllamaReply:
+def chat_reply(model: str, piece: CompletionPiece, num_calls_before: int) -> OllamaReply:
     """Return a reply of /api/chat."""
     message = OllamaMessage(content=piece.text, thinking=piece.reasoning or UNSET)
     if piece.tool_calls:
         message.tool_calls = [
             OllamaCall(call.id, CalledFunction(index, call.name, _arguments(call.arguments)))
-            for index, call in enumerate(piece.tool_calls)
+            for index, call in enumerate(piece.tool_calls, num_calls_before)
         ]
     return ChatReply(model=model, created_at=_now(), message=message)
 
 
-def generate_reply(model: str, piece: CompletionPiece) -> OllamaReply:
-    """Return a reply of /api/generate."""
+def generate_reply(model: str, piece: CompletionPiece, num_calls_before: int) -> OllamaReply:
+    """Return a reply of /api/generate, which has no calls."""
+    del num_calls_before
     return GenerateReply(
         model=model, created_at=_now(), response=piece.text, thinking=piece.reasoning or UNSET
     )
@@ -56,7 +58,7 @@ def generate_reply(model: str, piece: CompletionPiece) -> OllamaReply:
 
 def load_reply(make: MakeReply, model: str) -> OllamaReply:
     """Return the reply to a request without a prompt, which only asks that the model is loaded."""
-    reply = make(model, NOTHING)
+    reply = make(model, NOTHING, 0)
     reply.done, reply.done_reason = True, "load"
     return reply
 
@@ -87,22 +89,23 @@ class OllamaRun:
     async def events(self) -> AsyncGenerator[bytes]:
         """Generate; yield the lines of a stream."""
         pieces = CompletionPieces.of(self.turn)
-        end: str | None = None
+        num_calls, end = 0, None
         async with aclosing(self.generation.deltas()) as deltas:
             async for _, delta in deltas:
                 piece = pieces.read(delta)
                 end = piece.finish_reason or end
-                reply = self._reply(piece)
+                reply = self._reply(piece, num_calls)
+                num_calls += len(piece.tool_calls)
                 if piece.text or self._thinking(piece) or piece.tool_calls or reply.logprobs:
                     yield json_of(reply)
-        yield json_of(self._ended(self.make(self.model, NOTHING), end))
+        yield json_of(self._ended(self.make(self.model, NOTHING, num_calls), end))
 
     def _thinking(self, piece: CompletionPiece) -> str:
         return piece.reasoning if self.shows_thinking else ""
 
-    def _reply(self, piece: CompletionPiece) -> OllamaReply:
+    def _reply(self, piece: CompletionPiece, num_calls_before: int = 0) -> OllamaReply:
         shown = msgspec.structs.replace(piece, reasoning=self._thinking(piece))
-        reply = self.make(self.model, shown)
+        reply = self.make(self.model, shown, num_calls_before)
         reply.logprobs = self._logprobs(piece)
         return reply
 

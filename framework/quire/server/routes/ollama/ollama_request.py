@@ -1,20 +1,17 @@
 """Translation of Ollama's requests to a chat body: options, messages, format and thinking."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from quire.errors import InvalidRequestError
 from quire.frontend.async_frontend import AsyncFrontend
-from quire.frontend.unknown_fields import UnknownFields
 from quire.server.routes.ollama.ollama_protocol import (
     OllamaBody,
     Options,
     SentCall,
-    SentFunction,
     SentMessage,
 )
-from quire.server.wire.bodies import convert
 from quire.server.wire.protocol import ChatBody
 
 EFFORTS = ("low", "medium", "high")
@@ -113,15 +110,13 @@ def served_name(frontend: AsyncFrontend, name: str | None) -> str | None:
     return next((spelt for spelt in spellings if spelt in served), name)
 
 
-def translated_messages(
-    messages: Sequence[Mapping[str, Any]], unknown: UnknownFields
-) -> list[dict[str, Any]]:
+def translated_messages(messages: Sequence[SentMessage]) -> list[dict[str, Any]]:
     """Return messages in OpenAI's format.
 
     Raises:
-        InvalidRequestError: A message has a wrong field, or images.
+        InvalidRequestError: A message has images.
     """
-    return [_translated(dict(each), f"messages[{i}]", unknown) for i, each in enumerate(messages)]
+    return [_translated(each, f"messages[{i}]") for i, each in enumerate(messages)]
 
 
 @contextmanager
@@ -210,12 +205,7 @@ def _thinking(
     return {"enable_thinking": True}, think if isinstance(think, str) else None
 
 
-def _translated(raw: dict[str, Any], where: str, unknown: UnknownFields) -> dict[str, Any]:
-    for call_index, call in enumerate(raw.get("tool_calls") or ()):
-        _check_call(call, f"{where}.tool_calls[{call_index}]", unknown)
-    unknown.check(_set(raw), SentMessage.__struct_fields__, where)
-    known = {name: raw[name] for name in raw if name in SentMessage.__struct_fields__}
-    message = convert(known, SentMessage, where)
+def _translated(message: SentMessage, where: str) -> dict[str, Any]:
     if message.images:
         raise InvalidRequestError(
             f"{where}.images is not supported; this server reads text only", param=f"{where}.images"
@@ -226,27 +216,11 @@ def _translated(raw: dict[str, Any], where: str, unknown: UnknownFields) -> dict
         "reasoning_content": message.thinking,
         "name": message.tool_name,
         "tool_call_id": message.tool_call_id,
+        "tool_calls": [_translated_call(call) for call in message.tool_calls or ()] or None,
     }
-    calls = [_translated_call(call) for call in message.tool_calls or ()]
-    return {name: value for name, value in made.items() if value is not None} | (
-        {"tool_calls": calls} if calls else {}
-    )
-
-
-def _check_call(call: object, where: str, unknown: UnknownFields) -> None:
-    """Check the fields of a call, whose types are checked with those of the message."""
-    if not isinstance(call, dict):
-        return
-    unknown.check(_set(call), (*SentCall.__struct_fields__, "type"), where)
-    call.pop("type", None)
-    if isinstance(function := call.get("function"), dict):
-        unknown.check(_set(function), SentFunction.__struct_fields__, f"{where}.function")
+    return {name: value for name, value in made.items() if value is not None}
 
 
 def _translated_call(call: SentCall) -> dict[str, Any]:
     function = {"name": call.function.name, "arguments": call.function.arguments}
     return {"type": "function", "function": function} | ({"id": call.id} if call.id else {})
-
-
-def _set(given: Mapping[str, Any]) -> list[str]:
-    return [name for name, value in given.items() if value is not None]

@@ -71,7 +71,7 @@ class OllamaRoutes:
         typed = body.typed
         if not typed.messages:
             return self._loaded(chat_reply, typed)
-        messages = translated_messages(typed.messages, self._turns.unknown)
+        messages = translated_messages(typed.messages)
         made = chat_body(typed, messages, self._turns.frontend, typed.tools)
         return await self._turn(body, made, sender, extra_args, chat_reply)
 

@@ -4,8 +4,9 @@ import asyncio
 import json
 
 import pytest
-from any_messages import WRONG, any_messages
+from any_messages import any_messages
 from asgi_parts import JSON, Wire, call, get, post, scope_of
+from changed_json import changed_anywhere
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scripted_core import ScriptedCore
@@ -292,30 +293,11 @@ ALL = {
 }
 
 
-def places(value, path=()):
-    """Yield the path of everything in a JSON value."""
-    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-        yield (*path, key)
-        if isinstance(inner, dict | list):
-            yield from places(inner, (*path, key))
-
-
-def changed(value, path, new):
-    """Return a JSON value with another one at a path."""
-    key, *rest = path
-    found = value.copy()
-    found[key] = changed(value[key], rest, new) if rest else new
-    return found
-
-
 @pytest.mark.parametrize("is_count", [False, True])
 @settings(
     max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(
-    st.builds(changed, st.just(ALL), st.sampled_from([*places(ALL)]), WRONG)
-    | st.builds(lambda sent: ALL | {"messages": sent}, any_messages())
-)
+@given(changed_anywhere(ALL) | st.builds(lambda sent: ALL | {"messages": sent}, any_messages()))
 def test_whatever_is_sent_is_answered_or_refused(ask, count, is_count, body):
     wire = count(**body) if is_count else ask(**body, max_tokens=2)
     if wire.status != 200:

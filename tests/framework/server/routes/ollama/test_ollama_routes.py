@@ -4,7 +4,8 @@ import json
 
 import pytest
 from asgi_parts import post
-from hypothesis import HealthCheck, given, settings
+from changed_json import changed_anywhere
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from quire.config import ServerSettings
@@ -88,6 +89,7 @@ def test_a_chat_is_a_stream_by_default(app, core):
     limit=st.integers(0, 30),
     has_tools=st.booleans(),
 )
+@example(text=CALL * 2, tokens_per_step=1, limit=0, has_tools=True)
 def test_a_stream_and_a_full_response_are_the_same(
     app, core, text, tokens_per_step, limit, has_tools
 ):
@@ -101,6 +103,14 @@ def test_a_stream_and_a_full_response_are_the_same(
         assert full.status == 500
         return
     assert joined(lines(stream)) == whole(full.json())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_are_numbered_over_the_whole_response(app, core, stream):
+    core.script.by_prompt = {"Hi": f"{CALL} and {CALL}"}
+    wire = post(app, "/api/chat", messages=HI, tools=[TOOL], stream=stream)
+    message, _ = joined(lines(wire)) if stream else whole(wire.json())
+    assert [call["index"] for call in message["calls"]] == [0, 1]
 
 
 def test_generate_renders_the_template_or_takes_the_prompt_raw(app, core, tokenizer):
@@ -140,6 +150,75 @@ def test_messages_of_earlier_turns_are_translated(app, core, tokenizer):
     wire = post(app, "/api/chat", messages=messages, tools=[TOOL], stream=False)
     assert wire.status == 200, wire.body
     assert "sunny" in prompt_of(core, tokenizer)
+
+
+CHAT = {
+    "model": "demo",
+    "format": {"type": "object"},
+    "think": False,
+    "keep_alive": "5m",
+    "logprobs": True,
+    "top_logprobs": 2,
+    "options": {"temperature": 0, "num_predict": 2, "stop": ["a"], "repeat_last_n": -1},
+    "messages": [
+        *HI,
+        {
+            "role": "assistant",
+            "content": "",
+            "thinking": "hm",
+            "tool_calls": [
+                {
+                    "type": "function",
+                    "id": "x",
+                    "function": {"index": 0, "name": "f", "arguments": {"a": 1}},
+                }
+            ],
+        },
+        {"role": "tool", "tool_name": "f", "content": "3", "images": []},
+    ],
+}
+GENERATE = {"prompt": "Hi", "system": "s", "raw": False, "options": {"num_predict": 2}}
+
+
+@pytest.mark.parametrize(("path", "body"), [("/api/chat", CHAT), ("/api/generate", GENERATE)])
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_whatever_is_sent_is_answered_or_refused(app, path, body, data):
+    wire = post(app, path, **data.draw(changed_anywhere(body)))
+    assert wire.status in (200, 400, 404)
+    assert wire.status == 200 or set(wire.json()) == {"error"}
+
+
+@pytest.mark.parametrize("calls", [5, True, 1.5, "x", {}, [5], [{"function": 5}], [{}]])
+def test_calls_of_the_wrong_type_are_refused(app, calls):
+    message = {"role": "assistant", "content": "", "tool_calls": calls}
+    wire = post(app, "/api/chat", messages=[*HI, message])
+    assert wire.status == 400
+    assert wire.json()["error"].startswith("messages[1].tool_calls")
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"x": 1}, "messages[1].x"),
+        ({"tool_calls": [{"x": 1, "function": {"name": "f"}}]}, "messages[1].tool_calls[0].x"),
+        (
+            {"tool_calls": [{"function": {"name": "f", "x": 1}}]},
+            "messages[1].tool_calls[0].function.x",
+        ),
+    ],
+)
+def test_a_field_of_a_message_that_does_not_exist_is_refused_unless_this_is_lenient(
+    frontend, fields, path
+):
+    messages = [*HI, {"role": "assistant", "content": ""} | fields]
+    for is_lenient, status in ((True, 200), (False, 400)):
+        app = create_app(frontend, ServerSettings(lenient_fields=is_lenient), list)
+        wire = post(app, "/api/chat", messages=messages, stream=False)
+        assert wire.status == status
+    assert repr(path) in wire.json()["error"]
 
 
 @pytest.mark.parametrize(
