@@ -128,6 +128,13 @@ def test_a_result_is_a_text_that_says_whether_the_tool_failed(fields, content):
     assert converted(CALLED, user([result(**fields)]))[1]["content"] == content
 
 
+def test_each_of_parallel_calls_may_have_its_result():
+    calls = [CALL | {"id": f"toolu_{i}"} for i in range(3)]
+    results = [result(content=str(i)) | {"tool_use_id": f"toolu_{i}"} for i in range(3)]
+    found = converted(user("x"), assistant(calls), user(results[:2]), user(results[2:]))
+    assert [each["tool_call_id"] for each in found[2:]] == ["toolu_0", "toolu_1", "toolu_2"]
+
+
 @pytest.mark.parametrize("before", [[], [assistant("f")], [assistant([CALL | {"id": "toolu_2"}])]])
 def test_a_result_of_a_call_that_there_is_not_is_refused(before):
     fault = fault_of(user("x"), *before, user([*text("y"), result(content="r")]), CALLED)
