@@ -72,7 +72,7 @@ class _Turn:
 
     def message(self) -> ChatMessage:
         """Return the message of a chat."""
-        message = {"role": self.role, "content": _joined(self.texts)}
+        message: ChatMessage = {"role": self.role, "content": _joined(self.texts)}
         if any(self.thoughts):
             message["reasoning_content"] = _joined(self.thoughts)
         if self.calls:
