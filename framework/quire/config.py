@@ -633,7 +633,11 @@ class ServerSettings:
         "Names of the metrics at /metrics: quire, vllm (its core metrics), or both.",
         choices=METRICS_NAMES,
     )
-    open_metrics: bool = option(False, "Serve /metrics without an API key.")
+    open_metrics: bool = option(
+        False,
+        "Serve /metrics without an API key: on the port of health_port if there is one, else on "
+        "the main port.",
+    )
     ui: bool = option(
         True,
         "Serve the pages /ui and /docs for a browser. They have no data of the server and need no "

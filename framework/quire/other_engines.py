@@ -18,7 +18,7 @@ OTHER_NAMES: dict[str, str] = {
     "allowed_origins": f"no page of another origin is let in; {_PROXY}",
     "cudagraph_capture_sizes": "use --max-cuda-graph-size",
     "disable_custom_all_reduce": "use --no-symmetric-memory",
-    "disable_fastapi_docs": "the description needs a key if the server has one: --api-key-file",
+    "disable_fastapi_docs": "use --no-ui, and --api-key-file to ask for a key for the description",
     "disable_log_stats": "use --log-level warning",
     "disable_uvicorn_access_log": "there is no access log without --access-log",
     "distributed_executor_backend": "use --executor",
@@ -75,7 +75,7 @@ NO_COUNTERPART: dict[str, str] = {
     "enable_prompt_embeds": "send prompts as text or token ids",
     "enable_prompt_tokens_details": "they are in every answer; leave it out",
     "enable_request_id_headers": "every answer has x-request-id; leave it out",
-    "enable_server_load_tracking": "/metrics has the load; leave it out",
+    "enable_server_load_tracking": "/load has the load without a flag; leave it out",
     "enable_sleep_mode": "end the server, and start it again",
     "fully_sharded_loras": "leave it out",
     "generation_config": "requests have the sampling parameters that they send, else OpenAI's; of "

@@ -39,6 +39,11 @@ def add_arguments(parser: CommandParser) -> None:
     existing.add_argument(
         "--overwrite", action="store_true", help="replace the file of results, whatever it has"
     )
+    existing.add_argument(
+        "--retry-failed",
+        action="store_true",
+        help="go on, and compute again the requests with the status 408, 429 or 5xx",
+    )
     parser.add_argument(
         "--max-concurrency",
         type=number(int, 1),
@@ -71,14 +76,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _existing(arguments: argparse.Namespace) -> Existing:
-    if arguments.resume and arguments.output_file == STANDARD:
+    chosen = {
+        "--resume": (arguments.resume, Existing.RESUME),
+        "--retry-failed": (arguments.retry_failed, Existing.RETRY),
+        "--overwrite": (arguments.overwrite, Existing.OVERWRITE),
+    }
+    flag, existing = next(
+        ((flag, kind) for flag, (is_set, kind) in chosen.items() if is_set),
+        ("", Existing.CONTINUE),
+    )
+    if arguments.output_file == STANDARD and existing in (Existing.RESUME, Existing.RETRY):
         raise UsageError(
-            "--resume needs a file: what standard output got cannot be read",
+            f"{flag} needs a file: what standard output got cannot be read",
             hint="see `quire run-batch --help`",
         )
-    if arguments.overwrite:
-        return Existing.OVERWRITE
-    return Existing.RESUME if arguments.resume else Existing.CONTINUE
+    return existing
 
 
 def _compute(
@@ -91,6 +103,7 @@ def _compute(
     """Compute what is left, with an engine if anything is; return the exit status."""
     stream = None if arguments.quiet else sys.stderr
     if results.num_done == checked.num_requests:
+        results.renew()
         BatchProgress(results, checked.num_requests, stream).end()
         return _status(results)
     from quire.cli.batch.batch_engine import compute_batch  # loads the engine

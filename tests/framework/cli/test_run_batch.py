@@ -47,11 +47,12 @@ def test_every_kind_of_request_gets_the_response_of_the_server(files):
         + line("model", "/v1/completions", prompt="x").replace('"demo"', '"dmeo"')
         + line("response", "/v1/responses", input="What is quire?", max_output_tokens=4)
         + line("message", "/v1/messages", messages=QUESTION, max_tokens=4)
+        + line("ollama", "/api/chat", messages=QUESTION)
         + "nonsense\n"
     )
     done = run_batch("-i", source, "-o", target)
     assert done.returncode == 3, done.stderr
-    assert "quire: 7 of 7 requests are done: 4 succeeded, 3 failed; " in done.stderr
+    assert "quire: 8 of 8 requests are done: 4 succeeded, 4 failed; " in done.stderr
     assert done.stdout == ""
     results = {result["custom_id"]: result for result in read(target)}
     message = results["chat"]["response"]["body"]["choices"][0]["message"]
@@ -66,10 +67,15 @@ def test_every_kind_of_request_gets_the_response_of_the_server(files):
     assert results["typo"]["error"]["code"] == "unknown_parameter"
     assert results["model"]["response"]["status_code"] == 404
     assert results[None]["response"] is None
+    assert results["ollama"]["error"] == {
+        "code": "invalid_line",
+        "message": "line 7: url must be one of /v1/chat/completions, /v1/completions, "
+        "/v1/messages, /v1/responses, got '/api/chat'",
+    }
 
     again = run_batch("-i", source, "-o", target, "--resume")
     assert again.returncode == 3
-    assert "4 succeeded, 3 failed; 7 of them before this run" in again.stderr
+    assert "4 succeeded, 4 failed; 8 of them before this run" in again.stderr
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -104,6 +110,62 @@ def test_a_run_that_is_ended_goes_on_with_the_same_command(files, signum):
     assert sorted(result["custom_id"] for result in read(target)) == sorted(
         f"r{n}" for n in range(60)
     )
+
+
+def test_failed_requests_are_computed_again_by_a_run_that_is_killed_and_goes_on(files):
+    source, target = files
+    source.write_text("".join(chat(f"r{n}", min_tokens=60, max_tokens=60) for n in range(40)))
+    first = run_batch("-i", source, "-o", target)
+    assert first.returncode == 0, first.stderr
+    written = [json.loads(each) for each in target.read_text().splitlines()]
+    for each in written[:30]:
+        each["response"]["status_code"] = 503
+        each["error"] = {"code": "overloaded", "message": "full"}
+    target.write_text("".join(json.dumps(each, separators=(",", ":")) + "\n" for each in written))
+    kept = target.read_text().splitlines()[30:]
+
+    plain = run_batch("-i", source, "-o", target)
+    assert (plain.returncode, "10 succeeded, 30 failed" in plain.stderr) == (3, True)
+    argv = ["-i", source, "-o", target, "--retry-failed", "--max-concurrency", "2"]
+    process = subprocess.Popen([*COMMAND, *map(str, argv)], stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 120
+        while len(target.read_bytes().splitlines()) >= 40 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.kill()
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert target.read_text().splitlines()[:10] == kept
+    done = run_batch(*argv)
+    assert done.returncode == 0, done.stderr
+    assert "40 of 40 requests are done: 40 succeeded, 0 failed" in done.stderr
+    assert target.read_text().splitlines()[:10] == kept
+    assert sorted(each["custom_id"] for each in read(target)) == sorted(f"r{n}" for n in range(40))
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [("out.jsonl", "run it again without --overwrite to go on"), ("-", "")],
+)
+def test_a_run_that_is_ended_advises_nothing_that_loses_its_results(files, output, said):
+    source, target = files
+    source.write_text("".join(chat(f"r{n}", min_tokens=60, max_tokens=60) for n in range(200)))
+    argv = [*COMMAND, "-i", str(source), "-o", "-" if output == "-" else str(target)]
+    argv += ["--max-concurrency", "2"] + (["--overwrite"] if said else [])
+    with (target if not said else files[0].with_name("shown")).open("wb") as shown:
+        process = subprocess.Popen(argv, stdout=shown, stderr=subprocess.PIPE, text=True)
+        try:
+            deadline = time.monotonic() + 120
+            while not (target.exists() and target.stat().st_size) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            process.terminate()
+            _, log = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 143, log
+    assert (" to go on" in log) == bool(said)
+    assert said in log
 
 
 def test_requests_come_from_standard_input_and_results_go_to_standard_output():
@@ -154,7 +216,9 @@ def test_an_overwritten_file_is_kept_if_the_model_cannot_be_loaded(files, capsys
     [
         ([], "needs -i/--input-file, -o/--output-file"),
         (["-i", "x", "-o", "-", "--resume"], "--resume needs a file"),
+        (["-i", "x", "-o", "-", "--retry-failed"], "--retry-failed needs a file"),
         (["-i", "x", "-o", "y", "--resume", "--overwrite"], "cannot be used with"),
+        (["-i", "https://x/in.jsonl", "-o", "y"], "https://x/in.jsonl is a URL"),
         (["-i", "x", "-o", "y", "--max-concurrency", "0"], "must be at least 1"),
         (["-i", "x", "-o", "y", "--port", "1"], "it is an option of `quire serve`"),
     ],
@@ -166,5 +230,12 @@ def test_wrong_usage_is_reported(argv, said, capsys):
 def test_a_file_without_requests_is_done_at_once(files, capsys):
     source, target = files
     source.write_text("\n\n")
-    assert main(["run-batch", "nosuchmodel", "-i", str(source), "-o", str(target)]) == 0
+    argv = ["run-batch", "nosuchmodel", "-i", str(source), "-o", str(target)]
+    assert main(argv) == 0
     assert "0 of 0 requests are done" in capsys.readouterr().err
+    target.write_text("my thesis\n")
+    assert "is no result of this batch" in refused(capsys, "-i", source, "-o", target)[0]
+    assert main([*argv, "--overwrite"]) == 0
+    assert target.read_bytes() == b""
+    assert main(["run-batch", "m", "-i", str(source), "-o", str(source), "--overwrite"]) == 1
+    assert source.read_text() == "\n\n"

@@ -89,18 +89,20 @@ def test_a_port_that_cannot_be_is_refused(port, message):
 @pytest.mark.parametrize(("is_open", "status"), [(True, 200), (False, 404)])
 def test_it_has_the_metrics_only_if_they_need_no_key(tokenizer, is_open, status):
     frontend = make_frontend(tokenizer, ScriptedCore(Texts(tokenizer)))
-    settings = ServerSettings(port=0, api_key=("sesame",), open_metrics=is_open)
     urls, health = [], socket.socket()
-    server = HTTPServer(frontend, settings, list, urls.append)
     health.bind(("127.0.0.1", 0))
-    url = f"http://127.0.0.1:{health.getsockname()[1]}"
+    port = health.getsockname()[1]
+    settings = ServerSettings(port=0, api_key=("sesame",), open_metrics=is_open, health_port=port)
+    server = HTTPServer(frontend, settings, list, urls.append)
+    url = f"http://127.0.0.1:{port}"
     thread = threading.Thread(target=server.run, args=([bound_socket(settings)], health))
     thread.start()
     try:
         eventually(lambda: urls)
         response = httpx.get(f"{url}/metrics")
+        main = httpx.get(f"{urls[0]}/metrics")
     finally:
         server.stop()
         thread.join(10)
-    assert response.status_code == status
+    assert (response.status_code, main.status_code) == (status, 401)
     assert ("quire_engine_state" in response.text) == is_open

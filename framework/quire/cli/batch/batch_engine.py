@@ -22,10 +22,13 @@ from quire.plugins.report import plugins_report
 from quire.process.garbage import settle
 from quire.server.app import QUEUED_BODIES, create_unguarded_app
 from quire.server.http.lifecycle import Lifecycle, wait_to_drain
+from quire.server.routes.ollama.operations import OLLAMA_BODIES
 from quire.server.stats_log import log_stats
 from quire.server.stop_signals import signals_handled
 
 STOP_TIMEOUT_S = 1.0  # for the last step, when all requests are over
+# Routes of Ollama's API stream unless told otherwise, and their errors have no code.
+URLS = tuple(path for path in QUEUED_BODIES if path not in OLLAMA_BODIES)
 BY_SEQS = 2  # requests in flight by those that the engine runs, so that it never waits for one
 
 logger = logging.getLogger(__name__)
@@ -80,7 +83,7 @@ async def _compute(
     )
     run = BatchRun(
         app,
-        QUEUED_BODIES,
+        URLS,
         requests,
         results,
         max_concurrency=max_concurrency or concurrency_of(engine.settings),
@@ -103,7 +106,7 @@ async def _compute(
     finally:
         for task in tasks:
             task.cancel()
-        progress.end(_note(results.num_done < checked.num_requests))
+        progress.end(_note(results) if results.num_done < checked.num_requests else "")
         await frontend.shutdown(0.0, STOP_TIMEOUT_S)
     return None if results.num_done == checked.num_requests else ended_by
 
@@ -146,5 +149,5 @@ async def _ended(task: asyncio.Task[None]) -> None:
     await asyncio.wait([task])
 
 
-def _note(is_incomplete: bool) -> str:
-    return "; run the same command again to go on" if is_incomplete else ""
+def _note(results: BatchOutput) -> str:
+    return f"; {results.how_to_go_on}" if results.how_to_go_on else ""

@@ -76,6 +76,7 @@ class BatchInput:
         """
         if path == STANDARD:
             return cls(_copied(sys.stdin.buffer), "standard input", max_line_bytes)
+        check_no_url(path)
         try:
             file = open(path, "rb")  # noqa: SIM115 - open to the end
         except OSError as error:
@@ -157,3 +158,16 @@ def _copied(source: BinaryIO) -> BinaryIO:
     copy = tempfile.TemporaryFile()  # noqa: SIM115 - open to the end
     shutil.copyfileobj(source, copy, PIECE_BYTES)
     return copy
+
+
+def check_no_url(path: str) -> None:
+    """Check that a name is that of a file.
+
+    Raises:
+        BatchFileError: It is a URL.
+    """
+    if path.lower().startswith(("http://", "https://")):
+        raise BatchFileError(
+            f"{path} is a URL, and `quire run-batch` reads and writes files: load the requests "
+            "with `curl URL | quire run-batch -i - ...`, and send the file of results at the end"
+        )

@@ -10,6 +10,8 @@ from quire.plugins.registry import did_you_mean
 
 INVALID_LINE = "invalid_line"  # code of a line that is no request
 NO_JSON = "not_json"  # code of a response that cannot stand in a line
+PASSING = frozenset({408, 429})  # statuses of errors that may pass, beside those of the server
+SERVER_ERROR = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,11 @@ def fault_of(body: bytes, status: int) -> BatchFault:
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return BatchFault(None, f"the response has the status {status}")
     return BatchFault(detail.code or detail.type, detail.message)
+
+
+def may_pass(status: int) -> bool:
+    """Return whether a request with the status of an error may succeed if it is sent again."""
+    return status in PASSING or status >= SERVER_ERROR
 
 
 def _mode_of(body: bytes) -> _Mode:

@@ -4,6 +4,9 @@ The id of a result is made of the batch's, which is a digest of the requests and
 the number of the request's line. So the file itself says which requests are done, and whether it
 belongs to a batch. A line is written at once; if the process is killed in between, the piece at the
 end is cut off when the batch goes on.
+
+Results that are computed again stay until the first new one is there. Then those that are kept are
+copied to a file that takes the place of the old one, so that there is a whole file at any moment.
 """
 
 import fcntl
@@ -11,20 +14,23 @@ import logging
 import os
 import stat
 import sys
+from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO, Self
 
-import msgspec
-
-from quire.cli.batch.batch_input import STANDARD, CheckedInput
+from quire.cli.batch.batch_input import STANDARD, CheckedInput, check_no_url
 from quire.cli.batch.batch_lines import BatchResult
+from quire.cli.batch.written_results import LineSet, WrittenResults, beside
 from quire.errors import BatchFileError
 
 logger = logging.getLogger(__name__)
 
 NEW_MODE = 0o666  # less the umask
+SAME = "run the same command again to go on"
+OVERWRITTEN = "run it again without --overwrite to go on"
 
 
 class Existing(Enum):
@@ -33,37 +39,7 @@ class Existing(Enum):
     CONTINUE = "continue if it is of the same batch, else refuse"
     RESUME = "the same, and refuse a file that is not there"
     OVERWRITE = "overwrite"
-
-
-class _Written(msgspec.Struct):
-    """What is read of a result: more than a prefix, so that a line is known to be whole."""
-
-    id: str
-    error: msgspec.Raw = msgspec.Raw(b"null")
-
-
-class LineSet:
-    """Numbers of lines, a bit each.
-
-    Args:
-        last: Largest number.
-    """
-
-    def __init__(self, last: int) -> None:
-        self._bits = bytearray(last // 8 + 1)
-        self._last = last
-        self.size = 0
-
-    def add(self, number: int) -> bool:
-        """Add a number; return whether it may be in the set, and was not."""
-        if not 0 < number <= self._last or number in self:
-            return False
-        self._bits[number // 8] |= 1 << number % 8
-        self.size += 1
-        return True
-
-    def __contains__(self, number: int) -> bool:
-        return bool(self._bits[number // 8] >> number % 8 & 1)
+    RETRY = "continue, and compute again what failed and may succeed"
 
 
 class BatchOutput:
@@ -74,7 +50,9 @@ class BatchOutput:
         batch_id: Id of the batch.
         done: Numbers of the lines whose results it has.
         num_failed: Number of these that are errors.
-        is_replaced: Whether the first result takes the place of what the file has.
+        renewed: Function that drops what new results take the place of, and returns the file to go
+            on with; called before the first new one. None: all results stay.
+        hint: How to go on after an early end; "" if that cannot be.
 
     Attributes:
         num_before: Number of results that it had.
@@ -88,10 +66,12 @@ class BatchOutput:
         done: LineSet,
         *,
         num_failed: int = 0,
-        is_replaced: bool = False,
+        renewed: Callable[[], BinaryIO] | None = None,
+        hint: str = "",
     ) -> None:
         self._file = file
-        self._is_replaced = is_replaced
+        self._renewed = renewed
+        self._hint = hint
         self._batch_id = batch_id
         self._done = done
         self.num_before = done.size
@@ -110,19 +90,28 @@ class BatchOutput:
         Raises:
             BatchFileError: It cannot be written, is in use, or has something else.
         """
-        file = _opened(path, existing)
-        done = LineSet(checked.last_number)
+        file, last = _opened(path, existing), checked.last_number
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) or path == STANDARD:
-            return cls(file, batch_id, done)
+            return cls(file, batch_id, LineSet(last))
         try:
             _lock(file, path)
             if existing is Existing.OVERWRITE:
-                return cls(file, batch_id, done, is_replaced=True)
-            num_failed = _ResultReader(file, path, batch_id, done).read()
+                renewed = partial(_emptied, file)
+                return cls(file, batch_id, LineSet(last), renewed=renewed, hint=OVERWRITTEN)
+            retries = existing is Existing.RETRY
+            found = WrittenResults(file, path, batch_id, last, retries=retries)
+            found.read()
         except BaseException:
             file.close()
             raise
-        return cls(file, batch_id, done, num_failed=num_failed)
+        return cls(
+            file,
+            batch_id,
+            found.done,
+            num_failed=found.num_failed,
+            renewed=partial(_without_errors, file, path, found) if found.again.size else None,
+            hint=SAME,
+        )
 
     @property
     def num_done(self) -> int:
@@ -141,11 +130,19 @@ class BatchOutput:
         """Return the id of a line's result."""
         return f"{self._batch_id}_{number}"
 
+    @property
+    def how_to_go_on(self) -> str:
+        """What goes on with the batch if it has ended early; "" if nothing does."""
+        return self._hint if self._renewed is None or not self._hint else SAME
+
+    def renew(self) -> None:
+        """Drop what new results take the place of, if that is still there."""
+        if self._renewed is not None:
+            self._file, self._renewed = self._renewed(), None
+
     def append(self, number: int, result: BatchResult) -> None:
         """Write the result of a line."""
-        if self._is_replaced:
-            self._file.truncate(0)
-            self._is_replaced = False
+        self.renew()
         rest = memoryview(result.line())
         while rest:
             rest = rest[self._file.write(rest) :]
@@ -176,6 +173,7 @@ def _opened(path: str, existing: Existing) -> BinaryIO:
     if path == STANDARD:
         sys.stdout.flush()
         return os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    check_no_url(path)
     if existing is Existing.RESUME and not Path(path).exists():
         raise BatchFileError(f"there is no {path} to resume; leave --resume out to begin")
     readable = os.O_RDWR if not Path(path).exists() or Path(path).is_file() else os.O_WRONLY
@@ -190,56 +188,33 @@ def _lock(file: BinaryIO, path: str) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise BatchFileError(f"{path} is being written by another process") from None
+        raise _in_use(path) from None
     except OSError as error:
         logger.warning("%s is not locked: its file system has no locks (%s)", path, error.strerror)
+    if not Path(path).exists() or not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+        raise _in_use(path)  # another process has put its file in the place of this one
 
 
-class _ResultReader:
-    """Reads the results that a file has, and cuts off a piece of one at its end."""
+def _in_use(path: str) -> BatchFileError:
+    return BatchFileError(f"{path} is being written by another process")
 
-    def __init__(self, file: BinaryIO, path: str, batch_id: str, done: LineSet) -> None:
-        self._file = file
-        self._path = path
-        self._prefix = f'{{"id":"{batch_id}_'.encode()
-        self._done = done
 
-    def read(self) -> int:
-        """Note the finished lines; return the number of errors among them.
+def _emptied(file: BinaryIO) -> BinaryIO:
+    file.truncate(0)
+    return file
 
-        Raises:
-            BatchFileError: The file has something else, and was not changed.
-        """
-        num_failed = num_lines = end = 0
-        with open(self._file.fileno(), "rb", closefd=False) as reader:
-            reader.seek(0)
-            while head := reader.read(len(self._prefix)):
-                num_lines += 1
-                if not self._prefix.startswith(head):
-                    raise self._foreign(num_lines)
-                line = head + reader.readline()
-                if not line.endswith(b"\n"):
-                    break  # the process was killed while it wrote this
-                num_failed += self._note(line, num_lines)
-                end += len(line)
-        self._file.truncate(end)
-        self._file.seek(0, os.SEEK_END)
-        return num_failed
 
-    def _note(self, line: bytes, number: int) -> bool:
-        """Note the line of a result; return whether it is an error."""
-        try:
-            written = msgspec.json.decode(line, type=_Written)
-            of_line = int(written.id.rpartition("_")[2])
-        except (msgspec.MsgspecError, ValueError):
-            raise self._foreign(number) from None
-        if not self._done.add(of_line):
-            raise self._foreign(number)
-        return bytes(written.error) != b"null"
-
-    def _foreign(self, number: int) -> BatchFileError:
-        return BatchFileError(
-            f"line {number} of {self._path} is no result of this batch, so the file was left as it "
-            "is; name another file, or replace it with --overwrite\n"
-            "  A batch goes on only with the same requests and the same model."
-        )
+def _without_errors(file: BinaryIO, path: str, results: WrittenResults) -> BinaryIO:
+    """Put a file without the results that are computed again in the place of a file."""
+    new, new_path = beside(path, file)
+    try:
+        _lock(new, str(new_path))
+        results.write_done(new)
+        os.fsync(new.fileno())
+        new_path.replace(Path(path).resolve())
+    except BaseException:
+        new.close()
+        new_path.unlink(missing_ok=True)
+        raise
+    file.close()
+    return new

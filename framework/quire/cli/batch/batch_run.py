@@ -17,6 +17,7 @@ from quire.cli.batch.batch_input import BatchInput, InputLine
 from quire.cli.batch.batch_lines import (
     INVALID_LINE,
     NO_JSON,
+    SERVER_ERROR,
     BatchFault,
     BatchRequest,
     BatchResponse,
@@ -30,7 +31,7 @@ from quire.server.asgi_call import HTTPCall, ResponseStart, respond
 
 CLIENT = "batch"  # of all requests, for fair shares
 HEADERS = [(b"content-type", b"application/json")]
-UNAVAILABLE, SERVER_ERROR, ERROR = 503, 500, 400
+UNAVAILABLE, ERROR = 503, 400
 RETRY_S = 0.5
 ALONE_TRIES = 3  # of a request that is refused although nothing else runs
 

@@ -16,7 +16,7 @@ from quire.server.wire.http_errors import unavailable
 
 OPEN_PATHS = frozenset({"/livez", "/readyz"})
 PAGE_PATHS = frozenset({"/ui", "/docs"})  # a browser that opens a page can send no key
-METRICS_PATH = "/metrics"  # needs the key unless `open_metrics`; served also while draining
+METRICS_PATH = "/metrics"  # served also while draining
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 STORED_ROOT = "/v1/responses/"  # below it requests read or end stored responses
@@ -41,7 +41,8 @@ class EntryChecks:
         self._lifecycle = lifecycle
         self._checks_host = is_loopback(settings.host)
         self._max_body_bytes = settings.max_body_bytes
-        metrics = {METRICS_PATH} if settings.open_metrics else set()
+        opens_metrics = settings.open_metrics and not settings.health_port
+        metrics = {METRICS_PATH} if opens_metrics else set()  # else they are open on that port
         self._open_paths = OPEN_PATHS | metrics | (PAGE_PATHS if settings.ui else set())
 
     def check(self, scope: Scope) -> None:

@@ -1,15 +1,15 @@
 """The file of results says what is done; what is no result of the batch is never touched."""
 
+import fcntl
 import os
 import sys
 
+import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from quire.cli.batch.batch_input import CheckedInput
-from quire.cli.batch.batch_lines import BatchFault, BatchResult
-from quire.cli.batch.batch_output import BatchOutput, Existing, LineSet, batch_id_of
+from quire.cli.batch.batch_lines import BatchFault, BatchResponse, BatchResult
+from quire.cli.batch.batch_output import BatchOutput, Existing, batch_id_of
 from quire.errors import BatchFileError
 
 CHECKED = CheckedInput("d1", 9, 9)
@@ -34,15 +34,6 @@ def written(path, *numbers, failed=()):
         output.append(number, BatchResult(id=output.id_of(number), custom_id="x", error=error))
     output.close()
     return path.read_bytes()
-
-
-@given(st.sets(st.integers(1, 70)), st.integers(-5, 90))
-def test_a_set_of_lines_has_what_was_added_once(numbers, other):
-    lines = LineSet(70)
-    assert all(lines.add(number) for number in numbers)
-    assert lines.size == len(numbers)
-    assert [n for n in range(1, 71) if n in lines] == sorted(numbers)
-    assert lines.add(other) == (1 <= other <= 70 and other not in numbers)
 
 
 def test_the_id_of_a_batch_is_that_of_its_requests_and_its_model():
@@ -112,6 +103,104 @@ def test_what_is_overwritten_stays_until_there_is_a_first_result(tmp_path):
     assert num_before(path) == 2
 
 
+def failed_results(path, **statuses):
+    """Write results, each with a status of its own."""
+    output = opened(path)
+    for name, status in statuses.items():
+        number = int(name.removeprefix("line"))
+        response = BatchResponse(status, "x", msgspec.Raw(b"{}"))
+        error = BatchFault("c", "wrong") if status >= 400 else None
+        id_ = output.id_of(number)
+        output.append(number, BatchResult(id=id_, custom_id=name, response=response, error=error))
+    output.close()
+    return path.read_bytes()
+
+
+def test_only_errors_that_may_pass_are_computed_again(tmp_path):
+    path = tmp_path / "out.jsonl"
+    failed_results(
+        path, line1=200, line2=400, line3=408, line4=429, line5=404, line6=500, line7=503
+    )
+    output = opened(path, Existing.RETRY)
+    assert [number for number in range(1, 8) if output.has(number)] == [1, 2, 5]
+    assert (output.num_before, output.num_failed) == (3, 2)
+    output.close()
+
+
+def test_errors_stay_until_there_is_a_first_result_and_then_go_at_once(tmp_path):
+    path, link = tmp_path / "out.jsonl", tmp_path / "link.jsonl"
+    content = failed_results(path, line1=200, line2=503, line3=504, line4=400)
+    path.chmod(0o640)
+    link.symlink_to(path)
+    opened(link, Existing.RETRY).close()
+    assert path.read_bytes() == content
+    output = opened(link, Existing.RETRY)
+    output.append(3, BatchResult(id=output.id_of(3), custom_id="y"))
+    with pytest.raises(BatchFileError, match="is being written by another process"):
+        opened(path)
+    output.close()
+    lines = content.splitlines(keepends=True)
+    new = path.read_bytes()
+    assert new.startswith(lines[0] + lines[3])
+    assert new.count(b"\n") == 3
+    assert link.is_symlink()
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["link.jsonl", "out.jsonl"]
+    assert num_before(path, Existing.RETRY) == 3
+
+
+def test_a_process_that_opened_the_file_before_it_was_replaced_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "out.jsonl"
+    failed_results(path, line1=503)
+    first, flock = opened(path, Existing.RETRY), fcntl.flock
+
+    def replaced_meanwhile(file, how):
+        monkeypatch.setattr(fcntl, "flock", flock)
+        first.append(1, BatchResult(id=first.id_of(1), custom_id="x"))
+        first.close()
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", replaced_meanwhile)
+    with pytest.raises(BatchFileError, match="is being written by another process"):
+        opened(path)
+    assert num_before(path) == 1
+
+
+def test_a_file_that_cannot_be_copied_stays_as_it_is(tmp_path, monkeypatch):
+    path = tmp_path / "out.jsonl"
+    content = failed_results(path, line1=200, line2=503)
+    output = opened(path, Existing.RETRY)
+
+    def full(descriptor):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        output.append(2, BatchResult(id=output.id_of(2), custom_id="x"))
+    monkeypatch.undo()
+    output.close()
+    assert path.read_bytes() == content
+    assert [each.name for each in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+def test_it_says_how_to_go_on(tmp_path):
+    path = tmp_path / "out.jsonl"
+    for existing, after in (
+        (Existing.CONTINUE, "run the same command again to go on"),
+        (Existing.RETRY, "run the same command again to go on"),
+        (Existing.OVERWRITE, "run it again without --overwrite to go on"),
+    ):
+        path.write_bytes(b"")
+        output = opened(path, existing)
+        assert output.how_to_go_on == "run the same command again to go on"
+        output.append(1, BatchResult(id=output.id_of(1), custom_id="x"))
+        assert output.how_to_go_on == after
+        output.close()
+    device = opened(os.devnull, Existing.OVERWRITE)
+    assert device.how_to_go_on == ""
+    device.close()
+
+
 def test_what_shall_be_resumed_must_be_there(tmp_path):
     path = tmp_path / "out.jsonl"
     with pytest.raises(BatchFileError, match="to resume; leave --resume out to begin"):
@@ -133,6 +222,8 @@ def test_a_file_is_written_by_one_process_at_a_time(tmp_path):
 def test_a_folder_cannot_be_written(tmp_path):
     with pytest.raises(BatchFileError, match="cannot be written: Is a directory"):
         opened(tmp_path)
+    with pytest.raises(BatchFileError, match="https://x/y is a URL"):
+        opened("https://x/y")
     with pytest.raises(BatchFileError, match="cannot be written: No such file"):
         opened(tmp_path / "none" / "out.jsonl")
 

@@ -55,6 +55,32 @@ def test_a_run_that_was_killed_at_any_byte_goes_on_and_computes_nothing_twice(ki
             check(result, kinds)
 
 
+@given(st.lists(st.sampled_from([200, 400, 429, 503]), max_size=8), st.integers(1, 3), st.data())
+@settings(deadline=None)
+def test_a_retry_that_was_killed_at_any_byte_goes_on_and_keeps_what_stays(statuses, most, data):
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder, "in.jsonl"), Path(folder, "out.jsonl")
+        lines = [line_of(f"r{n}", n=n, status=status) for n, status in enumerate(statuses)]
+        source.write_bytes(b"".join(lines))
+        before = run_to_end(EchoApp(), source, target)
+        stays = [each["response"]["status_code"] in (200, 400) for each in before]
+        written = target.read_bytes().splitlines(keepends=True)
+        kept = b"".join(line for line, is_kept in zip(written, stays, strict=True) if is_kept)
+
+        app = EchoApp(passed={429, 503})
+        run_to_end(app, source, target, Existing.RETRY, max_concurrency=most)
+        again = [n for n, status in enumerate(statuses) if status in (429, 503)]
+        assert sorted(body["n"] for body in app.bodies) == again
+        whole = target.read_bytes()
+        assert whole.startswith(kept)
+        cut = data.draw(st.integers(len(kept), len(whole)), label="bytes that were written")
+        target.write_bytes(whole[:cut])
+        results = run_to_end(app, source, target, max_concurrency=most)
+        assert target.read_bytes().startswith(kept)
+        found = sorted((each["custom_id"], each["response"]["status_code"]) for each in results)
+        assert found == [(f"r{n}", 400 if s == 400 else 200) for n, s in enumerate(statuses)]
+
+
 def check(result, kinds):
     """Check that a result is that of its line."""
     number = int(result["id"].rpartition("_")[2])

@@ -250,6 +250,13 @@ def test_metrics_need_the_key_unless_they_are_open():
     assert ask(guard(api_key=(KEY,), open_metrics=True), path="/metricsx").status == 401
 
 
+def test_with_a_health_port_open_metrics_are_open_there_only():
+    app = guard(api_key=(KEY,), open_metrics=True, health_port=8001)
+    assert ask(app, path="/metrics").status == 401
+    authorized = {"authorization": f"Bearer {KEY}"}
+    assert ask(app, path="/metrics", headers=authorized).status == 200
+
+
 def test_metrics_are_served_while_the_server_drains():
     lifecycle = Lifecycle()
     lifecycle.drain()

@@ -180,6 +180,25 @@ def test_a_full_queue_says_when_to_try_again(scripted, tab):
     assert tab.js("document.querySelectorAll('.message').length") == 2
 
 
+def test_results_of_tools_are_still_there_when_they_are_sent_again(scripted, tab):
+    scripted.texts.by_prompt = {
+        "weather": '[[get_weather {"city": "Paris"}]]',
+        "sunny, 21 degrees": "It is sunny.",
+    }
+    tab.click("#example-tool")
+    ask(tab, "The weather?")
+    tab.fill(".call textarea", "sunny, 21 degrees")
+    scripted.core.max_num_seqs, scripted.core.max_queued = 0, 0
+    tab.click(".results button")
+    button = "document.querySelector('#chat-notice button')"
+    tab.wait(f"{button} && {button}.textContent.includes('Try again in')")
+    scripted.core.max_num_seqs, scripted.core.max_queued = 1000, 1000
+    tab.wait(f"!{button}.disabled")
+    tab.js(f"{button}.click()")
+    tab.wait(f"{IS_DONE} && document.querySelectorAll('.message.assistant').length === 2")
+    assert text_of(tab) == "It is sunny."
+
+
 def test_a_server_with_a_key_asks_for_it(serve, tab):
     locked = serve(api_key=("sesame",))
     tab.open(f"{locked.url}/ui")

@@ -118,23 +118,24 @@ class Chat {
     } catch (error) {
       turn.hasFailed = true;
       if (error.name === "AbortError") turn.completion.finishReason = "stopped";
-      else await this.#explain(error);
+      else await this.#explain(error, turn);
     }
   }
 
-  async #explain(error) {
+  async #explain(error, turn) {
     if (!(error instanceof ServerError)) throw error;
     if (error.status === 401 && await askForKey(keys.get() ? "The server does not accept this key." : "This server needs a key.")) {
       await refresh();
-      setTimeout(() => this.#retry());
+      setTimeout(() => this.#retry(turn));
       return;
     }
-    this.#notice(retryNotice(error, () => this.#retry()));
+    this.#notice(retryNotice(error, () => this.#retry(turn)));
   }
 
-  #retry() {
+  /** Generate again in place of a turn that has failed, if it is still there. */
+  #retry(failed) {
     if (this.isStreaming) return;
-    if (this.turns.at(-1)?.role === "assistant") this.turns.pop();
+    if (this.turns.at(-1) === failed) this.turns.pop();
     if (this.turns.length) this.#generate();
   }
 
