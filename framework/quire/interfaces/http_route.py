@@ -68,11 +68,18 @@ class RouteRefusedError(RequestError):
         status: HTTP status, from 400 to 499.
         code: Stable name of the failure.
         param: Field of the body at fault.
+
+    Raises:
+        PluginError: The status is another one.
     """
 
     def __init__(
         self, message: str, *, status: int = 400, code: str = "refused", param: str | None = None
     ) -> None:
+        if not isinstance(status, int) or not 400 <= status <= 499:
+            raise PluginError(
+                f"the status of a RouteRefusedError is a number from 400 to 499, got {status!r}"
+            )
         super().__init__(message, param=param)
         self.status = status
         self.name = code
@@ -113,8 +120,9 @@ class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):
 class RouteCompletion(Protocol):
     """Completions that a route has asked for; either iterate over the pieces or take them whole.
 
-    Leaving the iteration early, or the end of the request, aborts what still runs. Both ways raise
-    a `RequestError` if the request is invalid or fails; let it pass, and the client gets it.
+    Any task may read them. Leaving the iteration early, or the end of the request, aborts what
+    still runs. Both ways raise a `RequestError` if the request is invalid, is refused by a limit of
+    the key, or fails; let it pass, and the client gets it.
     """
 
     def __aiter__(self) -> AsyncIterator[CompletionPiece]:
@@ -186,7 +194,8 @@ class RouteRequest(Protocol):
     ) -> RouteCompletion:
         """Return completions of a prompt, to be generated when they are read.
 
-        The limits of the client's key apply, and its usage counts the tokens.
+        The limits of the client's key apply, and its usage counts the tokens. Each call counts as a
+        request of the key; the first one is the request itself.
 
         Args:
             prompt: Text, token ids, or a dict with `prompt` or `prompt_token_ids`.
@@ -194,6 +203,9 @@ class RouteRequest(Protocol):
             model: Name of the model or of an adapter; None for the model.
             priority: Priority, smaller first, if the scheduling policy reads it.
             timeout_s: Seconds that generating may take, from the request's arrival on.
+
+        Raises:
+            PluginError: The request is over, or the route has not declared that it generates.
         """
 
     def chat(

@@ -81,17 +81,21 @@ class Account:
         """
         return RunningRequest(self)
 
-    def begin(self) -> None:
+    def begin(self, *, has_place: bool = False) -> None:
         """Count a request that begins.
+
+        Args:
+            has_place: Whether it runs in the place of another one, which is counted as running.
 
         Raises:
             HTTPError: A limit refuses it.
         """
         ledger = self._ledger
         with ledger.lock():
-            self._take_request()
+            self._take_request(has_place=has_place)
             ledger.add(KeyUsage(num_requests=1))
-            ledger.run(1)
+            if not has_place:
+                ledger.run(1)
 
     def end(self) -> None:
         """Count a request that has begun as over."""
@@ -193,9 +197,9 @@ class Account:
                     found.append((f"x-ratelimit-{name}-{kind}".encode(), value.encode()))
         return found
 
-    def _take_request(self) -> None:
+    def _take_request(self, *, has_place: bool) -> None:
         most = self.limits.max_concurrent
-        if most is not None and self.num_running >= most:
+        if not has_place and most is not None and self.num_running >= most:
             raise self._refusal("requests at the same time", most, BUSY_RETRY_S)
         if self.requests is not None:
             wait_s = self.requests.take(1, self._clock())

@@ -192,6 +192,8 @@ class Generation:
         self._num_prompt_tokens = 0
         self._num_completion_tokens = 0
         self._num_cached_tokens = [0] * len(prompts)
+        self._is_aborted = False
+        self._is_settled = False
 
     @property
     def num_choices(self) -> int:
@@ -272,16 +274,26 @@ class Generation:
         prompt, child = divmod(choice, self.n)
         return self._streams[prompt].completions.prompt_logprobs if child == 0 else None
 
+    async def abort(self) -> None:
+        """Abort what still runs, whichever task reads it; the reader gets an error.
+
+        May be called at any time, also twice.
+        """
+        self._is_aborted = True
+        await self._end()
+
     async def _begin(self, *, is_whole: bool = False) -> None:
         """Submit the prompts."""
         limit = self.frontend.time_limit(self._sender.arrival_s, self._body.timeout_s)
         async with limit.hold():
             self.encoded = await self._encode()
+        self._check_not_aborted()
         self._tokens = self._reserve_tokens()
         self._reserve_logprobs()
         for encoded in self.encoded:
             stream = await self._submit(encoded, is_whole=is_whole)
             self._streams.append(stream)
+            self._check_not_aborted()
             self._num_prompt_tokens += len(stream.prompt_token_ids)
             self._tokens.use(len(stream.prompt_token_ids))
             if len(self.encoded) > 1:
@@ -305,8 +317,13 @@ class Generation:
             await stream.aclose()
         self._settle()
 
+    def _check_not_aborted(self) -> None:
+        if self._is_aborted:
+            raise RequestFailedError("the request is over, and its completions were aborted")
+
     def _check_end(self) -> None:
         if self._num_running:
+            self._check_not_aborted()
             raise RequestFailedError("the engine ended the request before it was finished")
 
     async def _submit(self, prompt: EncodedPrompt, *, is_whole: bool) -> DeltaStream:
@@ -381,6 +398,9 @@ class Generation:
 
     def _settle(self) -> None:
         """Count the request's tokens in the usage of its key, and give back what it left."""
+        if self._is_settled:
+            return
+        self._is_settled = True
         if self._tokens is not None:
             self._count_tokens(self._num_unread)
             self._tokens.close()

@@ -1,6 +1,7 @@
 """One request to a plugin's route: the `RouteRequest` that the plugin gets."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,8 @@ from quire.server.http.json_response import json_of
 from quire.server.observe.observed_exchange import GENERATION
 from quire.server.routes.chat.chat_turn import ChatTurns
 from quire.server.routes.generation import Generation
-from quire.server.routes.plugins.hosted_completion import HostedCompletion, Prepared
+from quire.server.routes.plugins.completion_limits import CompletionLimits
+from quire.server.routes.plugins.hosted_completion import OVER, HostedCompletion, Prepared
 from quire.server.routes.plugins.observed_generations import ObservedGenerations
 from quire.server.routes.tokenize import check_token_ids
 from quire.server.wire.bodies import Body
@@ -61,6 +63,8 @@ class RouteCall:
         self._generates = generates
         self._completions: list[HostedCompletion] = []
         self._observed: ObservedGenerations | None = None
+        self._limits = CompletionLimits(self._sender.account)
+        self._is_over = False
 
     @property
     def query(self) -> Mapping[str, str]:
@@ -150,9 +154,11 @@ class RouteCall:
         return self._completion(partial(self._of_chat, chosen, body))
 
     async def aclose(self) -> None:
-        """Abort what still runs, and release what it holds."""
-        for completion in self._completions:
-            await completion.aclose()
+        """Abort what still runs, and release what it holds; from now on nothing is generated."""
+        self._is_over = True
+        async with AsyncExitStack() as all_of_them:  # also if one of them cannot be closed
+            for completion in self._completions:
+                all_of_them.push_async_callback(completion.aclose)
 
     @property
     def _frontend(self) -> AsyncFrontend:
@@ -164,7 +170,9 @@ class RouteCall:
                 "the route generates, and has not declared it: register it with "
                 "HTTPRouteCapabilities(..., generates=True)"
             )
-        self._completions.append(HostedCompletion(prepare))
+        if self._is_over:
+            raise PluginError(OVER)
+        self._completions.append(HostedCompletion(prepare, self._limits.one()))
         return self._completions[-1]
 
     async def _of_prompt(

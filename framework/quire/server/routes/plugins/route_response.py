@@ -6,9 +6,11 @@ The plugin runs while its client is connected and its time lasts. What it raises
 
 import asyncio
 import math
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -24,6 +26,9 @@ from quire.server.routes.plugins.route_call import RouteCall
 from quire.server.wire.http_errors import HTTPError
 
 T = TypeVar("T")
+
+END = object()  # in place of an event, after the last one
+LINE_BREAK = re.compile(rb"[\r\n]")
 
 
 class RouteResponse(Response):
@@ -59,11 +64,7 @@ class RouteResponse(Response):
 
     async def _events(self, events: AsyncIterator[Any]) -> AsyncGenerator[bytes]:
         try:
-            while True:
-                try:
-                    event = await self._run(lambda: anext(events))
-                except StopAsyncIteration:
-                    return
+            while (event := await self._run(lambda: anext(events, END))) is not END:
                 yield self._json(event)
         finally:
             if isinstance(events, AsyncGenerator):
@@ -72,7 +73,9 @@ class RouteResponse(Response):
     async def _close(self, events: AsyncGenerator[Any]) -> None:
         try:
             await events.aclose()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the edge of a plugin
+        except BaseException as error:  # the edge of a plugin
+            if _is_of_host(error, asyncio.current_task()):
+                raise
             self._failure(error)  # the log has it; the response has ended already
 
     async def _run(self, step: Callable[[], Awaitable[T]]) -> T:
@@ -81,15 +84,15 @@ class RouteResponse(Response):
         Raises:
             RequestError: The plugin refuses the request or failed, or its time has passed.
             EngineDeadError: The engine stopped.
-            StopAsyncIteration: The plugin's events have ended.
         """
-        left_s = self._limit.left_s
+        left_s, task = self._limit.left_s, asyncio.current_task()
         try:
             async with asyncio.timeout(None if left_s == math.inf else left_s) as timeout:
                 return await step()
         except RouteRefusedError as error:
-            raise self._refusal(error) from error
-        except (RequestError, EngineDeadError, StopAsyncIteration):
+            refusal = HTTPError(error.status, str(error), code=error.name, param=error.param)
+            raise refusal from error
+        except (RequestError, EngineDeadError):
             raise
         except TimeoutError as error:
             if not timeout.expired():
@@ -97,19 +100,32 @@ class RouteResponse(Response):
             raise RequestTimeoutError(
                 f"the {self._loaded} did not finish within the request_timeout_s here"
             ) from None
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if _is_of_host(error, task):
+                raise
             raise self._failure(error) from error
 
     def _json(self, value: Any) -> bytes:
+        """Return a value as JSON in one line, as an event must be; raw JSON may have several."""
         try:
-            return json_of(value)
+            data = json_of(value)
+            return msgspec.json.format(data, indent=-1) if LINE_BREAK.search(data) else data
         except Exception as error:
             raise self._failure(error) from error
 
     def _failure(self, error: BaseException) -> RequestError:
         return plugin_failure(error, f"the {self._loaded}", "on a request")
 
-    def _refusal(self, error: RouteRefusedError) -> RequestError:
-        if not 400 <= error.status <= 499:
-            return self._failure(error)
-        return HTTPError(error.status, str(error), code=error.name, param=error.param)
+
+def _is_of_host(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
+    """Whether an error ends the task that runs the plugin, and was not raised by the plugin.
+
+    Args:
+        error: Error that came out of the plugin's code.
+        task: Task that runs it.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        return task is not None and task.cancelling() > 0
+    if isinstance(error, GeneratorExit):  # a task that is dropped is closed by another one, or none
+        return task is None or asyncio.current_task(task.get_loop()) is not task
+    return isinstance(error, KeyboardInterrupt)

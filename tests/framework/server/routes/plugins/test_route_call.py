@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import time
+from functools import partial
 
 import pytest
 from asgi_parts import JSON, Wire, call, post, scope_of
@@ -9,12 +11,14 @@ from route_parts import PATH, loaded
 
 from quire import SamplingParams
 from quire.config import ServerSettings
-from quire.errors import OverloadedError
+from quire.errors import OverloadedError, PluginError, RequestError
 from quire.server.app import create_app
 from quire.server.keys.accounts import Accounts
 from quire.server.keys.api_key import KeyLimits, make_key
 from quire.server.keys.key_ring import KeyRing
 from quire.server.observe.observed_exchange import GENERATION
+from quire.server.routes.generation import Generation
+from quire.server.wire.http_errors import HTTPError
 
 CALL = '[[weather {"city": "Oslo"}]]'
 WEATHER = {
@@ -216,3 +220,220 @@ def test_an_error_of_a_completion_is_the_error_of_the_request(make_app, core):
     app = make_app(responding(lambda request: request.generate("Once " * 2000)))
     refused = post(app, PATH)
     assert (refused.status, refused.error["code"]) == (400, "context_length_exceeded")
+
+
+LONG = SamplingParams(max_tokens=400)
+
+
+def merging(request, failures):
+    """Return the pieces of two completions, each read by a task of its own."""
+    queue = asyncio.Queue()
+
+    async def consume(completion):
+        try:
+            async for piece in completion:
+                await queue.put(piece.text)
+        except RequestError as error:
+            failures.append(error)
+
+    async def merged(tasks):
+        while tasks:
+            yield await queue.get()
+
+    completions = [request.generate("Once", LONG) for _ in range(2)]
+    return merged([asyncio.create_task(consume(each)) for each in completions])
+
+
+def gathering(request, failures):
+    """Return events while tasks compute whole completions."""
+
+    async def compute():
+        try:
+            await request.generate("Once", LONG).whole()
+        except RequestError as error:
+            failures.append(error)
+
+    async def events(tasks):
+        while tasks:
+            yield "tick"
+            await asyncio.sleep(0.01)
+
+    return events([asyncio.create_task(compute()) for _ in range(2)])
+
+
+def abandoning(request, failures):
+    """Return events after pieces of completions that nothing reads to their end."""
+
+    async def events():
+        for _ in range(2):
+            pieces = aiter(request.generate("Once", LONG))
+            yield (await anext(pieces)).text
+            failures.append(pieces)
+        await asyncio.sleep(30)
+
+    return events()
+
+
+@pytest.mark.parametrize("make", [merging, gathering, abandoning])
+def test_completions_that_tasks_read_end_when_the_client_leaves(make_app, frontend, core, make):
+    core.script.by_prompt = {"Once": "one two three four five six seven eight nine ten " * 20}
+    core.step_s, failures = 0.01, []
+    accounts = Accounts(KeyRing((make_key("a", "sk-a", KeyLimits(tokens_per_minute=3000)),), ()))
+    app = make_app(lambda request: make(request, failures), accounts)
+
+    async def leave():
+        wire = Wire(b"{}")
+        scope = scope_of(PATH, headers=JSON | {"authorization": "Bearer sk-a"})
+        task = asyncio.create_task(call(app, wire, scope))
+        while len(wire.sent) < 3 or len(frontend.dispatch.streams()) < 2 - len(failures):
+            await asyncio.sleep(0.01)
+        wire.gone.set()
+        await task
+        assert not frontend.dispatch.streams()
+        await asyncio.sleep(0.05)  # for the tasks
+
+    asyncio.run(leave())
+    assert len(failures) == 2
+    if make is not abandoning:
+        assert {str(each) for each in failures} == {
+            "the request is over, and its completions were aborted"
+        }
+    (account,) = accounts.of_keys()
+    assert account.num_running == 0
+    assert 0 < account.usage.num_completion_tokens < 700
+    used = account.usage.num_prompt_tokens + account.usage.num_completion_tokens
+    assert account.tokens.level(time.monotonic()) > 3000 - used - 1  # the rest was given back
+
+
+def test_nothing_is_generated_after_the_response(make_app, core):
+    held = []
+
+    def respond(request):
+        held.append((request, request.generate("Once"), request.generate("Once")))
+        return {}
+
+    async def ask_later():
+        await call(make_app(respond), Wire(b"{}"), scope_of(PATH, headers=JSON))
+        ((request, completion, other),) = held
+        with pytest.raises(PluginError, match="the request is over"):
+            request.generate("Once")
+        with pytest.raises(PluginError, match="the request is over"):
+            request.chat([{"role": "user", "content": "x"}])
+        with pytest.raises(PluginError, match="the request is over"):
+            await completion.whole()
+        with pytest.raises(PluginError, match="the request is over"):
+            [piece async for piece in other]
+
+    asyncio.run(ask_later())
+    assert not core.requests
+
+
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_a_completion_that_is_being_prepared_does_not_begin_after_the_response(
+    make_app, frontend, core, monkeypatch, is_chat
+):
+    tasks, may_go_on = [], asyncio.Event()
+    encode, run = frontend.encode, frontend.lanes.run
+
+    async def held(wrapped, *args):
+        await may_go_on.wait()
+        return await wrapped(*args)
+
+    monkeypatch.setattr(frontend, "encode", partial(held, encode))
+    monkeypatch.setattr(frontend.lanes, "run", partial(held, run))
+
+    async def respond(request):
+        message = [{"role": "user", "content": "x"}]
+        completion = request.chat(message) if is_chat else request.generate("Once")
+        tasks.append(asyncio.create_task(completion.whole()))
+        await asyncio.sleep(0.01)
+        return {}
+
+    async def ask_later():
+        await call(make_app(respond), Wire(b"{}"), scope_of(PATH, headers=JSON))
+        may_go_on.set()
+        with pytest.raises((PluginError, RequestError), match="the request is over"):
+            await tasks[0]
+
+    asyncio.run(ask_later())
+    assert not core.requests
+
+
+def test_all_completions_are_closed_even_if_one_cannot_be(make_app, frontend, core, monkeypatch):
+    core.step_s, tasks = 0.01, []
+    core.script.by_prompt = {"Once": "one two three four five six seven eight nine ten " * 20}
+    abort = Generation.abort
+
+    async def failing_once(generation):
+        monkeypatch.setattr(Generation, "abort", abort)
+        raise OSError("once")
+
+    async def respond(request):
+        tasks.extend(asyncio.create_task(request.generate("Once", LONG).whole()) for _ in range(3))
+        while len(frontend.dispatch.streams()) < 3:
+            await asyncio.sleep(0.01)
+        monkeypatch.setattr(Generation, "abort", failing_once)
+        return {}
+
+    async def ask():
+        with pytest.raises(OSError, match="once"):
+            await call(make_app(respond), Wire(b"{}"), scope_of(PATH, headers=JSON))
+        assert len(frontend.dispatch.streams()) == 1
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(ask())
+
+
+def counting(num_at_once, num_rounds=1):
+    """Return a route that responds with the errors of completions."""
+
+    async def respond(request):
+        found = []
+        for _ in range(num_rounds):
+            asked = [
+                request.generate("Once", SamplingParams(max_tokens=5)) for _ in range(num_at_once)
+            ]
+            results = await asyncio.gather(*(a.whole() for a in asked), return_exceptions=True)
+            found += [each.name if isinstance(each, HTTPError) else "" for each in results]
+        return found
+
+    return respond
+
+
+@pytest.mark.parametrize(
+    ("limits", "at_once", "rounds", "num_refused"),
+    [
+        ({"max_concurrent": 1}, 5, 1, 4),
+        ({"max_concurrent": 3}, 5, 1, 2),
+        ({"max_concurrent": 1}, 1, 5, 0),
+        ({"max_concurrent": 2}, 2, 3, 0),
+        ({"requests_per_minute": 3}, 5, 1, 2),
+        ({"requests_per_minute": 3}, 1, 5, 2),
+        ({}, 5, 2, 0),
+    ],
+)
+def test_limits_of_the_key_count_each_completion(make_app, limits, at_once, rounds, num_refused):
+    accounts = Accounts(KeyRing((make_key("a", "sk-a", KeyLimits(**limits)),), ()))
+    app = make_app(counting(at_once, rounds), accounts)
+    wire, _ = keyed(app, "sk-a")
+    assert wire.status == 200, wire.body
+    assert wire.json().count("rate_limit_exceeded") == num_refused
+    assert len([each for each in wire.json() if not each]) == at_once * rounds - num_refused
+    (account,) = accounts.of_keys()
+    assert account.num_running == 0
+    assert account.usage.num_requests == at_once * rounds - num_refused
+    assert account.usage.num_refused == num_refused
+
+
+def test_a_completion_that_a_limit_refuses_is_a_429_with_the_time_to_wait(make_app):
+    accounts = Accounts(KeyRing((make_key("a", "sk-a", KeyLimits(requests_per_minute=1)),), ()))
+
+    async def respond(request):
+        await request.generate("Once").whole()
+        return (await request.generate("Once").whole())[0].text
+
+    refused, _ = keyed(make_app(respond, accounts), "sk-a")
+    assert (refused.status, refused.error["code"]) == (429, "rate_limit_exceeded")
+    assert int(refused.headers["retry-after"]) > 0

@@ -4,6 +4,7 @@ import asyncio
 import sys
 import time
 
+import msgspec
 import pytest
 from asgi_parts import JSON, Wire, call, post, scope_of
 from route_parts import PATH, loaded
@@ -33,7 +34,16 @@ def raising(error):
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("/secret/path"), SystemExit(3), KeyError("x"), TimeoutError("own")]
+    "error",
+    [
+        ValueError("/secret/path"),
+        SystemExit(3),
+        KeyError("x"),
+        TimeoutError("own"),
+        asyncio.CancelledError("own"),
+        GeneratorExit("own"),
+        StopAsyncIteration("own"),
+    ],
 )
 def test_an_error_of_the_plugin_is_a_500_with_its_name_and_the_log_has_the_traceback(
     make_app, caplog, error
@@ -51,7 +61,6 @@ def test_an_error_of_the_plugin_is_a_500_with_its_name_and_the_log_has_the_trace
     [
         (InvalidRequestError("no such city", param="city"), 400, "invalid_request"),
         (RouteRefusedError("gone", status=410, code="city_gone", param="city"), 410, "city_gone"),
-        (RouteRefusedError("no success", status=200), 500, "request_failed"),
         (EngineDeadError("dead"), 503, "engine_dead"),
     ],
 )
@@ -60,6 +69,65 @@ def test_refusals_have_the_status_and_code_that_they_say(make_app, error, status
     assert (refused.status, refused.error["code"]) == (status, code)
     if status < 500:
         assert (refused.error["message"], refused.error["param"]) == (str(error), "city")
+
+
+@pytest.mark.parametrize("status", [200, 500, "404", None])
+def test_a_refusal_with_a_status_that_is_none_is_a_failure_of_the_plugin(make_app, caplog, status):
+    def respond(request):
+        raise RouteRefusedError("no", status=status)
+
+    assert post(make_app(respond), PATH).status == 500
+    assert NAME in caplog.text
+    assert f"a number from 400 to 499, got {status!r}" in caplog.text
+
+
+def test_a_task_of_the_plugin_that_was_cancelled_is_a_failure_of_the_plugin(make_app, caplog):
+    async def respond(request):
+        task = asyncio.create_task(asyncio.sleep(30))
+        asyncio.get_running_loop().call_later(0.05, task.cancel)
+        await task
+
+    assert post(make_app(respond), PATH).status == 500
+    assert NAME in caplog.text
+
+
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, GeneratorExit])
+def test_a_stream_whose_plugin_cancels_itself_ends_with_an_error_event(make_app, caplog, kind):
+    async def events():
+        yield 1
+        raise kind
+
+    first, last = post(make_app(lambda request: events()), PATH).events
+    assert first == 1
+    assert NAME in last["error"]["message"]
+    assert NAME in caplog.text
+
+
+def test_a_task_that_is_dropped_is_no_failure_of_the_plugin(make_app, caplog):
+    async def respond(request):
+        await asyncio.sleep(30)
+
+    loop = asyncio.new_event_loop()
+    call_ = call(make_app(respond), Wire(b"{}"), scope_of(PATH, headers=JSON))
+    task = loop.create_task(call_)
+    loop.run_until_complete(asyncio.sleep(0.1))
+    assert not task.done()
+    call_.close()
+    task._log_destroy_pending = False
+    loop.close()
+    assert NAME not in caplog.text
+
+
+def test_raw_json_of_several_lines_is_one_line_of_a_stream(make_app):
+    raw = msgspec.Raw(b'{"a":\n\n1,\r "b": "x\\ny"}')
+
+    async def events():
+        yield raw
+        yield {"c": raw}
+
+    stream = post(make_app(lambda request: events()), PATH)
+    assert stream.events == [{"a": 1, "b": "x\ny"}, {"c": {"a": 1, "b": "x\ny"}}]
+    assert post(make_app(lambda request: raw), PATH).json() == {"a": 1, "b": "x\ny"}
 
 
 @pytest.mark.parametrize("value", [object(), {1j}, float, {"x": object()}])
