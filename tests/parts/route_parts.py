@@ -49,7 +49,9 @@ def entry_of(
     return Entry(KIND, name, "acme_routes:Try", source, capabilities=declared)
 
 
-def loaded(make: Callable[[RouteRequest], Any] | HTTPRoute, **capabilities: Any) -> LoadedRoute:
+def loaded(
+    make: Callable[[RouteRequest], Any] | HTTPRoute, *, name: str = "acme_try", **capabilities: Any
+) -> LoadedRoute:
     """Return a route that is served."""
     route = make if isinstance(make, HTTPRoute) else RouteOf(make)
-    return LoadedRoute(entry_of(**capabilities), route)
+    return LoadedRoute(entry_of(name, **capabilities), route)

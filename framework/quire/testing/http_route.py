@@ -29,7 +29,7 @@ from quire.launch import start_engine
 from quire.plugins.kinds import KINDS
 from quire.plugins.registry import Entry, Source
 from quire.server.app import App, create_app
-from quire.server.routes.plugins.loaded_route import LoadedRoute
+from quire.server.routes.plugins.loaded_route import LoadedRoute, check_described
 from quire.server.wire.families import dialect_of
 from quire.testing.expectation import expect
 from quire.testing.torch_imports import imports_torch
@@ -56,6 +56,7 @@ class HTTPRouteContract:
     options: ClassVar[Mapping[str, Any]] = {}
 
     _frontend: ClassVar[AsyncFrontend]
+    _loaded: ClassVar[LoadedRoute]
     _app: ClassVar[App]
 
     @classmethod
@@ -68,8 +69,8 @@ class HTTPRouteContract:
         reference = f"{cls.route.__module__}:{cls.route.__qualname__}"
         source = Source("under_test", "under_test", "0")
         entry = Entry(kind, "under_test", reference, source, capabilities=cls.capabilities)
-        loaded = LoadedRoute(entry, cls.route())
-        cls._app = create_app(cls._frontend, settings, list, routes=[loaded])
+        cls._loaded = LoadedRoute(entry, cls.route())
+        cls._app = create_app(cls._frontend, settings, list, routes=[cls._loaded])
 
     @classmethod
     def teardown_class(cls) -> None:
@@ -102,6 +103,16 @@ class HTTPRouteContract:
         for body in self.bodies:
             for num_read in (0, 1, 2):
                 asyncio.run(self._left(body, num_read))
+
+    def test_it_is_described(self) -> None:
+        """The API description has the route, with its structs."""
+        check_described([self._loaded])
+        path = "/openapi.json"
+        client = _Client(b"")
+        asyncio.run(self._app(self._scope(path, "GET"), client.receive, client.send))
+        expect(client.status == 200, f"{path} got status {client.status}: {client.data!r}")
+        described = json.loads(client.data)["paths"][self.capabilities.path]
+        expect(self.capabilities.method.lower() in described, f"{path} has {described}")
 
     def test_it_imports_no_torch(self) -> None:
         """The process that serves HTTP runs without torch."""
@@ -140,15 +151,15 @@ class HTTPRouteContract:
     def _encoded(self, body: Mapping[str, Any]) -> bytes:
         return b"" if self.capabilities.method in WITHOUT_BODY else json.dumps(body).encode()
 
-    def _scope(self) -> Scope:
-        path = self.capabilities.path
+    def _scope(self, path: str | None = None, method: str | None = None) -> Scope:
+        path = path or self.capabilities.path
         headers = [(b"host", b"127.0.0.1:8000"), (b"content-type", b"application/json")]
         if self.capabilities.is_admin:
             headers.append((b"authorization", f"Bearer {ADMIN_KEY}".encode()))
         return {
             "type": "http",
             "http_version": "1.1",
-            "method": self.capabilities.method,
+            "method": method or self.capabilities.method,
             "scheme": "http",
             "path": path,
             "raw_path": path.encode(),

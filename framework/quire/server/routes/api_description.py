@@ -80,11 +80,9 @@ class ApiDescription:
         }
 
     def _described(self, operation: Operation) -> Json:
-        name = getattr(operation.endpoint, "__name__", operation.path)
         error_body = dialect_of(operation.path).error_body
-        words = re.findall(r"\w+", re.sub(r"{.*?}", "", operation.path))
         described: Json = {
-            "operationId": "_".join([name, *words]),
+            "operationId": operation.id,
             "summary": operation.summary,
             "tags": [family_of(operation.path)],
             "responses": {

@@ -1,7 +1,9 @@
 """One operation of the HTTP API: its route, its kind of key, and the types of its description."""
 
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 from starlette.requests import Request
@@ -15,7 +17,14 @@ from quire.server.observe.observed_exchange import ROUTE
 from quire.server.wire.families import dialect_of
 from quire.server.wire.http_errors import HTTPError
 
-Endpoint = Callable[[Request], Awaitable[Response]]
+
+class Endpoint(Protocol):
+    """Function that responds to a request."""
+
+    __name__: str
+
+    def __call__(self, request: Request, /) -> Awaitable[Response]:
+        """Respond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +42,7 @@ class Operation:
         is_admin: Whether it needs an admin key, which no other operation but reading takes.
         media_type: Content type of the response, if it is a text; None for JSON.
         query: Struct of the parameters of the URL's query; None for none.
+        name: Name by which the description knows it; None: one made of its endpoint and its path.
     """
 
     path: str
@@ -45,6 +55,7 @@ class Operation:
     is_admin: bool = False
     media_type: str | None = None
     query: type[msgspec.Struct] | None = None
+    name: str | None = None
 
     @property
     def events(self) -> tuple[type[msgspec.Struct], ...]:
@@ -58,6 +69,14 @@ class Operation:
         """All structs that its description refers to."""
         own = [self.body, self.response, *self.events, dialect_of(self.path).error_body]
         return [struct for struct in own if struct is not None]
+
+    @property
+    def id(self) -> str:
+        """Name by which the description knows it, which no other operation has."""
+        if self.name is not None:
+            return self.name
+        words = re.findall(r"\w+", re.sub(r"{.*?}", "", self.path))
+        return "_".join([self.endpoint.__name__, *words])
 
     @property
     def summary(self) -> str:

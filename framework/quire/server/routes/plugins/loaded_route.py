@@ -15,7 +15,9 @@ from quire.errors import PluginError, PluginLoadError, SettingsError
 from quire.interfaces.http_route import WITHOUT_BODY, HTTPRoute, HTTPRouteCapabilities
 from quire.plugins.loading import Registries
 from quire.plugins.registry import Entry
+from quire.server.http.json_response import json_of
 from quire.server.routes.operation import Operation
+from quire.server.routes.plugins.route_structs import structs_of
 from quire.server.routes.router import HTTPRouter
 
 
@@ -45,14 +47,15 @@ def load_routes(settings: ServerSettings, registries: Registries) -> tuple[Loade
     """Import the routes that the user has named.
 
     Raises:
-        PluginError: A name is unknown or contested, a route cannot be imported or made, or two of
-            them have one path and method.
+        PluginError: A name is unknown or contested, a route cannot be imported, made or described,
+            or two of them have one path and method.
         SettingsError: A route needs an admin key, and there is none.
     """
     registry = registries.routes
     names = dict.fromkeys(settings.routes)
     loaded = tuple(_made(entry, registry.load(entry)) for entry in map(registry.entry, names))
     _check_apart(loaded)
+    check_described(loaded)
     for route in loaded:
         if route.capabilities.is_admin and not settings.has_control_routes:
             raise SettingsError(
@@ -75,6 +78,25 @@ def check_paths(routes: Iterable[LoadedRoute], own: Iterable[Operation]) -> None
                 f"the {route} has the path {route.capabilities.path}, which is one of quire's own; "
                 "leave it out of --routes, and ask its author for another path"
             )
+
+
+def check_described(routes: Iterable[LoadedRoute]) -> None:
+    """Check that the structs of routes can be described in /openapi.json, which has all of them.
+
+    Raises:
+        PluginLoadError: Those of a route cannot, by themselves or beside those of the ones before.
+    """
+    structs: list[type[msgspec.Struct]] = []
+    for route in routes:
+        structs += structs_of(route.route)
+        try:
+            json_of(msgspec.json.schema_components(structs))
+        except Exception as error:
+            raise PluginLoadError(
+                f"the {route} cannot be described in /openapi.json: {type(error).__name__}: "
+                f"{error}\n  The fields of its structs need types that are JSON, and two structs "
+                "of one module need names of their own."
+            ) from error
 
 
 def _made(entry: Entry, kind: type[HTTPRoute]) -> LoadedRoute:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,6 +12,7 @@ from quire.server.routes.operation import Operation
 from quire.server.routes.plugins.loaded_route import LoadedRoute
 from quire.server.routes.plugins.route_call import RouteCall
 from quire.server.routes.plugins.route_response import RouteResponse
+from quire.server.routes.plugins.route_structs import strict_body
 from quire.server.wire.fields import check_declared
 from quire.server.wire.sender import Sender
 
@@ -33,7 +33,8 @@ class PluginRoute:
     def __init__(self, loaded: LoadedRoute, turns: ChatTurns) -> None:
         self._loaded = loaded
         self._turns = turns
-        self._body = strict_body(loaded.route.body)
+        kind = loaded.route.body
+        self._body = None if kind is None else strict_body(kind)
 
     def operation(self) -> Operation:
         """Return the operation that calls the route."""
@@ -51,6 +52,7 @@ class PluginRoute:
             route.response,
             route.event,
             is_admin=declared.is_admin,
+            name=f"route_{self._loaded.entry.name}",
         )
 
     async def _respond(self, request: Request) -> Response:
@@ -69,17 +71,3 @@ class PluginRoute:
         body = await received_body(request, self._body)
         check_declared(body, self._turns.unknown)
         return body.typed
-
-
-def strict_body(kind: type[msgspec.Struct] | None) -> type[msgspec.Struct] | None:
-    """Return a struct that refuses fields that it does not declare; if need be, a derived one."""
-    if kind is None or kind.__struct_config__.forbid_unknown_fields:
-        return kind
-    return msgspec.defstruct(
-        kind.__name__,
-        [],
-        bases=(kind,),
-        module=f"{kind.__module__}.body",  # the description tells it from the plugin's own
-        namespace={"__doc__": kind.__doc__},
-        forbid_unknown_fields=True,
-    )

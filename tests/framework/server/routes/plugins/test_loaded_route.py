@@ -33,6 +33,22 @@ class WithBody(Plain):
         x: int
 
 
+class WithOther(Plain):
+    response = msgspec.defstruct("body", [("y", int)], module=HERE + ".body")
+
+
+class Odd:
+    """A type that is no JSON."""
+
+
+class OddResponse(msgspec.Struct):
+    c: Odd
+
+
+class WithOdd(Plain):
+    response = OddResponse
+
+
 class NoStruct(Plain):
     body = dict
 
@@ -71,6 +87,7 @@ def test_a_route_that_is_not_named_is_not_even_imported():
         ("one", "Missing", {}, "could not be imported"),
         ("one", "HERE", {}, "is not a subclass of quire.interfaces.http_route.HTTPRoute"),
         ("one", "Broken", {}, "could not be made: RuntimeError: no database"),
+        ("one", "WithOdd", {}, "cannot be described in /openapi.json: TypeError"),
         ("one", "NoStruct", {}, "body must be a msgspec.Struct"),
         ("one", "WithBody", {"method": "GET"}, "declares a body, which GET does not have"),
     ],
@@ -101,6 +118,17 @@ def test_two_named_routes_cannot_have_one_path_and_method():
     with pytest.raises(PluginError, match=r"'one' .* and the HTTP route 'two' .* POST /shared"):
         load(found, "one", "two")
     assert len(load(found, "one", "three")) == 2
+
+
+def test_two_routes_may_share_their_structs_but_not_the_names_of_structs():
+    found = registries(
+        ("acme", "first", "WithBody", {}),
+        ("acme", "second", "WithBody", {"path": "/acme/other"}),
+        ("acme", "third", "WithOther", {}),
+    )
+    assert len(load(found, "first", "second")) == 2
+    with pytest.raises(PluginLoadError, match=r"'third'.* cannot be described in /openapi\.json"):
+        load(found, "first", "third")
 
 
 def test_a_route_for_administrators_needs_an_admin_key():

@@ -11,7 +11,7 @@ from route_parts import PATH, RouteOf, loaded
 
 from quire.config import ServerSettings
 from quire.server.app import create_app
-from quire.server.routes.plugins.plugin_route import strict_body
+from quire.server.routes.plugins.route_structs import strict_body
 
 
 class ChatBody(msgspec.Struct):
@@ -135,12 +135,32 @@ def test_the_description_tells_equal_names_of_structs_apart(make_app):
     assert {"messages", "warmth"} <= fields(own["application/json"]["schema"])
 
 
+def test_routes_that_share_structs_and_paths_are_described_each_by_a_name_of_its_own(make_app):
+    class Get(RouteOf):
+        body = None
+        response = ChatBody
+
+    app = make_app(
+        loaded(Count(count), name="try_post"),
+        loaded(Get(count), name="try_get", method="GET", generates=False),
+        loaded(Count(count), name="dash", path="/acme/a-b"),
+        loaded(Count(count), name="slash", path="/acme/a/b"),
+        loaded(Count(count), name="livez", path="/acme/livez"),
+    )
+    document = ask(app, "/openapi.json", "GET").json()
+    validate(document)
+    operations = [each for of_path in document["paths"].values() for each in of_path.values()]
+    ids = [each["operationId"] for each in operations]
+    assert len(ids) == len({*ids})
+    assert {"route_try_post", "route_try_get", "route_dash", "route_slash"} < {*ids}
+
+
 def test_a_strict_struct_stays_itself_and_another_one_is_derived():
     class Strict(msgspec.Struct, forbid_unknown_fields=True):
         x: int
 
-    assert strict_body(None) is None
     assert strict_body(Strict) is Strict
     derived = strict_body(ChatBody)
+    assert strict_body(ChatBody) is derived
     assert issubclass(derived, ChatBody)
     assert derived.__struct_config__.forbid_unknown_fields
