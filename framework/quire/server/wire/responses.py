@@ -10,6 +10,18 @@ from quire.server.wire.protocol import TokenLogprob
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 FailureCode = Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+LOGPROBS = "message.output_text.logprobs"
+INCLUDABLE = (  # all but the first concern hosted tools, media and hidden reasoning
+    LOGPROBS,
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)
+_SHOWN = no_effect("all that is stored is shown.")
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -116,8 +128,10 @@ class ResponseQuery(msgspec.Struct, kw_only=True):
     stream: Annotated[bool, about("Return the events, if they are stored.")] = False
     starting_after: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        about("Number of the event after which the events begin."),
+        about("Number of the event after which the events begin; it needs stream=true."),
     ] = None
+    include: Annotated[list[str] | None, _SHOWN] = None
+    include_obfuscation: Annotated[bool | None, no_effect("events have no padding.")] = None
 
 
 class ItemsQuery(msgspec.Struct, kw_only=True):
@@ -126,6 +140,8 @@ class ItemsQuery(msgspec.Struct, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=100, description="Largest number of items.")] = 20
     order: Annotated[Literal["desc", "asc"], about("Whether the last item comes first.")] = "desc"
     after: Annotated[str | None, about("Id of the item after which the page begins.")] = None
+    before: Annotated[str | None, about("Id of the item before which the page ends.")] = None
+    include: Annotated[list[str] | None, _SHOWN] = None
 
 
 class OutputText(msgspec.Struct, kw_only=True, tag="output_text"):

@@ -49,7 +49,7 @@ def test_operations_have_a_summary_and_a_name_of_their_own(document):
 def test_parameters_of_a_query_are_described(document):
     items = document["paths"]["/v1/responses/{response_id}/input_items"]["get"]["parameters"]
     found = {each["name"]: each for each in items if each["in"] == "query"}
-    assert set(found) == {"limit", "order", "after"}
+    assert set(found) == {"limit", "order", "after", "before", "include"}
     assert found["limit"]["schema"] == {
         "type": "integer", "minimum": 1, "maximum": 100, "default": 20,
         "description": "Largest number of items.",

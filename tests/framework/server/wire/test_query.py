@@ -14,6 +14,7 @@ class Query(msgspec.Struct):
     order: Literal["up", "down"] = "up"
     limit: int | None = None
     stream: bool = False
+    include: list[str] | None = None
 
 
 def query_of(text):
@@ -30,7 +31,12 @@ def test_texts_become_numbers_and_booleans():
 
 
 def test_other_parameters_have_no_effect():
-    assert query_of(b"include[]=x&limit=1") == Query(limit=1)
+    assert query_of(b"exclude[]=x&limit[]=3&limit=1") == Query(limit=1)
+
+
+@pytest.mark.parametrize("text", [b"include=x&include=y", b"include[]=x&include[]=y"])
+def test_what_is_given_several_times_is_a_list(text):
+    assert query_of(text).include == ["x", "y"]
 
 
 @pytest.mark.parametrize(

@@ -10,19 +10,8 @@ from quire.frontend.unknown_fields import UnknownFields
 from quire.server.routes.responses.function_tools import chat_choice, chat_tools
 from quire.server.routes.responses.input_items import Item, messages_of
 from quire.server.wire.protocol import ChatBody
-from quire.server.wire.responses import ResponseBody
+from quire.server.wire.responses import INCLUDABLE, LOGPROBS, ResponseBody
 
-LOGPROBS = "message.output_text.logprobs"
-_INCLUDABLE = (  # all but the first concern hosted tools, media and hidden reasoning
-    LOGPROBS,
-    "reasoning.encrypted_content",
-    "file_search_call.results",
-    "web_search_call.results",
-    "web_search_call.action.sources",
-    "message.input_image.image_url",
-    "computer_call_output.output.image_url",
-    "code_interpreter_call.outputs",
-)
 _CONVERTED = {"tools", "tool_choice", "metadata", "store", "top_logprobs", "stream_options"}
 _SAME_NAME = tuple(
     name
@@ -32,14 +21,17 @@ _SAME_NAME = tuple(
 _MAX_METADATA, _MAX_METADATA_KEY, _MAX_METADATA_VALUE = 16, 64, 512
 _SCHEMA = ("name", "description", "schema", "strict")
 _FORMATS = {"text": (), "json_object": (), "json_schema": _SCHEMA}
-_NAMES = (  # of a chat's fields -> of a response's
-    (re.compile(r"\bmax_(completion_)?tokens\b"), "max_output_tokens"),
-    (re.compile(r"\bresponse_format\.json_schema\b"), "text.format"),
-    (re.compile(r"\bresponse_format\b"), "text.format"),
-    (re.compile(r"\bmessages\b"), "input"),
-    (re.compile(r"\breasoning_effort\b"), "reasoning.effort"),
-    (re.compile(r"\btool_choice\.allowed_tools\b"), "tool_choice"),
-    (re.compile(r"(\btools\[\d+\])\.function\b"), r"\1"),
+_LIMIT = re.compile(r"\bmax_(completion_)?tokens\b")
+_NUMBERS = ("max_tokens", "max_completion_tokens", "min_tokens", "logprobs")  # quote no texts
+_NAMES = (  # how paths of a chat's fields begin -> those of a response's
+    (_LIMIT, "max_output_tokens"),
+    (re.compile(r"logprobs$"), "top_logprobs"),
+    (re.compile(r"structured_outputs and response_format\b"), "structured_outputs and text.format"),
+    (re.compile(r"response_format(\.json_schema)?\b"), "text.format"),
+    (re.compile(r"(messages\b[^ :]*|prompt$)"), "input"),  # items are checked before
+    (re.compile(r"reasoning_effort\b"), "reasoning.effort"),
+    (re.compile(r"tool_choice\.allowed_tools\b"), "tool_choice"),
+    (re.compile(r"(tools\[\d+\])\.function\b"), r"\1"),
 )
 
 
@@ -87,17 +79,41 @@ def shows_logprobs(body: ResponseBody) -> bool:
 
 @contextmanager
 def errors_as_sent() -> Iterator[None]:
-    """Name fields in errors as the client has sent them."""
+    """Name fields in errors as the client has sent them.
+
+    A message names its field at its beginning; what it quotes behind stays as it is.
+    """
     try:
         yield
     except RequestError as error:
-        message, param = str(error), error.param
-        for pattern, name in _NAMES:
-            message = pattern.sub(name, message)
-            param = None if param is None else pattern.sub(name, param)
-        param = "input" if param == "prompt" else param
-        error.args, error.param = (message, *error.args[1:]), param
+        if error.param is not None:
+            message = _as_sent(str(error))
+            if error.param in _NUMBERS:
+                message = _LIMIT.sub("max_output_tokens", message)
+            error.args, error.param = (message, *error.args[1:]), _as_sent(error.param)
         raise
+
+
+def _as_sent(text: str) -> str:
+    """Return a text with the name that the client knows for the field that it begins with."""
+    for pattern, name in _NAMES:
+        if (found := pattern.match(text)) is not None:
+            return found.expand(name) + text[found.end() :]
+    return text
+
+
+def check_include(include: Sequence[str] | None) -> None:
+    """Check what a request wants to see.
+
+    Raises:
+        InvalidRequestError: The API has no such value.
+    """
+    for i, name in enumerate(include or ()):
+        if name not in INCLUDABLE:
+            raise InvalidRequestError(
+                f"include[{i}] must be one of {', '.join(INCLUDABLE)}; got {name!r:.80}",
+                param=f"include[{i}]",
+            )
 
 
 def _check(body: ResponseBody) -> None:
@@ -105,12 +121,7 @@ def _check(body: ResponseBody) -> None:
         raise InvalidRequestError(
             f'top_logprobs needs include: ["{LOGPROBS}"]', param="top_logprobs"
         )
-    for i, name in enumerate(body.include or ()):
-        if name not in _INCLUDABLE:
-            raise InvalidRequestError(
-                f"include[{i}] must be one of {', '.join(_INCLUDABLE)}; got {name!r:.80}",
-                param=f"include[{i}]",
-            )
+    check_include(body.include)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("stream_options needs stream: true", param="stream_options")
     if body.metadata:

@@ -1,4 +1,4 @@
-"""Conversion of input items to messages: consecutive items of the assistant are one message.
+"""Conversion of input items to messages: the items of one turn of the assistant are one message.
 
 An item that a client sends back as it got it is accepted with all its fields. What a model without
 hosted tools cannot have in its context is refused by name.
@@ -9,6 +9,7 @@ from typing import Any
 
 from quire.errors import InvalidRequestError
 from quire.frontend.unknown_fields import UnknownFields
+from quire.server.routes.responses.assistant_turn import AssistantTurn
 
 Item = dict[str, Any]
 Message = dict[str, Any]
@@ -20,6 +21,8 @@ _ITEM_FIELDS = {  # of each type
     "function_call_output": ("type", "call_id", "output", "id", "status"),
     "reasoning": ("type", "summary", "content", "encrypted_content", "id", "status"),
 }
+_TEXTS = ("id", "phase", "encrypted_content")  # fields of any item that are texts, or null
+_STATUSES = ("in_progress", "completed", "incomplete")
 _PARTS = {  # type of a content part -> its text, and its other fields
     "input_text": ("text", ()),
     "output_text": ("text", ("annotations", "logprobs")),
@@ -54,7 +57,7 @@ def messages_of(
     conversation = _Conversation(unknown)
     for i, item in enumerate(items):
         conversation.add(item, f"input[{i - num_before}]")
-    messages = conversation.messages
+    messages = conversation.messages()
     if instructions is None:
         return messages
     if messages and messages[0]["role"] == "system":  # many templates take one system message
@@ -67,17 +70,22 @@ class _Conversation:
     """Messages of items that are added in order."""
 
     def __init__(self, unknown: UnknownFields) -> None:
-        self.messages: list[Message] = []
+        self._messages: list[Message | AssistantTurn] = []
         self._unknown = unknown
         self._call_ids: set[str] = set()
 
+    def messages(self) -> list[Message]:
+        """Return the messages so far."""
+        return [m.message() if isinstance(m, AssistantTurn) else m for m in self._messages]
+
     def add(self, item: Item, where: str) -> None:
         """Add an item."""
-        kind = item.get("type", "message" if "role" in item else None)
+        kind = kind_of(item)
         if not isinstance(kind, str) or kind not in _ITEM_FIELDS:
             raise _unsupported_item(kind, where)
         given = [name for name, value in item.items() if value is not None]
         self._unknown.check(given, _ITEM_FIELDS[kind], where)
+        _check_description(item, where)
         match kind:
             case "message":
                 self._add_message(item, where)
@@ -98,12 +106,10 @@ class _Conversation:
         content = self._content(item.get("content"), f"{where}.content", _PARTS_OF_MESSAGES)
         if role != "assistant":
             role = "system" if role == "developer" else role
-            self.messages.append({"role": role, "content": content})
+            self._messages.append({"role": role, "content": content})
             return
         turn = self._turn()
-        if turn.keys() & {"content", "tool_calls"}:
-            turn = self._new_turn()
-        turn["content"] = content
+        (turn if turn.takes_text else self._new_turn()).add_text(content)
 
     def _add_reasoning(self, item: Item, where: str) -> None:
         """Add the reasoning's text, or its summary if there is no text."""
@@ -113,19 +119,19 @@ class _Conversation:
         if not text:
             return
         turn = self._turn()
-        if turn.keys() & {"content", "tool_calls"}:
-            turn = self._new_turn()
-        turn["reasoning_content"] = turn.get("reasoning_content", "") + text
+        (turn if turn.takes_reasoning else self._new_turn()).add_reasoning(text)
 
     def _add_call(self, item: Item, where: str) -> None:
         call_id, name = _text_field(item, "call_id", where), _text_field(item, "name", where)
         arguments = _text_field(item, "arguments", where)
+        if not name:
+            raise InvalidRequestError(
+                f"{where}.name is empty; send the name of the function", param=f"{where}.name"
+            )
         if item.get("status") == "incomplete":
             return  # it broke off, and a message has its text
         self._call_ids.add(call_id)
-        function = {"name": name, "arguments": arguments}
-        call = {"id": call_id, "type": "function", "function": function}
-        self._turn().setdefault("tool_calls", []).append(call)
+        self._turn().add_call(call_id, name, arguments)
 
     def _add_output(self, item: Item, where: str) -> None:
         call_id = _text_field(item, "call_id", where)
@@ -136,16 +142,17 @@ class _Conversation:
                 param=f"{where}.call_id",
             )
         output = self._content(item.get("output"), f"{where}.output", ("input_text",))
-        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
+        self._messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
 
-    def _turn(self) -> Message:
-        """Return the message of the assistant that the next items of its belong to."""
-        last = self.messages[-1] if self.messages else None
-        return last if last is not None and last["role"] == "assistant" else self._new_turn()
+    def _turn(self) -> AssistantTurn:
+        """Return the turn of the assistant that the next items of its belong to."""
+        last = self._messages[-1] if self._messages else None
+        return last if isinstance(last, AssistantTurn) else self._new_turn()
 
-    def _new_turn(self) -> Message:
-        self.messages.append({"role": "assistant"})
-        return self.messages[-1]
+    def _new_turn(self) -> AssistantTurn:
+        turn = AssistantTurn()
+        self._messages.append(turn)
+        return turn
 
     def _content(self, content: object, where: str, kinds: Sequence[str]) -> str:
         if isinstance(content, str):
@@ -167,6 +174,25 @@ class _Conversation:
         given = [field for field, value in part.items() if value is not None]
         self._unknown.check(given, ("type", name, *others), where)
         return _text_field(part, name, where)
+
+
+def kind_of(item: Item) -> object:
+    """Return the type of an item; one with a role and no type is a message."""
+    kind = item.get("type")
+    return "message" if kind is None and "role" in item else kind
+
+
+def _check_description(item: Item, where: str) -> None:
+    """Check the fields that describe an item and are not shown to the model."""
+    for name in _TEXTS:
+        if item.get(name) is not None:
+            _text_field(item, name, where)
+    status = item.get("status")
+    if status is not None and status not in _STATUSES:
+        raise InvalidRequestError(
+            f"{where}.status must be one of {', '.join(_STATUSES)}, got {status!r:.80}",
+            param=f"{where}.status",
+        )
 
 
 def _text_field(item: Item, name: str, where: str) -> str:

@@ -1,10 +1,11 @@
 """Pages of the items that a response was generated from, as the API describes stored items."""
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 from quire.errors import InvalidRequestError
-from quire.server.routes.responses.input_items import Item
+from quire.server.routes.responses.input_items import Item, kind_of
 from quire.server.routes.responses.stored_response import StoredResponse
 from quire.server.wire.responses import InputItemList, ItemsQuery
 
@@ -20,16 +21,15 @@ def page_of(stored: StoredResponse, query: ItemsQuery) -> InputItemList:
     """Return the page that a query asks for.
 
     Raises:
-        InvalidRequestError: It begins after an item that does not exist.
+        InvalidRequestError: It begins after an item that does not exist, or ends before one.
     """
     items = [_described(item, stored, i) for i, item in enumerate(stored.input_of_all())]
     if query.order == "desc":
         items.reverse()
     if query.after is not None:
-        ids = [item["id"] for item in items]
-        if query.after not in ids:
-            raise InvalidRequestError(f"after names no item: {query.after!r:.140}", param="after")
-        items = items[ids.index(query.after) + 1 :]
+        items = items[_index(items, query.after, "after") + 1 :]
+    if query.before is not None:
+        items = items[: _index(items, query.before, "before")]
     page = items[: query.limit]
     first_id, last_id = (page[0]["id"], page[-1]["id"]) if page else ("", "")
     return InputItemList(
@@ -37,9 +37,16 @@ def page_of(stored: StoredResponse, query: ItemsQuery) -> InputItemList:
     )
 
 
+def _index(items: Sequence[Item], item_id: str, param: str) -> int:
+    found = next((i for i, item in enumerate(items) if item["id"] == item_id), None)
+    if found is None:
+        raise InvalidRequestError(f"{param} names no item: {item_id!r:.140}", param=param)
+    return found
+
+
 def _described(item: Item, stored: StoredResponse, index: int) -> dict[str, Any]:
     """Return an item with all the fields of a stored one; an id of the client's stays."""
-    kind = item.get("type", "message")
+    kind = str(kind_of(item))
     described = {name: value for name, value in item.items() if value is not None}
     digest = hashlib.sha256(f"{stored.id} {index}".encode()).hexdigest()[:32]
     described = {"id": f"{_PREFIXES[kind]}_{digest}", "type": kind, "status": "completed"} | (

@@ -154,7 +154,7 @@ def _begun(body: ResponseBody, model: str, sampling: tuple[float, float]) -> Res
     temperature, top_p = sampling
     text, reasoning = body.text or _NO_TEXT_OPTIONS, body.reasoning or _NO_REASONING_OPTIONS
     return ResponseObject(
-        id=response_id("resp_", body.request_id),
+        id=_id(body.request_id),
         created_at=int(time.time()),
         status="queued" if body.background else "in_progress",
         background=bool(body.background),
@@ -178,6 +178,20 @@ def _begun(body: ResponseBody, model: str, sampling: tuple[float, float]) -> Res
         truncation=body.truncation or "disabled",
         user=body.user,
     )
+
+
+def _id(request_id: str | None) -> str:
+    """Return the id of a response, which is a part of the paths that begin with it.
+
+    Raises:
+        InvalidRequestError: The client's `request_id` cannot be a part of it.
+    """
+    if request_id is not None and "/" in request_id:
+        raise InvalidRequestError(
+            f"request_id must not have '/', as it is a part of paths; got {request_id!r:.140}",
+            param="request_id",
+        )
+    return response_id("resp_", request_id)
 
 
 def _log(scope: Scope, error: Exception) -> None:

@@ -15,6 +15,7 @@ from quire.server.observe.observed_exchange import GENERATION
 from quire.server.routes.chat.chat_turn import ChatTurns
 from quire.server.routes.generation import prepared
 from quire.server.routes.responses.background import BackgroundRuns
+from quire.server.routes.responses.chat_request import check_include
 from quire.server.routes.responses.item_list import page_of
 from quire.server.routes.responses.refused_fields import REFUSED_OF_RESPONSES
 from quire.server.routes.responses.response_request import ResponseRequests
@@ -66,7 +67,12 @@ class ResponseRoutes:
         """Return a stored response, or the events of one that was streamed in the background."""
         stored = self._found(request)
         query = read_query(request, ResponseQuery)
+        check_include(query.include)
         if not query.stream:
+            if query.starting_after is not None:
+                raise InvalidRequestError(
+                    "starting_after needs stream=true", param="starting_after"
+                )
             return self._response(stored)
         if stored.events is None or self._background is None:
             raise InvalidRequestError(
@@ -102,7 +108,9 @@ class ResponseRoutes:
     async def input_items(self, request: Request) -> Response:
         """Return the items that a stored response was generated from."""
         stored = self._found(request)
-        page = partial(page_of, stored, read_query(request, ItemsQuery))
+        query = read_query(request, ItemsQuery)
+        check_include(query.include)
+        page = partial(page_of, stored, query)
         return json_response(await in_thread_if(stored.total_bytes > LARGE_BYTES, page))
 
     def _response(self, stored: StoredResponse) -> Response:

@@ -83,6 +83,9 @@ def test_the_input_of_a_response_is_a_list_of_items_with_ids(client):
     assert len({item.id for item in items}) == len(items)
     pages = client.responses.input_items.list(second.id, limit=2)
     assert [item.id for item in pages] == [item.id for item in reversed(items)]
+    between = {"after": items[1].id, "before": items[4].id, "order": "asc"}
+    response = httpx.get(f"{client.base_url}responses/{second.id}/input_items", params=between)
+    assert [item["id"] for item in response.json()["data"]] == [items[2].id, items[3].id]
     page = client.responses.input_items.list(second.id, limit=2)
     assert (len(page.data), page.has_more) == (2, True)
 
@@ -96,6 +99,9 @@ def test_the_input_of_a_response_is_a_list_of_items_with_ids(client):
         ("limit=", "limit"),
         ("order=up", "order"),
         ("after=x", "after"),
+        ("before=x", "before"),
+        ("include=bogus", "include[0]"),
+        ("include[]=bogus", "include[0]"),
     ],
 )
 def test_a_wrong_page_is_named(client, served, query, param):
@@ -103,6 +109,26 @@ def test_a_wrong_page_is_named(client, served, query, param):
     url = f"{served.url}/v1/responses/{response.id}/input_items?{query}"
     answer = httpx.get(url)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("starting_after=3", "starting_after"),
+        ("stream=true&starting_after=-1", "starting_after"),
+        ("include[]=message.output_text.logprobs&include[]=bogus", "include[1]"),
+        ("stream=perhaps", "stream"),
+    ],
+)
+def test_a_wrong_way_to_retrieve_is_named(client, served, query, param):
+    answer = httpx.get(f"{served.url}/v1/responses/{ask(client).id}?{query}")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_what_to_include_may_be_named(client):
+    response = ask(client)
+    found = client.responses.retrieve(response.id, include=["message.output_text.logprobs"])
+    assert found.to_dict() == response.to_dict()
 
 
 def test_a_response_in_the_background_needs_no_connection(client, served):
@@ -248,12 +274,12 @@ def test_a_response_belongs_to_the_key_that_made_it(serve):
 
 def test_the_same_request_id_in_the_background_is_refused_while_it_runs(client, served):
     served.core.step_s = 0.05
-    fields = {"background": True, "extra_body": {"request_id": "job/1"}}
+    fields = {"background": True, "extra_body": {"request_id": "job?1"}}
     response = ask(client, **fields)
-    assert response.id == "resp_job/1"
+    assert response.id == "resp_job?1"
     with pytest.raises(openai.ConflictError):
         ask(client, **fields)
-    url = f"{served.url}/v1/responses/resp_job%2F1"
+    url = f"{served.url}/v1/responses/resp_job%3F1"
     assert httpx.get(url).json()["id"] == response.id
     assert json.loads(httpx.delete(url).content)["deleted"] is True
 

@@ -52,7 +52,9 @@ def test_a_request_without_options_is_a_chat_without_options():
     [
         ("max_completion_tokens must be 1", "max_completion_tokens", "max_output_tokens"),
         ("max_tokens is too large", "max_tokens", "max_output_tokens"),
-        ("messages[0] is odd", "messages[0]", "input[0]"),
+        ("min_tokens (3) is larger than max_tokens (2)", "min_tokens", "min_tokens"),
+        ("messages must be a list", "messages", "input"),
+        ("x", "logprobs", "top_logprobs"),
         ("response_format is odd", "response_format", "text.format"),
         ("no schema", "response_format.json_schema.schema", "text.format.schema"),
         ("x", "tools[3].function.name", "tools[3].name"),
@@ -66,8 +68,25 @@ def test_errors_name_fields_as_they_were_sent(message, param, sent):
     with pytest.raises(InvalidRequestError) as failed, errors_as_sent():
         raise InvalidRequestError(message, param=param)
     assert failed.value.param == sent
-    if param is not None and param in message:
-        assert sent in str(failed.value)
+    if param is not None and message.startswith(param):
+        assert str(failed.value).startswith(sent)
+    assert "max_tokens" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ("no model or adapter 'messages' here", "model"),
+        ("tools[0].name must be short, got 'my messages'", "tools[0].name"),
+        ("the conversation has 95000 messages", "messages"),
+        ("no tool 'max_tokens' here", "tool_choice"),
+        ("messages were lost", None),
+    ],
+)
+def test_what_a_message_quotes_stays(message, param):
+    with pytest.raises(InvalidRequestError) as failed, errors_as_sent():
+        raise InvalidRequestError(message, param=param)
+    assert str(failed.value) == message
 
 
 def test_the_kind_of_an_error_stays():

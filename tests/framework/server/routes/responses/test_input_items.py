@@ -50,13 +50,25 @@ def test_consecutive_items_of_the_assistant_are_one_message():
     ]
 
 
-def test_what_follows_a_call_is_the_next_message():
-    messages = read(USER, CALL, ANSWER, THOUGHT, ANSWER)
+def test_text_after_a_call_belongs_to_the_same_message():
+    after = ANSWER | {"content": " and more"}
+    assert read(USER, ANSWER, CALL, after, CALL, OUTPUT)[1] == {
+        "role": "assistant", "content": "yes and more", "tool_calls": [TOOL_CALL, TOOL_CALL],
+    }  # fmt: skip
+
+
+def test_a_message_after_a_message_and_reasoning_after_either_begin_the_next_message():
+    messages = read(USER, CALL, THOUGHT, THOUGHT, ANSWER, ANSWER, THOUGHT)
     assert messages[1:] == [
         {"role": "assistant", "tool_calls": [TOOL_CALL]},
+        {"role": "assistant", "reasoning_content": "hmhm", "content": "yes"},
         {"role": "assistant", "content": "yes"},
-        {"role": "assistant", "reasoning_content": "hm", "content": "yes"},
+        {"role": "assistant", "reasoning_content": "hm"},
     ]
+
+
+def test_an_item_without_a_type_is_a_message_as_is_one_whose_type_is_null():
+    assert read(USER | {"type": None}) == [USER]
 
 
 def test_a_call_that_broke_off_is_left_out():
@@ -114,6 +126,13 @@ def test_parts_are_joined_and_a_refusal_is_text():
         ),
         (CALL | {"arguments": {}}, "input[0].arguments", "string"),
         (CALL | {"name": None}, "input[0].name", "string"),
+        (CALL | {"name": ""}, "input[0].name", "empty"),
+        (USER | {"type": 3}, "input[0].type", "not supported"),
+        (USER | {"id": 5}, "input[0].id", "string"),
+        (USER | {"phase": []}, "input[0].phase", "string"),
+        (USER | {"status": 7}, "input[0].status", "in_progress"),
+        (USER | {"status": "ready"}, "input[0].status", "in_progress"),
+        (THOUGHT | {"encrypted_content": 1}, "input[0].encrypted_content", "string"),
         (OUTPUT, "input[0].call_id", "no function_call before it"),
     ],
 )

@@ -331,6 +331,7 @@ def test_what_a_request_asks_for_comes_back(client):
         ({"background": True, "store": False}, "background", "store: true"),
         ({"previous_response_id": "resp_none"}, "previous_response_id", "no response"),
         ({"request_id": "a b"}, "request_id", "visible"),
+        ({"request_id": "q/input_items"}, "request_id", "'/'"),
         ({"truncation": "sometimes"}, "truncation", "sometimes"),
     ],
 )
