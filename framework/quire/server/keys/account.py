@@ -36,6 +36,9 @@ class Account:
         has_key: Whether its requests have a key.
         clock: Clock of the limits, in seconds.
         ledger: Where it counts; None: in a new one of this process.
+
+    Attributes:
+        is_removed: Whether its key is not one of the server any more.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Account:
         self.name = name
         self.cache_salt = cache_salt
         self.has_key = has_key
+        self.is_removed = False
         self._ledger: Ledger = LocalLedger() if ledger is None else ledger
         self._clock = clock
         self.set_limits(limits)

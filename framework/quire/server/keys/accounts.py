@@ -134,7 +134,10 @@ class Accounts:
         self._digests |= {key.digest for key in ring.api}
         if self._salts is None and len(self._digests) > 1 and not self._shares_cache:
             self._salts = CacheSalts(keys)
-        self._accounts = {key.digest: self._account(key) for key in keys}
+        accounts = {key.digest: self._account(key) for key in keys}
+        for account in {*self._accounts.values()} - {*accounts.values()}:
+            account.is_removed = True
+        self._accounts = accounts
         self.with_keys = [self._accounts[key.digest] for key in ring.api]
         self._admins = frozenset(key.name for key in ring.admin)
 

@@ -104,6 +104,16 @@ def test_a_key_that_stays_keeps_its_usage_and_its_cache_and_gets_its_new_limits(
     assert after.requests is not None
 
 
+def test_the_account_of_a_key_that_goes_or_is_renamed_is_removed():
+    accounts = Accounts(KeyRing([A, B]))
+    first, second = accounts.with_keys
+    accounts.replace(KeyRing([make_key("other", "one"), B]))
+    assert (first.is_removed, second.is_removed) == (True, False)
+    accounts.replace(KeyRing())
+    assert second.is_removed
+    assert not accounts.of_keys()[0].is_removed
+
+
 @pytest.mark.parametrize("others", [[], [B]])
 def test_another_key_of_a_name_inherits_neither_the_usage_nor_the_cache(others):
     accounts = Accounts(KeyRing([A, *others]))

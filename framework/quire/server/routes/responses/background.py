@@ -3,12 +3,15 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
-from quire.server.http.json_response import json_of
+from quire.server.http.json_response import in_thread_if, json_of
 from quire.server.http.lifecycle import Lifecycle
+from quire.server.routes.responses.event_log import EventLog
 from quire.server.routes.responses.response_run import ResponseRun
 from quire.server.routes.responses.response_store import ResponseStore
 from quire.server.routes.responses.stored_response import StoredResponse
+from quire.server.wire.bodies import LARGE_BYTES
 
 
 class BackgroundRuns:
@@ -36,7 +39,7 @@ class BackgroundRuns:
             HTTPError: It cannot be stored.
         """
         if is_streamed:
-            stored.events = []
+            stored.events = EventLog()
         self.store.begin(stored)
         self._runs[stored] = _BackgroundRun(run, stored, self.store, is_streamed)
         self._lifecycle.enter()
@@ -47,10 +50,28 @@ class BackgroundRuns:
         if (running := self._runs.get(stored)) is not None:
             await running.cancel()
 
-    def events(self, stored: StoredResponse, first: int = 0) -> AsyncGenerator[bytes]:
-        """Return the events of a response from a number on, also those to come."""
-        running = self._runs.get(stored)
-        return _past_events(stored, first) if running is None else running.events(first)
+    async def events(
+        self, stored: StoredResponse, log: EventLog, first: int = 0
+    ) -> AsyncGenerator[bytes]:
+        """Yield the events of a response from a number on, also those to come.
+
+        Args:
+            stored: The response.
+            log: Its events, which a reader has even if they are stored no longer.
+            first: Number of the first event.
+        """
+        number = first
+        while True:
+            running = self._runs.get(stored)
+            news = None if running is None or running.is_over else running.news
+            while number < len(log):
+                encode = partial(log.encoded, number, stored.response)
+                is_large = log.is_snapshot(number) and len(stored.response) > LARGE_BYTES
+                yield await in_thread_if(is_large, encode)
+                number += 1
+            if news is None:
+                return
+            await news.wait()
 
     def json_of(self, stored: StoredResponse) -> bytes:
         """Return the JSON of a response, as far as it is generated."""
@@ -63,7 +84,12 @@ class BackgroundRuns:
 
 
 class _BackgroundRun:
-    """One response in the background."""
+    """One response in the background.
+
+    Attributes:
+        is_over: Whether the response has ended.
+        news: Event that is set with the next event of the stream, and at the end.
+    """
 
     def __init__(
         self, run: ResponseRun, stored: StoredResponse, store: ResponseStore, is_streamed: bool
@@ -72,32 +98,20 @@ class _BackgroundRun:
         self._stored = stored
         self._store = store
         self._is_streamed = is_streamed
-        self._is_over = False
-        self._news = asyncio.Event()
+        self.is_over = False
+        self.news = asyncio.Event()
         self.task = asyncio.create_task(self._generate())
 
     async def cancel(self) -> None:
         """Abort the request to the engine, and wait for the end."""
         self.task.cancel()
         await asyncio.wait([self.task])
-        if not self._is_over:  # it was cancelled before it began
+        if not self.is_over:  # it was cancelled before it began
             self._end(self._run.cancel())
 
     def json(self) -> bytes:
         """Return the JSON of the response now."""
         return json_of(self._run.response)
-
-    async def events(self, first: int) -> AsyncGenerator[bytes]:
-        """Yield the events from a number on, also those to come."""
-        number = first
-        while True:
-            news, is_over = self._news, self._is_over
-            async for event in _past_events(self._stored, number):
-                yield event
-                number += 1
-            if is_over:
-                return
-            await news.wait()
 
     async def _generate(self) -> None:
         try:
@@ -117,22 +131,18 @@ class _BackgroundRun:
             async for event in events:
                 self._store.add_event(self._stored, event)
                 self._tell()
-        return json_of(self._run.response)
+        return await self._run.ended()
 
     def _end(self, final: bytes) -> None:
-        if not self._store.end(self._stored, final):
-            self._stored.events = None
-        self._is_over = True
+        run, stored, store = self._run, self._stored, self._store
+        number = 0 if stored.events is None else len(stored.events)  # one may have had no room
+        if not store.end(stored, final, run.last_event(number)):
+            final = run.fail_without_output(store.no_room())
+            store.end(stored, final, run.last_event(number))
+        self.is_over = True
         self._tell()
 
     def _tell(self) -> None:
         """Wake all readers of events."""
-        self._news.set()
-        self._news = asyncio.Event()
-
-
-async def _past_events(stored: StoredResponse, first: int) -> AsyncGenerator[bytes]:
-    number = first
-    while number < len(stored.events or ()):
-        yield (stored.events or [])[number]
-        number += 1
+        self.news.set()
+        self.news = asyncio.Event()

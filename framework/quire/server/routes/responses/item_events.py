@@ -2,7 +2,10 @@
 
 from typing import get_args
 
+import msgspec
+
 from quire.server.routes.responses.output import Change, Closed, Grown, Opened, OpenItem
+from quire.server.routes.responses.snapshot_event import SnapshotEvent
 from quire.server.wire.protocol import TokenLogprob
 from quire.server.wire.response_events import (
     ArgumentsDelta,
@@ -28,7 +31,7 @@ from quire.server.wire.responses import (
     OutputText,
     ReasoningItem,
     ReasoningText,
-    ResponseObject,
+    Status,
 )
 
 ItemEvent = (
@@ -43,33 +46,39 @@ ItemEvent = (
     | ArgumentsDelta
     | ArgumentsDone
 )
-LastEvent = ResponseCompleted | ResponseIncomplete | ResponseFailed
 PartEvent = ContentPartAdded | ContentPartDone
-EVENTS = (ResponseCreated, ResponseInProgress, *get_args(ItemEvent), *get_args(LastEvent))
-_LAST: dict[str, type[LastEvent]] = {
-    "completed": ResponseCompleted,
-    "incomplete": ResponseIncomplete,
-}
+_LAST = {"completed": ResponseCompleted, "failed": ResponseFailed}
+EVENTS = (
+    ResponseCreated,
+    ResponseInProgress,
+    *get_args(ItemEvent),
+    ResponseCompleted,
+    ResponseIncomplete,
+    ResponseFailed,
+)
 
 
 class ItemEvents:
-    """Numbers the events of one response."""
+    """Numbers the events of one response.
+
+    Attributes:
+        num_events: Number of events that were made.
+    """
 
     def __init__(self) -> None:
-        self._num_events = 0
+        self.num_events = 0
 
-    def created(self, response: ResponseObject) -> ResponseCreated:
+    def created(self, status: Status) -> SnapshotEvent:
         """Return the first event."""
-        return ResponseCreated(sequence_number=self._next(), response=response)
+        return SnapshotEvent(_type_of(ResponseCreated), self._next(), status)
 
-    def in_progress(self, response: ResponseObject) -> ResponseInProgress:
+    def in_progress(self, status: Status) -> SnapshotEvent:
         """Return the event of the first token."""
-        return ResponseInProgress(sequence_number=self._next(), response=response)
+        return SnapshotEvent(_type_of(ResponseInProgress), self._next(), status)
 
-    def last(self, response: ResponseObject) -> LastEvent:
-        """Return the event after the last item."""
-        kind = _LAST.get(response.status, ResponseFailed)
-        return kind(sequence_number=self._next(), response=response)
+    def last(self, status: Status, number: int) -> SnapshotEvent:
+        """Return the event after the last item; that of a cancelled response is incomplete, too."""
+        return SnapshotEvent(_type_of(_LAST.get(status, ResponseIncomplete)), number)
 
     def of(self, change: Change) -> list[ItemEvent]:
         """Return the events of a change."""
@@ -141,8 +150,12 @@ class ItemEvents:
         )
 
     def _next(self) -> int:
-        self._num_events += 1
-        return self._num_events - 1
+        self.num_events += 1
+        return self.num_events - 1
+
+
+def _type_of(event: type[msgspec.Struct]) -> str:
+    return str(event.__struct_config__.tag)
 
 
 def _empty(item: OpenItem) -> OutputItem:

@@ -54,8 +54,10 @@ class ResponseRequests:
         Raises:
             RequestError: Something in the request is wrong.
         """
-        typed = body.typed
+        typed, new_id = body.typed, _id(body.typed.request_id)
         is_stored = self._stores(typed)
+        if self._store is not None and is_stored:
+            self._store.check_id(sender.account, new_id)
         previous = self._previous(typed, sender.account)
         own = _own_items(typed, has_previous=previous is not None)
         size = body.num_bytes + (0 if previous is None else previous.total_bytes)
@@ -64,19 +66,18 @@ class ResponseRequests:
             chat = await self._turns.frontend.lanes.run(size // RENDERED, convert)
             turn = await self._turns.prepare(Body(chat, {}, size), sender, extra_args)
         params = turn.generation.params
-        response = _begun(typed, turn.generation.model, (params.temperature, params.top_p))
+        response = _begun(new_id, typed, turn.generation.model, (params.temperature, params.top_p))
         response.store = is_stored
         stored = None
         if is_stored:
             begun = json_of(response) if typed.background else b""
             stored = StoredResponse(response.id, sender.account, json_of(own), previous, begun)
-        keep = None if typed.background else partial(self._keep, stored)
+        keep = None if typed.background or stored is None else partial(self._keep, stored)
         return ResponseRun(turn, response, keep, partial(_log, scope)), stored
 
-    def _keep(self, stored: StoredResponse | None, response: bytes) -> None:
-        if self._store is not None and stored is not None:
-            stored.response = response
-            self._store.keep(stored)
+    def _keep(self, stored: StoredResponse, response: bytes) -> bool:
+        stored.response = response
+        return self._store is not None and self._store.keep(stored)
 
     def _stores(self, body: ResponseBody) -> bool:
         """Whether the response is stored.
@@ -108,7 +109,7 @@ class ResponseRequests:
         if self._store is None:
             raise no_store(name)
         found = self._store.find(account, body.previous_response_id, name)
-        if self._store.is_running(found):
+        if found.is_running:
             raise InvalidRequestError(
                 f"the response {found.id!r:.140} is still generated; wait for its end", param=name
             )
@@ -149,12 +150,14 @@ def _own_items(body: ResponseBody, *, has_previous: bool) -> list[Item]:
     )
 
 
-def _begun(body: ResponseBody, model: str, sampling: tuple[float, float]) -> ResponseObject:
+def _begun(
+    new_id: str, body: ResponseBody, model: str, sampling: tuple[float, float]
+) -> ResponseObject:
     """Return the response to a request as it begins."""
     temperature, top_p = sampling
     text, reasoning = body.text or _NO_TEXT_OPTIONS, body.reasoning or _NO_REASONING_OPTIONS
     return ResponseObject(
-        id=_id(body.request_id),
+        id=new_id,
         created_at=int(time.time()),
         status="queued" if body.background else "in_progress",
         background=bool(body.background),

@@ -19,7 +19,8 @@ from quire.server.routes.responses.chat_request import check_include
 from quire.server.routes.responses.item_list import page_of
 from quire.server.routes.responses.refused_fields import REFUSED_OF_RESPONSES
 from quire.server.routes.responses.response_request import ResponseRequests
-from quire.server.routes.responses.response_store import ResponseStore, no_response
+from quire.server.routes.responses.response_store import ResponseStore
+from quire.server.routes.responses.store_errors import no_response
 from quire.server.routes.responses.stored_response import StoredResponse
 from quire.server.wire.bodies import LARGE_BYTES
 from quire.server.wire.query import read_query
@@ -54,13 +55,14 @@ class ResponseRoutes:
         )
         if body.background and self._background is not None and stored is not None:
             self._background.start(run, stored, is_streamed=bool(body.stream))
-            if not body.stream:
+            if stored.events is None:
                 return self._response(stored)
-            return EventStream(self._background.events(stored), scope["quire_request_id"])
+            events = self._background.events(stored, stored.events)
+            return EventStream(events, scope["quire_request_id"])
         scope[GENERATION] = run.generation
         release = run.generation.release
         if body.stream:
-            return EventStream(run.events(), scope["quire_request_id"], on_close=release)
+            return EventStream(run.stream(), scope["quire_request_id"], on_close=release)
         return EncodedResponse(run.whole, release)
 
     async def retrieve(self, request: Request) -> Response:
@@ -82,7 +84,7 @@ class ResponseRoutes:
             )
         first = 0 if query.starting_after is None else query.starting_after + 1
         return EventStream(
-            self._background.events(stored, first), request.scope["quire_request_id"]
+            self._background.events(stored, stored.events, first), request.scope["quire_request_id"]
         )
 
     async def cancel(self, request: Request) -> Response:

@@ -1,6 +1,5 @@
 """One response: generated in full or as a stream, from the same output items."""
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -16,6 +15,7 @@ from quire.server.routes.generation import Generation
 from quire.server.routes.responses.chat_request import errors_as_sent
 from quire.server.routes.responses.item_events import ItemEvents
 from quire.server.routes.responses.output import Change, Closed, Output
+from quire.server.routes.responses.snapshot_event import Event, SnapshotEvent
 from quire.server.wire.http_errors import detail_of, status_of
 from quire.server.wire.openai_logprobs import Positions, TokenSpelling, chat_logprobs
 from quire.server.wire.protocol import FinishReason, TokenLogprob
@@ -27,10 +27,9 @@ from quire.server.wire.responses import (
     ResponseFailure,
     ResponseObject,
     ResponseUsage,
-    Status,
 )
 
-Keep = Callable[[bytes], None]
+Keep = Callable[[bytes], bool]
 
 
 class ResponseRun:
@@ -39,7 +38,8 @@ class ResponseRun:
     Args:
         turn: Turn of the conversation.
         response: Response as it begins.
-        keep: Function that stores the JSON of the response that has ended; None: it is not stored.
+        keep: Function that stores the JSON of the response that has ended, and returns whether it
+            could; None: it is stored otherwise, or not at all.
         on_failure: Function that logs a failure that is not raised.
 
     Attributes:
@@ -57,6 +57,7 @@ class ResponseRun:
         self._turn = turn
         self._keep = keep
         self._on_failure = on_failure
+        self._events = ItemEvents()
         self._output = Output()
         self._parts = turn.events()[0]
         self._spelling = TokenSpelling(turn.generation.frontend.tokenizer)
@@ -77,54 +78,115 @@ class ResponseRun:
             async with aclosing(self._changes()) as all_changes:
                 async for _ in all_changes:
                     pass
-        return await self._ended()
+        return await self.ended()
 
-    async def events(self) -> AsyncGenerator[bytes]:
-        """Generate; yield the events of a stream as JSON.
+    async def stream(self) -> AsyncGenerator[bytes]:
+        """Generate; yield all events of a stream as JSON.
 
         An error after the first event is an event. The first event is sent with the first token, so
-        that an error before it has an HTTP status, but for a response in the background at once.
+        that an error before it has an HTTP status.
         """
-        events = ItemEvents()
-        has_begun = self.response.background
+        has_begun = False
         try:
-            if has_begun:
-                yield json_of(events.created(self.response))
-            async with aclosing(self._changes()) as all_changes:
-                async for changes, is_first in all_changes:
-                    if is_first and not has_begun:
-                        has_begun = True
-                        yield json_of(events.created(self.response))
-                    if is_first:
-                        yield json_of(events.in_progress(self.response))
-                    for change in changes:
-                        is_large = isinstance(change, Closed) and self.generation.is_large
-                        for event in events.of(change):
-                            encode = partial(json_of, event)
-                            yield await asyncio.to_thread(encode) if is_large else encode()
-            await self._ended()
+            async with aclosing(self.events()) as events:
+                async for event in events:
+                    has_begun = True
+                    if isinstance(event, SnapshotEvent):
+                        yield event.encoded(json_of(self.response))
+                    else:
+                        yield event
+            final = await self.ended()
         except Exception as error:
             if not has_begun:
                 raise
-            self.fail(error)
-        is_large = self.generation.is_large
-        yield await in_thread_if(is_large, partial(json_of, events.last(self.response)))
+            final = self.fail(error)
+        yield await in_thread_if(
+            self.generation.is_large, partial(self.last_event().encoded, final)
+        )
+
+    async def events(self) -> AsyncGenerator[Event]:
+        """Generate; yield the events of a stream but the last one, and raise what `deltas` raises.
+
+        The first event of a response in the background does not wait for the first token.
+        """
+        events, has_begun = self._events, self.response.background
+        if has_begun:
+            yield events.created(self.response.status)
+        async with aclosing(self._changes()) as all_changes:
+            async for changes, is_first in all_changes:
+                if is_first and not has_begun:
+                    yield events.created(self.response.status)
+                if is_first:
+                    yield events.in_progress(self.response.status)
+                for change in changes:
+                    is_large = isinstance(change, Closed) and self.generation.is_large
+                    for event in events.of(change):
+                        yield await in_thread_if(is_large, partial(json_of, event))
+
+    def last_event(self, number: int | None = None) -> SnapshotEvent:
+        """Return the last event of the stream, after the end.
+
+        Args:
+            number: Its number; None: the one after all that were made.
+        """
+        number = self._events.num_events if number is None else number
+        return self._events.last(self.response.status, number)
+
+    async def ended(self) -> bytes:
+        """Complete the response; store it, and return its JSON."""
+        response, finish = self.response, self._parts.finish_reason
+        if finish is None:
+            raise RequestFailedError("the completion ended without a finish reason")
+        response.usage = await self._usage()
+        response.status = _status_of(finish)
+        response.output = self._output.items
+        if response.status == "completed":
+            response.completed_at = int(time.time())
+        else:
+            is_long = finish == "length"
+            response.incomplete_details = IncompleteDetails(
+                "max_output_tokens" if is_long else None
+            )
+        encode, is_large = partial(json_of, response), self.generation.is_large
+        encoded = await in_thread_if(is_large, encode)
+        if self._is_kept(encoded):
+            return encoded
+        response.store = False
+        return await in_thread_if(is_large, encode)
 
     def fail(self, error: Exception) -> bytes:
         """Make it a response that failed; log that, store it, and return its JSON."""
         self._on_failure(error)
-        self.response.error = _failure(error)
-        return self._closed("failed")
-
-    def cancel(self) -> bytes:
-        """Make it a response that was cancelled; store it, and return its JSON."""
-        return self._closed("cancelled")
-
-    def _closed(self, status: Status) -> bytes:
         self._output.break_off()
         self.response.output = self._output.items
-        self.response.status = status
-        return self._kept(json_of(self.response))
+        return self._failed(error)
+
+    def fail_without_output(self, error: Exception) -> bytes:
+        """Make it a response that failed and lost its output; log that, and return its JSON."""
+        self._on_failure(error)
+        self.response.output = []
+        return self._failed(error)
+
+    def cancel(self) -> bytes:
+        """Make it a response that was cancelled, and return its JSON."""
+        self._output.break_off()
+        self.response.output = self._output.items
+        self.response.status = "cancelled"
+        return json_of(self.response)
+
+    def _failed(self, error: Exception) -> bytes:
+        response = self.response
+        response.error, response.status = _failure(error), "failed"
+        response.completed_at = response.incomplete_details = None
+        encoded = json_of(response)
+        if self._is_kept(encoded):
+            return encoded
+        response.store = False
+        return json_of(response)
+
+    def _is_kept(self, encoded: bytes) -> bool:
+        """Whether the response is stored as it says."""
+        return not self.response.store or self._keep is None or self._keep(encoded)
 
     async def _changes(self) -> AsyncGenerator[tuple[list[Change], bool]]:
         """Generate; yield the changes of the output items by delta, and whether it is the first."""
@@ -147,29 +209,6 @@ class ResponseRun:
 
     def _logprobs(self, rows: Positions) -> Sequence[TokenLogprob]:
         return chat_logprobs(rows, self.generation.num_top_logprobs or 0, self._spelling).content
-
-    async def _ended(self) -> bytes:
-        """Complete the response; store it, and return its JSON."""
-        response, finish = self.response, self._parts.finish_reason
-        if finish is None:
-            raise RequestFailedError("the completion ended without a finish reason")
-        response.usage = await self._usage()
-        response.status = _status_of(finish)
-        response.output = self._output.items
-        if response.status == "completed":
-            response.completed_at = int(time.time())
-        else:
-            is_long = finish == "length"
-            response.incomplete_details = IncompleteDetails(
-                "max_output_tokens" if is_long else None
-            )
-        encode = partial(json_of, response)
-        return self._kept(await in_thread_if(self.generation.is_large, encode))
-
-    def _kept(self, encoded: bytes) -> bytes:
-        if self._keep is not None:
-            self._keep(encoded)
-        return encoded
 
     async def _usage(self) -> ResponseUsage:
         usage, frontend = self.generation.usage(), self.generation.frontend

@@ -1,17 +1,29 @@
-"""Stored responses, in memory: limits of number, bytes and age, and the turns that they continue.
+"""Stored responses, in memory: limits of number, bytes and age, for all keys together.
 
 A response holds the one that it continues, so a conversation stays whole while its last response
 is stored; what is held that way counts in the bytes, though it cannot be retrieved any more.
 
-    stored: A  B  C          C continues B, B continues A
-    A is removed:            A's bytes stay, as B holds them
-    B and C are removed:     the bytes of all three are free
+Those that are generated stay until their end, and a response that is stored is the last to make
+room. What has no room beside those that are generated is not stored. The oldest of the key that
+holds most makes room for others. A key may begin to generate as much as it leaves to others, and
+its responses grow to half of all, unless it has one alone.
 """
 
 import time
 from collections.abc import Callable
 
 from quire.server.keys.account import Account
+from quire.server.routes.responses.event_log import size_of
+from quire.server.routes.responses.owned_responses import OwnedResponses
+from quire.server.routes.responses.snapshot_event import Event
+from quire.server.routes.responses.store_errors import (
+    id_is_taken,
+    input_too_large,
+    no_response,
+    output_too_large,
+    store_is_full,
+    too_many_events,
+)
 from quire.server.routes.responses.stored_response import StoredResponse
 from quire.server.wire.http_errors import HTTPError
 
@@ -28,9 +40,6 @@ class ResponseStore:
         ttl_s: Seconds for which a response is kept.
         clock: Clock of their age, in seconds.
         later: Function that calls `expire` in time; None: they expire with the next request.
-
-    Attributes:
-        num_bytes: Size of all that is held.
     """
 
     def __init__(
@@ -41,20 +50,23 @@ class ResponseStore:
         clock: Clock = time.monotonic,
         later: Later | None = None,
     ) -> None:
-        self.num_bytes = 0
         self._max_num = max_num
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
         self._clock = clock
         self._later = later
         self._is_waiting = False  # for a call
-        self._kept: dict[tuple[Account, str], StoredResponse] = {}  # the oldest one first
-        self._running: dict[tuple[Account, str], StoredResponse] = {}
+        self._owned: dict[Account, OwnedResponses] = {}
 
     @property
     def num_responses(self) -> int:
         """Number of responses that can be found."""
-        return len(self._kept) + len(self._running)
+        return sum(owned.num for owned in self._owned.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all that is held."""
+        return sum(owned.num_bytes for owned in self._owned.values())
 
     def find(self, account: Account, response_id: str, param: str | None = None) -> StoredResponse:
         """Return a response of an account.
@@ -68,101 +80,136 @@ class ResponseStore:
             HTTPError: There is none, or another key made it.
         """
         self.expire()
-        key = (account, response_id)
-        found = self._kept.get(key) or self._running.get(key)
+        found = self._owned.get(account, OwnedResponses()).find(response_id)
         if found is None:
             raise no_response(response_id, param)
         return found
 
-    def is_running(self, response: StoredResponse) -> bool:
-        """Whether a response is still generated."""
-        return self._running.get(response.key) is response
+    def check_id(self, account: Account, response_id: str) -> None:
+        """Check that an account has no response of an id.
+
+        Raises:
+            HTTPError: It has one.
+        """
+        found = self._owned.get(account, OwnedResponses()).find(response_id)
+        if found is not None:
+            raise id_is_taken(found)
 
     def begin(self, response: StoredResponse) -> None:
         """Store a response that is generated in the background; nothing but `remove` removes it.
 
         Raises:
-            HTTPError: As many as may be stored are generated at present, or one of the same id; or
-                it is too large.
-        """
-        if response.total_bytes > self._max_bytes:
-            raise HTTPError(
-                413,
-                "the input, with what it continues, is larger than all stored responses may be "
-                f"({self._max_bytes} bytes, --responses-store-max-bytes); leave out background",
-                code="response_too_large",
-                param="background",
-            )
-        if response.key in self._running:
-            raise HTTPError(
-                409,
-                f"the response {response.id!r:.140} is being generated; send another request_id",
-                code="response_in_progress",
-                param="request_id",
-            )
-        if len(self._running) >= self._max_num:
-            raise HTTPError(
-                429,
-                f"{len(self._running)} responses are generated in the background, and the server "
-                "stores no more (--responses-store-max); try again later",
-                code="rate_limit_exceeded",
-            )
-        self._drop(self._kept.pop(response.key, None))
-        self._hold(response)
-        self._running[response.key] = response
-        self._make_room()
-
-    def add_event(self, response: StoredResponse, event: bytes) -> None:
-        """Add an event to a response that is generated in the background."""
-        response.add_event(event)
-        if response.num_holders:
-            self.num_bytes += len(event)
-
-    def end(self, response: StoredResponse, final: bytes) -> bool:
-        """Replace the JSON of a response that is not generated any more.
-
-        Returns:
-            False if it is too large to be stored; then it is not stored any more.
-        """
-        was_stored = self.is_running(response)
-        if was_stored:
-            self._drop(self._running.pop(response.key))
-        response.response = final
-        return not was_stored or self.keep(response)
-
-    def keep(self, response: StoredResponse) -> bool:
-        """Store a response, and remove the oldest ones in its favour.
-
-        Returns:
-            False if it is too large, with what it continues, to be stored at all.
+            HTTPError: Those that are generated leave no room at present, or there is one of the
+                same id; or it is too large.
         """
         self.expire()
-        self._drop(self._kept.pop(response.key, None))
+        self.check_id(response.account, response.id)
+        response.is_running = True  # from here on its size is that of one that is generated
         if response.total_bytes > self._max_bytes:
-            return False
-        response.kept_s = self._clock()
-        self._hold(response)
-        self._kept[response.key] = response
+            raise input_too_large(self._max_bytes)
+        owned = self._owned.get(response.account, OwnedResponses())
+        if not self._may_begin(response, owned):
+            raise store_is_full(self._num_running, self._running_bytes)
+        self._owned[response.account] = owned
+        owned.begin(response)
         self._make_room()
-        self._expire_later()
+
+    def add_event(self, response: StoredResponse, event: Event) -> None:
+        """Add an event to a response that is generated in the background, as a stream.
+
+        Raises:
+            HTTPError: There is no room for it.
+        """
+        if not response.is_running:  # it was removed, and its readers are sent its end
+            response.add_event(event)
+            return
+        owned = self._owned[response.account]
+        if not self._may_grow(response.account, owned, size_of(event)):
+            raise too_many_events(self._max_bytes)
+        owned.add_event(response, event)
+        self._make_room()
+
+    def end(self, response: StoredResponse, final: bytes, last: Event) -> bool:
+        """Replace the JSON of a response that is not generated any more.
+
+        Its events are stored no longer if there is no room for them.
+
+        Args:
+            response: The response.
+            final: Its JSON.
+            last: Its last event.
+
+        Returns:
+            False if there is no room for it; then nothing has changed. There is always room for
+            one without an output.
+        """
+        if not response.is_running:
+            _end(response, final, last)
+            return True
+        owned = self._owned[response.account]
+        before, events = response.response, response.events
+        owned.remove(response)
+        response.response, response.is_running = final, False
+        num_bytes = 0 if events is None else size_of(last)
+        if not self._has_room(response, owned, num_bytes):
+            response.events = None
+        if not self._has_room(response, owned):
+            response.response, response.events, response.is_running = before, events, True
+            owned.begin(response)
+            return False
+        if events is not None:
+            events.add(last)  # also for those who read them now
+        self._keep(response, owned)
+        return True
+
+    def no_room(self) -> HTTPError:
+        """Return the error of a response for which there is no room at its end."""
+        return output_too_large(self._max_bytes)
+
+    def keep(self, response: StoredResponse) -> bool:
+        """Store a response that has ended, and remove older ones in its favour.
+
+        Returns:
+            False if there is no room for it, or there is one of the same id.
+        """
+        self.expire()
+        owned = self._owned.get(response.account, OwnedResponses())
+        if owned.find(response.id) is not None or not self._has_room(response, owned):
+            return False
+        self._owned[response.account] = owned
+        self._keep(response, owned)
         return True
 
     def remove(self, response: StoredResponse) -> None:
         """Remove a response."""
-        for held in (self._kept, self._running):
-            if held.get(response.key) is response:
-                self._drop(held.pop(response.key))
+        owned = self._owned.get(response.account, OwnedResponses())
+        if owned.remove(response):
+            response.is_running = False
+        if not owned.num:
+            self._owned.pop(response.account, None)
 
     def expire(self) -> float | None:
-        """Remove what is too old; return the seconds after which the next one is."""
-        now_s = self._clock()
-        while self._kept:
-            oldest = next(iter(self._kept.values()))
-            left_s = oldest.kept_s + self._ttl_s - now_s
-            if left_s > 0:
-                return left_s
-            self.remove(oldest)
-        return None
+        """Remove what is too old, or of keys that are gone.
+
+        Returns:
+            Seconds after which the next one is too old; None without any.
+        """
+        now_s, next_s = self._clock(), list[float]()
+        for account, owned in [*self._owned.items()]:
+            while owned.kept:
+                oldest = next(iter(owned.kept.values()))
+                left_s = oldest.kept_s + self._ttl_s - now_s
+                if left_s > 0 and not account.is_removed:
+                    next_s.append(left_s)
+                    break
+                self.remove(oldest)
+        return min(next_s, default=None)
+
+    def _keep(self, response: StoredResponse, owned: OwnedResponses) -> None:
+        response.kept_s = self._clock()
+        owned.keep(response)
+        self._make_room(newest=response)
+        self._expire_later()
 
     def _expire_later(self) -> None:
         """Remove what is too old, and again when the next one is."""
@@ -175,35 +222,47 @@ class ResponseStore:
         self._is_waiting = False
         self._expire_later()
 
-    def _make_room(self) -> None:
-        while self._kept and self._is_over:
-            self.remove(next(iter(self._kept.values())))
+    @property
+    def _num_running(self) -> int:
+        return sum(len(owned.running) for owned in self._owned.values())
 
     @property
-    def _is_over(self) -> bool:
-        return self.num_responses > self._max_num or self.num_bytes > self._max_bytes
+    def _running_bytes(self) -> int:
+        return sum(owned.running_bytes for owned in self._owned.values())
 
-    def _hold(self, response: StoredResponse) -> None:
-        for turn in response.turns():
-            turn.num_holders += 1
-            if turn.num_holders > 1:
-                return  # it holds those before it already
-            self.num_bytes += turn.num_bytes
+    def _has_room(self, response: StoredResponse, owned: OwnedResponses, more: int = 0) -> bool:
+        """Whether a response, and some bytes more, fit beside those that are generated."""
+        num_bytes = self._running_bytes + owned.added_to_running(response) + more
+        return self._num_running < self._max_num and num_bytes <= self._max_bytes
 
-    def _drop(self, response: StoredResponse | None) -> None:
-        for turn in () if response is None else response.turns():
-            turn.num_holders -= 1
-            if turn.num_holders:
-                return
-            self.num_bytes -= turn.num_bytes
+    def _may_begin(self, response: StoredResponse, owned: OwnedResponses) -> bool:
+        if not self._has_room(response, owned):
+            return False
+        if not (response.account.has_key and owned.running):
+            return True
+        added = owned.added_to_running(response)
+        num_left = self._max_num - self._num_running - 1
+        bytes_left = self._max_bytes - self._running_bytes - added
+        return len(owned.running) < num_left and owned.running_bytes + added <= bytes_left
+
+    def _may_grow(self, account: Account, owned: OwnedResponses, num_bytes: int) -> bool:
+        is_alone = not account.has_key or len(owned.running) == 1
+        most = self._max_bytes if is_alone else self._max_bytes // 2  # whatever others begin
+        is_within = owned.running_bytes + num_bytes <= most
+        return is_within and self._running_bytes + num_bytes <= self._max_bytes
+
+    def _make_room(self, newest: StoredResponse | None = None) -> None:
+        """Remove the oldest of those that hold most; what is generated, and the newest, fit."""
+        while (is_many := self.num_responses > self._max_num) or self.num_bytes > self._max_bytes:
+            sizes = {
+                (owned.num if is_many else owned.num_bytes, i): oldest
+                for i, owned in enumerate(self._owned.values())
+                if (oldest := next(iter(owned.kept.values()), None)) not in (None, newest)
+            }
+            self.remove(sizes[max(sizes)])
 
 
-def no_response(response_id: str, param: str | None = None) -> HTTPError:
-    """Return the error of a response that is not stored, with the status and code of OpenAI's."""
-    return HTTPError(
-        404 if param is None else 400,
-        f"there is no response {response_id!r:.140}; it was not stored, is too old or was deleted, "
-        "or made room for others",
-        code="response_not_found" if param is None else "previous_response_not_found",
-        param=param,
-    )
+def _end(response: StoredResponse, final: bytes, last: Event) -> None:
+    """End a response that is not stored any more, for those who read its events."""
+    response.response = final
+    response.add_event(last)

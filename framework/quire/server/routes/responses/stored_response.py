@@ -6,8 +6,11 @@ from typing import Any
 import msgspec
 
 from quire.server.keys.account import Account
+from quire.server.routes.responses.event_log import EventLog
+from quire.server.routes.responses.snapshot_event import Event
 
 ENTRY_BYTES = 1024  # of a response beside its texts
+END_BYTES = 1024  # by which one without an output grows at its end, at most: its error, its times
 
 
 class StoredResponse:
@@ -22,7 +25,7 @@ class StoredResponse:
 
     Attributes:
         kept_s: Time from which on its age counts.
-        num_holders: Number of stored responses that hold it, itself included.
+        is_running: Whether it is stored and still generated.
         events: Events of its stream, if that can be read again.
     """
 
@@ -41,30 +44,25 @@ class StoredResponse:
         self._previous_bytes = 0 if previous is None else previous.total_bytes
         self.response = response
         self.kept_s = 0.0
-        self.num_holders = 0
-        self.events: list[bytes] | None = None
-        self._num_event_bytes = 0
+        self.is_running = False
+        self.events: EventLog | None = None
 
-    def add_event(self, event: bytes) -> None:
-        """Add an event of its stream."""
-        self.events = self.events or []
-        self.events.append(event)
-        self._num_event_bytes += len(event)
+    def add_event(self, event: Event) -> None:
+        """Add an event of its stream, if its events are stored."""
+        if self.events is not None:
+            self.events.add(event)
 
     @property
     def num_bytes(self) -> int:
-        """Size of what it holds itself."""
-        return ENTRY_BYTES + len(self.input_items) + len(self.response) + self._num_event_bytes
+        """Size of what it holds itself; while it is generated, with what its end may add."""
+        own = ENTRY_BYTES + len(self.input_items) + len(self.response)
+        of_events = 0 if self.events is None else self.events.num_bytes
+        return own + of_events + (END_BYTES if self.is_running else 0)
 
     @property
     def total_bytes(self) -> int:
         """Size of it and of what it continues, which does not change any more."""
         return self.num_bytes + self._previous_bytes
-
-    @property
-    def key(self) -> tuple[Account, str]:
-        """What finds it."""
-        return self.account, self.id
 
     def turns(self) -> Iterator["StoredResponse"]:
         """Yield it, and those before it, the last one first."""

@@ -1,6 +1,7 @@
 """Stored responses and those in the background, as OpenAI's client sees them."""
 
 import json
+import re
 import time
 
 import httpx
@@ -282,6 +283,150 @@ def test_the_same_request_id_in_the_background_is_refused_while_it_runs(client, 
     url = f"{served.url}/v1/responses/resp_job%3F1"
     assert httpx.get(url).json()["id"] == response.id
     assert json.loads(httpx.delete(url).content)["deleted"] is True
+
+
+def test_an_id_that_is_taken_is_refused_without_background_too(client, served):
+    served.core.step_s = 0.05
+    fields = {"extra_body": {"request_id": "x"}}
+    ask(client, background=True, **fields)
+    for _ in range(2):
+        with pytest.raises(openai.ConflictError) as failed:
+            ask(client, **fields)
+        assert failed.value.param == "request_id"
+        wait_for_end(client, client.responses.retrieve("resp_x"))
+    assert client.responses.retrieve("resp_x").background is True
+    assert ask(client, store=False, **fields).id == "resp_x"
+    client.responses.delete("resp_x")
+    assert ask(client, **fields).store is True
+
+
+SMALL = 100_000
+
+
+@pytest.fixture(scope="module")
+def small_store(serve):
+    return serve(responses_store_max=50, responses_store_max_bytes=SMALL)
+
+
+@pytest.fixture
+def small(small_store):
+    """A server with a small store, and its client; nothing is stored afterwards."""
+    made = []
+    with httpx.Client(base_url=small_store.url, timeout=20) as http:
+        http.event_hooks = {"response": [lambda r: (r.read(), made.append(r))]}
+        yield small_store, http
+        http.event_hooks = {}
+        small_store.core.step_s, small_store.core.tokens_per_step = 0.0, 1
+        small_store.texts.by_prompt = {}
+        for response in made:
+            for found in re.findall(r"resp_[0-9a-f]{28}", response.text)[:1]:
+                http.delete(f"/v1/responses/{found}")
+
+
+def create(http, **body):
+    return http.post("/v1/responses", json={"input": "Hi"} | body)
+
+
+def test_what_is_generated_in_the_background_is_limited_in_bytes(small):
+    served, http = small
+    served.core.step_s = 0.05
+    served.texts.by_prompt = {"Hi": "word " * 100}
+    statuses = []
+    while not statuses or statuses[-1] == 200:
+        answer = create(http, background=True, user="u" * 20_000)
+        statuses.append(answer.status_code)
+    assert (len(statuses), statuses[-1], answer.headers["retry-after"]) == (5, 429, "1")
+    assert http.get("/v1/responses/resp_x").status_code == 404
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_says_whether_it_is_stored(small, stream):
+    served, http = small
+    answer = create(http, stream=stream, user="u" * SMALL)
+    response = json.loads(answer.text.split("data: ")[-1])["response"] if stream else answer.json()
+    assert (response["status"], response["store"]) == ("completed", False)
+    assert http.get(f"/v1/responses/{response['id']}").status_code == 404
+    served.core.step_s = 0.05
+    served.texts.by_prompt = {"Slow": "word " * 100}
+    assert create(http, input="Slow", background=True, user="u" * 80_000).is_success
+    assert create(http, user="u" * 30_000).json()["store"] is False
+
+
+def events_of(text):
+    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+
+
+def test_a_stream_whose_events_outgrow_the_store_fails_for_all_who_read_it(small):
+    served, http = small
+    served.texts.by_prompt = {"Hi": "word " * 400}
+    events = events_of(create(http, background=True, stream=True, user="u" * 60_000).text)
+    last = events[-1]
+    assert (last["type"], last["response"]["error"]["code"]) == ("response.failed", "server_error")
+    assert "--responses-store-max-bytes" in last["response"]["error"]["message"]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert http.get(f"/v1/responses/{last['response']['id']}").json() == last["response"]
+
+
+def test_a_stream_whose_end_outgrows_the_store_has_its_last_event(small):
+    served, http = small
+    served.texts.by_prompt = {"Hi": "Wort und noch ein Wort, " * 100}
+    served.core.tokens_per_step = 100
+    first, _, *others, _ = create(http, background=True, stream=True).text.split("\n\n")[:-1]
+    sizes = [len(event.partition("data: ")[2]) for event in (first, *others)]
+    user = "u" * (SMALL - sum(sizes) - 64 * (len(sizes) + 1) - 2048 - 100)  # its end adds more
+    events = events_of(create(http, background=True, stream=True, user=user).text)
+    last = events[-1]
+    assert last["response"]["status"] == "incomplete"  # after all tokens of the model
+    one = f"/v1/responses/{last['response']['id']}"
+    assert http.get(one).json() == last["response"]
+    again = http.get(one, params={"stream": True})
+    assert (again.status_code, again.json()["error"]["param"]) == (400, "stream")
+
+
+def test_a_response_that_outgrows_the_store_at_its_end_fails(small, wait_for):
+    served, http = small
+    served.texts.by_prompt = {"Hi": "Wort und noch ein Wort, " * 100}
+    one = f"/v1/responses/{create(http, background=True, user='u' * 97_200).json()['id']}"
+    assert wait_for(lambda: http.get(one).json()["status"] == "failed")
+    response = http.get(one).json()
+    assert (response["output"], response["completed_at"]) == ([], None)
+    assert response["error"]["code"] == "server_error"
+    assert "too large" in response["error"]["message"]
+
+
+def test_the_response_is_not_stored_once_more_with_each_event(small):
+    _, http = small
+    events = events_of(create(http, background=True, stream=True, user="u" * 60_000).text)
+    again = http.get(f"/v1/responses/{events[0]['response']['id']}", params={"stream": True})
+    assert events_of(again.text) == events
+    assert {len(e["response"]["user"]) for e in events if "response" in e} == {60_000}
+    assert [e["response"]["status"] for e in events if "response" in e] == [
+        "queued", "in_progress", "completed",
+    ]  # fmt: skip
+
+
+def test_readers_of_a_cancelled_stream_get_its_end(client, served):
+    served.core.step_s = 0.05
+    events = []
+    fields = {"extra_body": {"ignore_eos": True}, "max_output_tokens": 400}
+    for event in ask(client, background=True, stream=True, **fields):
+        events.append(event)
+        if len(events) == 5:
+            client.responses.cancel(events[0].response.id)
+    last = events[-1]
+    assert (last.type, last.response.status) == ("response.incomplete", "cancelled")
+    assert client.responses.retrieve(last.response.id).to_dict() == last.response.to_dict()
+
+
+def test_the_responses_of_a_key_that_is_renamed_are_gone(serve, tmp_path, wait_for):
+    file = tmp_path / "keys.yaml"
+    file.write_text("keys:\n  - {key: sk-one, name: one}\n")
+    served = serve(api_key_file=str(file))
+    url, headers = f"{served.url}/v1/responses", {"authorization": "Bearer sk-one"}
+    one = f"{url}/{httpx.post(url, json={'input': 'Hi'}, headers=headers).json()['id']}"
+    assert httpx.get(one, headers=headers).is_success
+    file.write_text("keys:\n  - {key: sk-one, name: another}\n")
+    assert wait_for(lambda: httpx.get(one, headers=headers).status_code == 404)
 
 
 def test_a_response_in_the_background_counts_as_running_for_its_key(serve, tmp_path, wait_for):
