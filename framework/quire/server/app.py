@@ -191,6 +191,7 @@ def _operations(frontend: AsyncFrontend, health: HealthRoutes, turns: ChatTurns)
     unknown, models = turns.unknown, ModelRoutes(frontend)
     tokens = TokenRoutes(frontend, unknown)
     return [
+        Operation("/", health.root, media_type="text/plain"),
         Operation("/livez", health.livez),
         Operation("/readyz", health.readyz),
         Operation("/health", health.health),

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from quire import __version__
 from quire.frontend.async_frontend import AsyncFrontend
@@ -30,6 +30,11 @@ class HealthRoutes:
         self._frontend = frontend
         self._lifecycle = lifecycle
         self._plugins_report = plugins_report
+
+    async def root(self, request: Request) -> Response:
+        """Return a text that says that the server runs; Ollama's command line asks this first."""
+        del request
+        return PlainTextResponse("quire is running\n")
 
     async def livez(self, request: Request) -> Response:
         """Return 200 as long as the event loop runs."""

@@ -6,7 +6,7 @@ from typing import Any
 
 OTHER_FAMILY = "Other"
 _FAMILIES = (
-    (r"/(livez|readyz|health|version|metrics|load|v1/plugins)$", "Health and metrics"),
+    (r"/(livez|readyz|health|version|metrics|load|v1/plugins)?$", "Health and metrics"),
     (r"/v1/engine", "Live engine"),
     (r"/(admin/|reset_)", "Control"),
     (r"/(de)?tokenize$", "Tokens"),

@@ -8,6 +8,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope
 
 from quire.errors import InvalidRequestError
+from quire.server.wire.families import dialect_of
 from quire.server.wire.headers import header_values
 from quire.server.wire.http_errors import HTTPError
 from quire.server.wire.undeclared_fields import Undeclared, take_undeclared
@@ -18,6 +19,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 MAX_DEPTH = 64
 MAX_BRACKETS = 100_000  # each may open an object; creating millions blocks every thread
 BODY_TIMEOUT_S = 60.0
+OF_PAGES = (b"origin", b"sec-fetch-site")  # headers of requests that a browser sends for a page
 LARGE_BYTES = 32 * 1024  # bodies from this size on are processed in a thread
 
 
@@ -85,17 +87,25 @@ async def _received(receive: Receive) -> bytes:
 def check_content_type(scope: Scope) -> None:
     """Check for uncompressed JSON, which browsers send across origins only after a preflight.
 
+    Some routes take any content type from what is no browser: browsers of the last years say for
+    which page they send a POST.
+
     Raises:
         HTTPError: The headers declare something else.
     """
     given = header_values(scope, b"content-type")
     kind = given[0].partition(";")[0].strip().lower() if given else ""
-    if kind != "application/json":
+    if kind != "application/json" and not _takes_any(scope):
         message = f"the content type must be application/json, got {kind[:100] or 'none'!r}"
         raise HTTPError(415, message, code="unsupported_media_type")
     if any(value.lower() != "identity" for value in header_values(scope, b"content-encoding")):
         message = "compressed bodies are not supported; send the JSON uncompressed"
         raise HTTPError(415, message, code="unsupported_media_type")
+
+
+def _takes_any(scope: Scope) -> bool:
+    is_of_page = any(header_values(scope, name) for name in OF_PAGES)
+    return dialect_of(scope["path"]).takes_any_content_type and not is_of_page
 
 
 def decode(data: bytes, kind: type[S]) -> Body[S]:

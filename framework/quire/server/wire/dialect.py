@@ -54,6 +54,7 @@ class Dialect:
     stream: StreamFormat
     error_body: type[msgspec.Struct] = ErrorBody
     request_id_header: bytes | None = None
+    takes_any_content_type: bool = False
 
 
 def _openai_error(detail: ErrorDetail, status: int, request_id: str) -> bytes:

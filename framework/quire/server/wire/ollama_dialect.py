@@ -33,4 +33,9 @@ def _line(event: bytes) -> bytes:
     return event + b"\n"
 
 
-OLLAMA = Dialect(_error, StreamFormat("application/x-ndjson", _line), OllamaError)
+OLLAMA = Dialect(
+    _error,
+    StreamFormat("application/x-ndjson", _line),
+    OllamaError,
+    takes_any_content_type=True,  # as `curl -d` sends it
+)

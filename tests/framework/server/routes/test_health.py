@@ -4,7 +4,7 @@ import asyncio
 import threading
 
 import pytest
-from asgi_parts import get
+from asgi_parts import Wire, call, get, scope_of
 from scripted_core import ScriptedCore
 from server_parts import Texts, make_frontend
 
@@ -80,6 +80,15 @@ def test_a_dead_engine_is_not_ready(case, wait_for):
     assert wait_for(lambda: case.asked() == (503, "not ready"))
     assert case.asked("/health") == (503, "not ready")
     assert case.asked("/livez") == (200, "alive")
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_the_root_says_that_the_server_runs(case, method):
+    """Ollama's command line asks it before anything else."""
+    wire = asyncio.run(call(case.app, Wire(), scope_of("/", method)))
+    assert wire.status == 200
+    assert wire.headers["content-type"] == "text/plain; charset=utf-8"
+    assert method == "HEAD" or wire.body == b"quire is running\n"
 
 
 def test_the_version_and_the_plugins_are_reported(case):

@@ -94,21 +94,35 @@ class ChatTurns:
             sender: Client that sent the request.
             extra_args: Fields for the samplers.
         """
-        typed = body.typed
-        adapter = self.frontend.resolve_adapter(typed.model)
-        tools = self._tools(typed)
-        with _limit_as_sent(typed):
+        adapter, tools, params = self.checked(body.typed, extra_args)
+        return await self._turn(body, sender, adapter, tools, params)
+
+    def checked(
+        self, body: ChatBody, extra_args: dict[str, Any]
+    ) -> tuple[AdapterRef | None, ToolUse, SamplingParams | BeamSearchParams]:
+        """Check all of a turn but its messages; return its adapter, its tools and its parameters.
+
+        Args:
+            body: Body of the request, or what it was translated to.
+            extra_args: Fields for the samplers.
+
+        Raises:
+            RequestError: Something is wrong.
+        """
+        adapter = self.frontend.resolve_adapter(body.model)
+        tools = self._tools(body)
+        with _limit_as_sent(body):
             params = sampling_params(
-                typed,
-                max_tokens=typed.completion_limit,
-                logprobs=num_logprobs(typed),
-                prompt_logprobs=typed.prompt_logprobs,
+                body,
+                max_tokens=body.completion_limit,
+                logprobs=num_logprobs(body),
+                prompt_logprobs=body.prompt_logprobs,
                 extra_args=extra_args,
                 unknown=self.unknown,
                 forced_call=tools.constraint,
                 strict_calls=tools.strict_calls,
             )
-        return await self._turn(body, sender, adapter, tools, params)
+        return adapter, tools, params
 
     async def prepare_with(
         self, body: Body[ChatBody], sender: Sender, params: SamplingParams | BeamSearchParams

@@ -167,7 +167,7 @@ class OllamaReply(msgspec.Struct, kw_only=True):
     model: str
     created_at: str
     done: bool = False
-    done_reason: Literal["stop", "length", "load"] | UnsetType = UNSET
+    done_reason: Literal["stop", "length", "load", "unload"] | UnsetType = UNSET
     total_duration: int | UnsetType = UNSET
     load_duration: int | UnsetType = UNSET
     prompt_eval_count: int | UnsetType = UNSET

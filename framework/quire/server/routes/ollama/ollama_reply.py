@@ -32,7 +32,7 @@ from quire.server.wire.protocol import TokenLogprob
 NANOSECONDS = 1_000_000_000
 NOTHING = CompletionPiece(index=0)
 
-DoneReason = Literal["stop", "length", "load"]
+LoadReason = Literal["load", "unload"]
 # From the model's name, a piece, and the number of calls in the pieces before it.
 MakeReply = Callable[[str, CompletionPiece, int], OllamaReply]
 
@@ -56,10 +56,10 @@ def generate_reply(model: str, piece: CompletionPiece, num_calls_before: int) ->
     )
 
 
-def load_reply(make: MakeReply, model: str) -> OllamaReply:
-    """Return the reply to a request without a prompt, which only asks that the model is loaded."""
+def load_reply(make: MakeReply, model: str, reason: LoadReason) -> OllamaReply:
+    """Return the reply to a request without a prompt, which asks to load or unload the model."""
     reply = make(model, NOTHING, 0)
-    reply.done, reply.done_reason = True, "load"
+    reply.done, reply.done_reason = True, reason
     return reply
 
 

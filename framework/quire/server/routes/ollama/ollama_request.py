@@ -1,5 +1,6 @@
 """Translation of Ollama's requests to a chat body: options, messages, format and thinking."""
 
+import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,7 @@ _OF_SAMPLERS = {  # option -> field of a sampler, and the value that asks for no
     "mirostat_tau": ("mirostat_tau", None),
     "mirostat_eta": ("mirostat_eta", None),
 }
+_NO_TIME = re.compile(r"[-+]?(0+(\.0*)?(h|m|s|ms|us|µs|ns)?)+")
 _ONLY: dict[str, Any] = {
     "logits_all": False,
     "vocab_only": False,
@@ -108,6 +110,13 @@ def served_name(frontend: AsyncFrontend, name: str | None) -> str | None:
     served = (frontend.model_name, *frontend.adapters)
     spellings = (name, name.removesuffix(":latest"), f"{name}:latest")
     return next((spelt for spelt in spellings if spelt in served), name)
+
+
+def is_zero(keep_alive: object) -> bool:
+    """Whether a duration is no time: a number of seconds, or a text such as `0s`."""
+    if isinstance(keep_alive, str):
+        return _NO_TIME.fullmatch(keep_alive) is not None
+    return type(keep_alive) in (int, float) and keep_alive == 0
 
 
 def translated_messages(messages: Sequence[SentMessage]) -> list[dict[str, Any]]:

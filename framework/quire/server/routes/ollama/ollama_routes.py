@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from quire.errors import InvalidRequestError
 from quire.server.http.json_response import json_response
-from quire.server.routes.chat.chat_turn import ChatTurns, num_logprobs
+from quire.server.routes.chat.chat_turn import ChatTurns
 from quire.server.routes.generation import Generation, respond
 from quire.server.routes.ollama.ollama_protocol import (
     REFUSED_OF_OLLAMA,
@@ -24,13 +24,14 @@ from quire.server.routes.ollama.ollama_reply import (
 )
 from quire.server.routes.ollama.ollama_request import (
     chat_body,
+    is_zero,
     names_as_sent,
     sampler_fields,
     served_name,
     translated_messages,
 )
 from quire.server.wire.bodies import Body
-from quire.server.wire.params import prompt_with_options, sampling_params
+from quire.server.wire.params import prompt_with_options
 from quire.server.wire.protocol import ChatBody
 from quire.server.wire.sender import Sender
 
@@ -69,10 +70,10 @@ class OllamaRoutes:
         self, body: Body[OllamaChatBody], sender: Sender, extra_args: dict[str, Any]
     ) -> OllamaRun | Response:
         typed = body.typed
-        if not typed.messages:
-            return self._loaded(chat_reply, typed)
-        messages = translated_messages(typed.messages)
+        messages = translated_messages(typed.messages or ())
         made = chat_body(typed, messages, self._turns.frontend, typed.tools)
+        if not messages:
+            return self._loaded(typed, made, extra_args, chat_reply)
         return await self._turn(body, made, sender, extra_args, chat_reply)
 
     async def _prepare_generate(
@@ -83,11 +84,12 @@ class OllamaRoutes:
             raise InvalidRequestError(
                 "raw: true takes the prompt as it is; write the system text into it", param="system"
             )
-        if not typed.prompt:
-            return self._loaded(generate_reply, typed)
+        prompt = typed.prompt or ""
+        made = chat_body(typed, _conversation(typed.system, prompt), self._turns.frontend)
+        if not prompt:
+            return self._loaded(typed, made, extra_args, generate_reply)
         if typed.raw or not (template.exists or typed.system):
-            return self._raw(typed, typed.prompt, sender, extra_args)
-        made = chat_body(typed, _conversation(typed.system, typed.prompt), self._turns.frontend)
+            return self._raw(typed, made, prompt, sender, extra_args)
         return await self._turn(body, made, sender, extra_args, generate_reply)
 
     async def _turn(
@@ -105,35 +107,34 @@ class OllamaRoutes:
         return OllamaRun(turn.generation, turn, make, self._name(given), given.think is not False)
 
     def _raw(
-        self, body: OllamaGenerateBody, prompt: str, sender: Sender, extra_args: dict[str, Any]
+        self,
+        given: OllamaGenerateBody,
+        made: ChatBody,
+        prompt: str,
+        sender: Sender,
+        extra_args: dict[str, Any],
     ) -> OllamaRun:
         """Return the run of a prompt that no template renders."""
         frontend = self._turns.frontend
-        made = chat_body(body, [], frontend)
-        adapter = frontend.resolve_adapter(made.model)
         with names_as_sent():
-            params = sampling_params(
-                made,
-                max_tokens=made.max_tokens,
-                logprobs=num_logprobs(made),
-                prompt_logprobs=None,
-                extra_args=extra_args | self._sampler_fields(body),
-                unknown=self._turns.unknown,
-            )
+            adapter, _, params = self._turns.checked(made, extra_args | self._sampler_fields(given))
         prompts = [prompt_with_options(prompt, made)]
         generation = Generation(
             frontend, self._turns.budget, prompts, params, adapter, made, sender
         )
-        return OllamaRun(generation, None, generate_reply, self._name(body), True)
+        return OllamaRun(generation, None, generate_reply, self._name(given), True)
 
     def _sampler_fields(self, body: OllamaBody) -> dict[str, Any]:
         return sampler_fields(body.options, self._turns.frontend.intake.extra_fields)
 
-    def _loaded(self, make: MakeReply, body: OllamaBody) -> Response:
-        """Return the response to a request that only asks that the model is loaded."""
-        frontend = self._turns.frontend
-        frontend.resolve_adapter(served_name(frontend, body.model))
-        return json_response(load_reply(make, self._name(body)))
+    def _loaded(
+        self, given: OllamaBody, made: ChatBody, extra_args: dict[str, Any], make: MakeReply
+    ) -> Response:
+        """Return the response to a request that only asks to load or unload the model."""
+        with names_as_sent():
+            self._turns.checked(made, extra_args | self._sampler_fields(given))
+        reason = "unload" if is_zero(given.keep_alive) else "load"
+        return json_response(load_reply(make, self._name(given), reason))
 
     def _name(self, body: OllamaBody) -> str:
         return body.model or self._turns.frontend.model_name

@@ -1,9 +1,10 @@
 """Ollama's chats and completions: translation, streams, final counts, and refusals by name."""
 
+import asyncio
 import json
 
 import pytest
-from asgi_parts import post
+from asgi_parts import Wire, call, post, scope_of
 from changed_json import changed_anywhere
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -259,14 +260,48 @@ def test_what_is_wrong_is_refused_by_name_in_ollamas_shape(app, fields, words, s
     assert words in found["error"]
 
 
+EMPTY = [("/api/chat", {"messages": []}), ("/api/chat", {}), ("/api/generate", {"prompt": ""})]
+each_empty = pytest.mark.parametrize(("path", "content"), EMPTY)
+
+
 @pytest.mark.parametrize(
-    ("path", "content"), [("/api/chat", {"messages": []}), ("/api/generate", {"prompt": ""})]
-)
-def test_without_a_prompt_a_model_is_loaded(app, core, path, content):
-    found = post(app, path, model="demo", keep_alive="5m", **content).json()
-    assert (found["done"], found["done_reason"]) == (True, "load")
+    ("keep_alive", "reason"),
+    [
+        (None, "load"), ("5m", "load"), (-1, "load"), (False, "load"), ("", "load"),
+        (0, "unload"), (0.0, "unload"), ("0", "unload"), ("0s", "unload"), ("0h0m0.0s", "unload"),
+    ],
+)  # fmt: skip
+@each_empty
+def test_without_a_prompt_a_model_is_loaded_or_unloaded(
+    app, core, path, content, keep_alive, reason
+):
+    found = post(app, path, model="demo", keep_alive=keep_alive, **content).json()
+    assert (found["done"], found["done_reason"]) == (True, reason)
     assert not core.requests
-    assert post(app, path, model="dmo", **content).status == 404
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model": "dmo"}, "did you mean 'demo'"),
+        ({"format": "xml"}, "format must be"),
+        ({"think": "bogus"}, "think must be"),
+        ({"options": {"tfs_z": 3}}, "options.tfs_z"),
+        ({"options": {"temperature": -1}}, "options.temperature must be"),
+        ({"options": {"mirostat": 2}}, "no sampler in use reads options.mirostat"),
+        ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
+    ],
+)
+@each_empty
+def test_without_a_prompt_the_other_fields_are_checked(app, path, content, fields, words):
+    refused = post(app, path, **content, **fields)
+    assert refused.status == (404 if "model" in fields else 400)
+    assert words in refused.json()["error"]
+
+
+def test_without_messages_the_tools_are_checked(app):
+    refused = post(app, "/api/chat", tools=[TOOL, TOOL])
+    assert (refused.status, "twice" in refused.json()["error"]) == (400, True)
 
 
 def test_thinking_is_left_out_when_it_is_not_asked_for(app, core):
@@ -285,6 +320,38 @@ def test_log_probabilities_are_in_each_line(app):
     ]
     assert [each["token"] for each in streamed] == [each["token"] for each in full]
     assert {len(each["top_logprobs"]) for each in full} == {2}
+
+
+FORM = "application/x-www-form-urlencoded"
+BODY = json.dumps({"messages": HI, "stream": False}).encode()
+
+
+@pytest.mark.parametrize("content_type", [FORM, "text/plain", "", None])
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"origin": "http://127.0.0.1:8000"}, 415),
+        ({"sec-fetch-site": "cross-site"}, 415),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"content-encoding": "gzip"}, 415),
+        ({"host": "evil.example"}, 403),
+    ],
+)
+def test_any_content_type_is_json_unless_a_browser_sends_it(app, content_type, headers, status):
+    """`curl -d`, as in Ollama's documentation, sends a form; a page can send one, too."""
+    given = headers | ({} if content_type is None else {"content-type": content_type})
+    wire = asyncio.run(call(app, Wire(BODY), scope_of("/api/chat", headers=given)))
+    assert wire.status == status
+    assert status == 200 or set(wire.json()) == {"error"}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/apix", "/v1/messages"])
+def test_other_routes_take_json_alone(app, path):
+    wire = asyncio.run(call(app, Wire(BODY), scope_of(path, headers={"content-type": FORM})))
+    assert wire.status in (404, 415)
+    assert wire.status == 415 or path == "/apix"
 
 
 def test_a_stream_that_breaks_ends_with_an_error_line(app, core):
