@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from quire.errors import InvalidRequestError
@@ -23,7 +24,7 @@ from quire.server.wire.protocol import ChatBody
 B = TypeVar("B", MessagesBody, CountTokensBody)
 
 _CONVERTED = {"messages", "tools", "tool_choice", "chat_template_kwargs", "continue_final_message"}
-_SAME = {
+_SHARED = {  # names of the fields that a chat has, too
     kind: tuple(
         name
         for name in kind.__struct_fields__
@@ -31,6 +32,7 @@ _SAME = {
     )
     for kind in (MessagesBody, CountTokensBody)
 }
+_VALUES = {kind: attrgetter(*names) for kind, names in _SHARED.items()}
 _THINKING_TYPES = ("enabled", "disabled", "adaptive")
 _DISPLAYS = ("summarized", "omitted")
 _REFUSED_OF_THINKING = {  # what only Anthropic's models do
@@ -77,10 +79,10 @@ def translated(body: AnyBody, unknown: UnknownFields, *, limits_thinking: bool) 
     Raises:
         InvalidRequestError: A field does not follow the API; `param` is its path.
     """
-    chat = ChatBody(messages=chat_messages(body.system, body.messages, unknown))
-    for name in _SAME[type(body)]:
-        setattr(chat, name, getattr(body, name))  # fields of our own structs
-    chat.continue_final_message = _continues(body, chat.messages)
+    kind, messages = type(body), chat_messages(body.system, body.messages, unknown)
+    shared = dict(zip(_SHARED[kind], _VALUES[kind](body), strict=True))
+    chat = ChatBody(messages=messages, **shared)
+    chat.continue_final_message = _continues(body, messages)
     chat.chat_template_kwargs = body.chat_template_kwargs
     eager = _set_tools(chat, body, unknown)
     if body.output_config is not None:
