@@ -16,6 +16,7 @@ from quire.server.routes.ollama.ollama_protocol import (
     OllamaGenerateBody,
 )
 from quire.server.routes.ollama.ollama_reply import (
+    LoadReason,
     MakeReply,
     OllamaRun,
     chat_reply,
@@ -133,7 +134,7 @@ class OllamaRoutes:
         """Return the response to a request that only asks to load or unload the model."""
         with names_as_sent():
             self._turns.checked(made, extra_args | self._sampler_fields(given))
-        reason = "unload" if is_zero(given.keep_alive) else "load"
+        reason: LoadReason = "unload" if is_zero(given.keep_alive) else "load"
         return json_response(load_reply(make, self._name(given), reason))
 
     def _name(self, body: OllamaBody) -> str:
