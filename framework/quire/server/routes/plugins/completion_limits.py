@@ -9,7 +9,7 @@ from quire.server.keys.account import Account
 class CompletionLimits:
     """Counts each completion as a request of the key; the request itself counts as the first.
 
-    At any moment one of them runs in the place of the request itself, so completions one after the
+    One of those that run has the place of the request itself, so that completions one after the
     other never need more than one of `max_concurrent`.
 
     Args:
@@ -19,7 +19,7 @@ class CompletionLimits:
     def __init__(self, account: Account) -> None:
         self._account = account
         self._has_begun = False
-        self._is_place_free = True
+        self._num_running = 0
 
     @contextmanager
     def one(self) -> Iterator[None]:
@@ -28,16 +28,13 @@ class CompletionLimits:
         Raises:
             HTTPError: A limit refuses it.
         """
-        has_place = self._is_place_free
         if self._has_begun:
-            self._account.begin(has_place=has_place)
+            self._account.begin(has_place=self._num_running == 0)
         self._has_begun = True
-        if has_place:
-            self._is_place_free = False
+        self._num_running += 1
         try:
             yield
         finally:
-            if has_place:
-                self._is_place_free = True
-            else:
+            self._num_running -= 1
+            if self._num_running:
                 self._account.end()

@@ -328,23 +328,26 @@ def test_nothing_is_generated_after_the_response(make_app, core):
     assert not core.requests
 
 
-@pytest.mark.parametrize("is_chat", [True, False])
-def test_a_completion_that_is_being_prepared_does_not_begin_after_the_response(
-    make_app, frontend, core, monkeypatch, is_chat
+@pytest.mark.parametrize(
+    ("is_chat", "step"), [(True, "lanes"), (False, "encode"), (False, "submit")]
+)
+def test_a_completion_that_is_being_prepared_does_not_run_after_the_response(
+    make_app, frontend, core, monkeypatch, is_chat, step
 ):
-    tasks, may_go_on = [], asyncio.Event()
-    encode, run = frontend.encode, frontend.lanes.run
+    core.script.by_prompt = {"Once": "one two three four five six seven eight nine ten " * 20}
+    tasks, may_go_on, core.step_s = [], asyncio.Event(), 0.01
+    steps = {"lanes": (frontend.lanes, "run"), "encode": (frontend, "encode")}
+    owner, name = steps.get(step, (frontend, "submit"))
 
-    async def held(wrapped, *args):
+    async def held(wrapped, *args, **kwargs):
         await may_go_on.wait()
-        return await wrapped(*args)
+        return await wrapped(*args, **kwargs)
 
-    monkeypatch.setattr(frontend, "encode", partial(held, encode))
-    monkeypatch.setattr(frontend.lanes, "run", partial(held, run))
+    monkeypatch.setattr(owner, name, partial(held, getattr(owner, name)))
 
     async def respond(request):
-        message = [{"role": "user", "content": "x"}]
-        completion = request.chat(message) if is_chat else request.generate("Once")
+        messages = [{"role": "user", "content": "x"}]
+        completion = request.chat(messages) if is_chat else request.generate("Once", LONG)
         tasks.append(asyncio.create_task(completion.whole()))
         await asyncio.sleep(0.01)
         return {}
@@ -354,9 +357,10 @@ def test_a_completion_that_is_being_prepared_does_not_begin_after_the_response(
         may_go_on.set()
         with pytest.raises((PluginError, RequestError), match="the request is over"):
             await tasks[0]
+        assert not frontend.dispatch.streams()
 
     asyncio.run(ask_later())
-    assert not core.requests
+    assert step == "submit" or not core.requests
 
 
 def test_all_completions_are_closed_even_if_one_cannot_be(make_app, frontend, core, monkeypatch):
