@@ -135,7 +135,7 @@ def test_the_autoscaler_reads_a_metric_that_the_adapter_offers(manifests, deploy
     (rule,) = yaml.safe_load(adapter.read_text())["rules"]["custom"]
     assert rule["name"]["as"] == metric
     assert rule["seriesQuery"].startswith(metric + "{")
-    assert "--open-metrics" in flags  # on the health port, which needs no key
+    assert {"--open-metrics", "--health-port"} <= set(flags)  # open on the health port only
 
 
 def test_the_image_has_the_version_of_the_package(container):
