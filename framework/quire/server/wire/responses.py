@@ -177,7 +177,7 @@ class ReasoningItem(msgspec.Struct, kw_only=True, tag="reasoning"):
 
 
 class FunctionCallItem(msgspec.Struct, kw_only=True, tag="function_call"):
-    """A call of a function; one that broke off is incomplete."""
+    """A call of a function, with complete arguments."""
 
     id: str
     status: ItemStatus

@@ -1,19 +1,20 @@
 """Output items of one response: messages, reasoning and function calls, in the order of the text.
 
 At most one item is open. What belongs to no open item closes it and opens the next, so a whole
-completion, read as one long delta, has the same items as a streamed one. A call that breaks off is
-incomplete, and the text that the model wrote for it is in the message after it.
+completion, read as one long delta, has the same items as a streamed one. A call is an item once its
+arguments are complete: one that breaks off is text of a message, and nothing else.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Literal
 
-from quire.frontend.chat.completion_parser import CompletionEvent
 from quire.frontend.random_bytes import random_bytes
 from quire.interfaces.reasoning import ReasoningDelta
 from quire.interfaces.tool_parsing import TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from quire.server.routes.chat.call_ids import new_call_id
+from quire.server.routes.responses.message_logprobs import LoggedEvent
 from quire.server.wire.protocol import TokenLogprob
 from quire.server.wire.responses import (
     FunctionCallItem,
@@ -112,8 +113,8 @@ class Output:
     def __init__(self) -> None:
         self.items: list[OutputItem] = []
         self._open: OpenItem | None = None
+        self._calls: dict[int, tuple[str, list[str]]] = {}  # name and arguments of incomplete ones
         self._changes: list[Change] = []
-        self._logprobs: list[TokenLogprob] = []  # of tokens that no event shows yet
 
     @property
     def reasoning(self) -> str:
@@ -121,40 +122,34 @@ class Output:
         items = [item for item in self.items if isinstance(item, ReasoningItem)]
         return "".join(part.text for item in items for part in item.content)
 
-    def read(
-        self, events: Iterable[CompletionEvent], logprobs: Sequence[TokenLogprob] = ()
-    ) -> list[Change]:
-        """Add events, with the log probabilities of the tokens that they come from.
-
-        Only those of a message's tokens are kept; those of tokens that a parser holds back are
-        decided upon with the next event.
-        """
-        self._logprobs += logprobs
-        for event in events:
+    def read(self, events: Iterable[LoggedEvent]) -> list[Change]:
+        """Add events, each with the log probabilities of the tokens of its text, if it is text."""
+        for event, logprobs in events:
             match event:
-                case TextDelta(text):
-                    self._grow(self._opened("message"), text)
-                case ReasoningDelta(text):
+                case TextDelta(text) if text:
+                    self._grow(self._opened("message"), text, logprobs)
+                case ReasoningDelta(text) if text:
                     self._grow(self._opened("reasoning"), text)
-                case ToolCallStart(_, name):
-                    self._close("incomplete" if self._is_call else "completed")
-                    self._begin("function_call", name, new_call_id())
-                case ToolCallArguments(_, piece) if self._open is not None and self._is_call:
-                    self._grow(self._open, piece)
-                case ToolCallEnd() if self._is_call:
-                    self._close("completed")
-        if self._changes:
-            self._give_logprobs()
-            self._logprobs = []
+                case ToolCallStart(index, name):
+                    self._calls[index] = (name, [])
+                case ToolCallArguments(index, piece):
+                    self._calls[index][1].append(piece)
+                case ToolCallEnd(index):
+                    self._add_call(*self._calls.pop(index))
         return self._taken_changes()
 
-    def end(self, status: ItemStatus) -> list[Change]:
-        """End the last item; a response without any gets an empty message."""
+    def end(self, status: ItemStatus, logprobs: Sequence[TokenLogprob] = ()) -> list[Change]:
+        """End the last item; a response without any gets an empty message.
+
+        Args:
+            status: Status of the item.
+            logprobs: Log probabilities of tokens without a text, as the end of a message.
+        """
         if self._open is None and not self.items:
             self._begin("message")
-        if self._logprobs and self._open is not None and self._open.kind == "message":
-            self._grow(self._open, "")  # for those of tokens without text, as the end of text
-        self._close("incomplete" if self._is_call else status)
+        if logprobs and self._open is not None and self._open.kind == "message":
+            self._grow(self._open, "", logprobs)
+        self._close(status)
         return self._taken_changes()
 
     def break_off(self) -> None:
@@ -162,19 +157,18 @@ class Output:
         self._close("incomplete")
 
     def _taken_changes(self) -> list[Change]:
+        """Return the changes, those of one item in a row as one."""
         changes, self._changes = self._changes, []
-        return changes
-
-    @property
-    def _is_call(self) -> bool:
-        """Whether a call is open, which breaks off unless its end comes."""
-        return self._open is not None and self._open.kind == "function_call"
+        found: list[Change] = []
+        for item, group in groupby(changes, lambda c: c.item if isinstance(c, Grown) else c):
+            found += [_joined(item, group)] if isinstance(item, OpenItem) else [item]
+        return found
 
     def _opened(self, kind: Kind) -> OpenItem:
         """Return the open item if it is of this kind, or a new one."""
         if self._open is not None and self._open.kind == kind:
             return self._open
-        self._close("incomplete" if self._is_call else "completed")
+        self._close("completed")
         return self._begin(kind)
 
     def _begin(self, kind: Kind, name: str = "", call_id: str = "") -> OpenItem:
@@ -183,25 +177,24 @@ class Output:
         self._changes.append(Opened(self._open))
         return self._open
 
-    def _grow(self, item: OpenItem, piece: str) -> None:
+    def _grow(self, item: OpenItem, piece: str, logprobs: Sequence[TokenLogprob] = ()) -> None:
         item.pieces.append(piece)
-        self._changes.append(Grown(item, piece))
+        item.logprobs += logprobs
+        self._changes.append(Grown(item, piece, logprobs))
+
+    def _add_call(self, name: str, pieces: Sequence[str]) -> None:
+        self._close("completed")
+        self._grow(self._begin("function_call", name, new_call_id()), "".join(pieces))
+        self._close("completed")
 
     def _close(self, status: ItemStatus) -> None:
-        if (item := self._open) is None:
-            return
-        if item.kind == "message":
-            self._give_logprobs()
-        self._open = None
-        self.items.append(item.as_item(status))
-        self._changes.append(Closed(item, self.items[-1]))
+        if (item := self._open) is not None:
+            self._open = None
+            self.items.append(item.as_item(status))
+            self._changes.append(Closed(item, self.items[-1]))
 
-    def _give_logprobs(self) -> None:
-        """Give log probabilities to the last piece of a message, if there is one."""
-        for i in range(len(self._changes) - 1 if self._logprobs else -1, -1, -1):
-            change = self._changes[i]
-            if isinstance(change, Grown) and change.item.kind == "message":
-                change.item.logprobs += self._logprobs
-                self._changes[i] = Grown(change.item, change.piece, self._logprobs)
-                self._logprobs = []
-                return
+
+def _joined(item: OpenItem, changes: Iterable[Change]) -> Grown:
+    pieces = [change for change in changes if isinstance(change, Grown)]
+    logprobs = [logprob for change in pieces for logprob in change.logprobs]
+    return Grown(item, "".join(change.piece for change in pieces), logprobs)

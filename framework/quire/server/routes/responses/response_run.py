@@ -3,7 +3,7 @@
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal
 
 from quire.errors import RequestFailedError
@@ -14,6 +14,7 @@ from quire.server.routes.chat.choice_events import one_delta
 from quire.server.routes.generation import Generation
 from quire.server.routes.responses.chat_request import errors_as_sent
 from quire.server.routes.responses.item_events import ItemEvents
+from quire.server.routes.responses.message_logprobs import MessageLogprobs
 from quire.server.routes.responses.output import Change, Closed, Output
 from quire.server.routes.responses.snapshot_event import Event, SnapshotEvent
 from quire.server.wire.http_errors import detail_of, status_of
@@ -72,7 +73,7 @@ class ResponseRun:
         if self.generation.num_top_logprobs is None and not self.response.background:
             with errors_as_sent():
                 (completion,) = await self.generation.outputs()
-            read = partial(self._read, one_delta(completion), [])
+            read = partial(self._read, one_delta(completion), None)
             await in_thread_if(self.generation.is_large, read)
         else:  # deltas say which tokens are those of a message, and that the generation has begun
             async with aclosing(self._changes()) as all_changes:
@@ -195,17 +196,31 @@ class ResponseRun:
             async with aclosing(generation.deltas()) as deltas:
                 async for _, delta in deltas:
                     self.response.status = "in_progress"
-                    logprobs: Sequence[TokenLogprob] = ()
+                    logprobs: Sequence[TokenLogprob] | None = None
                     if delta.logprobs is not None:
                         make = partial(self._logprobs, delta.logprobs)
                         logprobs = await in_thread_if(generation.is_large_delta(delta), make)
                     yield self._read(delta, logprobs), is_first
                     is_first = False
 
-    def _read(self, delta: Delta, logprobs: Sequence[TokenLogprob]) -> list[Change]:
-        changes = self._output.read(self._parts.read(delta), logprobs)
-        finish = self._parts.finish_reason
-        return changes if finish is None else changes + self._output.end(_status_of(finish))
+    def _read(self, delta: Delta, logprobs: Sequence[TokenLogprob] | None) -> list[Change]:
+        reader = None if logprobs is None else self._message_logprobs
+        if logprobs is None or reader is None:
+            changes = self._output.read((event, ()) for event in self._parts.read(delta))
+        else:
+            changes = self._output.read(reader.read(delta, logprobs))
+        if (finish := self._parts.finish_reason) is None:
+            return changes
+        return changes + self._output.end(_status_of(finish), () if reader is None else reader.end)
+
+    @cached_property
+    def _message_logprobs(self) -> MessageLogprobs:
+        generation = self.generation
+        (encoded,), params = generation.encoded, generation.params
+        stream = generation.frontend.tokenizer.text_stream(
+            encoded.token_ids, params.skip_special_tokens
+        )
+        return MessageLogprobs(self._parts, stream)
 
     def _logprobs(self, rows: Positions) -> Sequence[TokenLogprob]:
         return chat_logprobs(rows, self.generation.num_top_logprobs or 0, self._spelling).content

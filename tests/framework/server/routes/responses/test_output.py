@@ -31,9 +31,8 @@ def read(text, cuts, end="stop", allows_parallel=True):
     pieces = [text[a:b] for a, b in pairwise(bounds)]
     for i, piece in enumerate(pieces, 1):
         finish = end if i == len(pieces) else None
-        changes = output.read(
-            parts.read(Delta(index=0, text=piece, token_ids=[], finish_reason=finish))
-        )
+        delta = Delta(index=0, text=piece, token_ids=[], finish_reason=finish)
+        changes = output.read((event, ()) for event in parts.read(delta))
         if finish is not None:
             changes = changes + output.end("completed" if end == "stop" else "incomplete")
         seen += [event for change in changes for event in events.of(change)]
@@ -87,20 +86,19 @@ def test_the_text_of_all_messages_is_the_text_that_the_parsers_give(text, cuts):
     items, _ = read(text, cuts)
     messages = [item for item in items if isinstance(item, OutputMessage)]
     assert "".join(item.content[0].text for item in messages) == parsed.text
-    calls = [i for i in items if isinstance(i, FunctionCallItem) and i.status == "completed"]
-    assert [(call.name, call.arguments) for call in calls] == [*parsed.calls]
+    calls = [item for item in items if isinstance(item, FunctionCallItem)]
+    assert [(call.name, call.arguments, call.status) for call in calls] == [
+        (*call, "completed") for call in parsed.calls
+    ]
     thoughts = [item.content[0].text for item in items if isinstance(item, ReasoningItem)]
     assert "".join(thoughts) == (parsed.reasoning or "")
 
 
-def test_a_call_that_breaks_off_is_incomplete_and_its_text_follows():
-    items, _ = read('Sure: [[f {"a"', [3, 9, 12])
-    assert [(item.__class__, item.status) for item in items] == [
-        (OutputMessage, "completed"),
-        (FunctionCallItem, "incomplete"),
-        (OutputMessage, "completed"),
-    ]
-    assert items[2].content[0].text == '[[f {"a"'
+@pytest.mark.parametrize(("end", "status"), [("stop", "completed"), ("length", "incomplete")])
+def test_a_call_that_breaks_off_is_text_and_nothing_else(end, status):
+    (message,), events = read('Sure: [[f {"a"', [3, 9, 12], end)
+    assert (message.content[0].text, message.status) == ('Sure: [[f {"a"', status)
+    assert not [event for event in events if "function_call" in event["type"]]
 
 
 def test_without_parallel_calls_one_is_kept():
@@ -129,7 +127,7 @@ def test_what_breaks_off_is_incomplete_and_nothing_is_added():
     output = Output()
     output.break_off()
     assert output.items == []
-    output.read([TextDelta("half")])
+    output.read([(TextDelta("half"), ()), (ToolCallStart(0, "f"), ())])
     output.break_off()
     assert [(item.status, item.content[0].text) for item in output.items] == [
         ("incomplete", "half")
@@ -140,32 +138,27 @@ def position(name):
     return TokenLogprob(name, -1.0, [*name.encode()], [])
 
 
-@pytest.mark.parametrize(
-    ("steps", "shown"),
-    [
-        ([([TextDelta("a")], "a"), ([TextDelta("b")], "b")], ["a", "b"]),
-        ([([ReasoningDelta("r")], "r"), ([], "</t>"), ([TextDelta("a")], "a")], ["</t>", "a"]),
-        ([([TextDelta("a")], "a"), ([], "<h"), ([TextDelta("<h!")], "!")], ["a", "<h", "!"]),
-        (
-            [
-                ([TextDelta("a")], "a"),
-                ([ToolCallStart(0, "f")], "[[f"),
-                ([ToolCallArguments(0, "{}"), ToolCallEnd(0)], "{}]]"),
-            ],
-            ["a"],
-        ),
-        ([([TextDelta("a")], "a"), ([], "<end>")], ["a", "<end>"]),
-    ],
-)  # fmt: skip
-def test_log_probabilities_are_those_of_the_tokens_of_messages(steps, shown):
+def test_log_probabilities_come_with_the_piece_that_their_tokens_wrote():
     output, events = Output(), ItemEvents()
-    changes = []
-    for read_events, token in steps:
-        changes += output.read(read_events, [position(token)])
-    changes += output.end("completed")
-    messages = [item for item in output.items if isinstance(item, OutputMessage)]
-    assert [token.token for m in messages for token in m.content[0].logprobs] == shown
-    streamed = [event for change in changes for event in events.of(change)]
-    deltas = msgspec.to_builtins([e for e in streamed if hasattr(e, "delta")])
-    given_tokens = [t["token"] for delta in deltas for t in delta.get("logprobs", ())]
-    assert given_tokens == shown
+    steps = [
+        [(ReasoningDelta("r"), ()), (TextDelta("a"), [position("a")])],
+        [(TextDelta("b"), [position("b")]), (TextDelta("c"), [position("c")])],
+    ]
+    changes = [change for step in steps for change in output.read(step)]
+    changes += output.end("completed", [position("<end>")])
+    (_, message) = output.items
+    assert [token.token for token in message.content[0].logprobs] == ["a", "b", "c", "<end>"]
+    deltas = msgspec.to_builtins([event for change in changes for event in events.of(change)])
+    pieces = [
+        (event["delta"], [token["token"] for token in event["logprobs"]])
+        for event in deltas
+        if event["type"] == "response.output_text.delta"
+    ]
+    assert pieces == [("a", ["a"]), ("bc", ["b", "c"]), ("", ["<end>"])]
+
+
+def test_the_end_after_a_call_belongs_to_no_message():
+    output = Output()
+    output.read([(ToolCallStart(0, "f"), ()), (ToolCallArguments(0, "{}"), ())])
+    output.read([(ToolCallEnd(0), ())])
+    assert output.end("completed", [position("<end>")]) == []

@@ -100,6 +100,7 @@ REPLIES = [
     'Sure: [[get_weather {"city": "a"}]][[get_time {}]] done',
     '<t>hm</t>text [[get_weather {"city": "b"}]]',
     '[[get_weather {"city": "never ends',
+    '<t>hm</t>x [[get_weather {"city": "never',
     "a [ bracket",
     "",
 ]
@@ -146,24 +147,71 @@ def test_streamed_and_full_responses_are_equal(client, served, reply, tokens_per
     assert texts == full.output_text
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("reply", ["plain words", "<t>let me think</t>the answer"])
-def test_a_messages_text_has_log_probabilities_if_asked(client, served, reply, stream):
+@pytest.mark.parametrize("reply", REPLIES)
+@pytest.mark.parametrize("more", [{}, {"stop": ["wer", "end"]}, {"max_output_tokens": 5}])
+def test_log_probabilities_are_the_same_however_the_tokens_come(client, served, reply, more):
     served.texts.by_prompt = {"Go": reply}
-    fields = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
-    response = ask(client, "Go", stream=stream, **fields)
-    if stream:
-        events = list(response)
-        response = events[-1].response
-        pieces = [e.logprobs for e in events if e.type == "response.output_text.delta"]
-        given = [token.token for piece in pieces for token in piece]
-        done = next(e for e in events if e.type == "response.output_text.done")
-        assert given == [token.token for token in done.logprobs]
-    logprobs = response.output[-1].content[0].logprobs
-    shown = reply.partition("</t>")[2] or reply
-    assert "".join(token.token for token in logprobs).startswith(shown)
-    assert {len(token.top_logprobs) for token in logprobs} == {2}
-    assert ask(client, "Go").output[-1].content[0].logprobs == []
+    stop = more.get("stop")
+    body = {name: value for name, value in more.items() if name != "stop"} | {
+        "tools": [WEATHER, CLOCK],
+        "include": ["message.output_text.logprobs"],
+        "top_logprobs": 1,
+    }
+    found = []
+    for tokens_per_step in (1, 3, 100):
+        served.core.tokens_per_step = tokens_per_step
+        found.append(plain(ask(client, "Go", extra_body={"stop": stop}, **body)))
+        for interval in (None, 50):
+            extra = {"stop": stop, "stream_interval": interval}
+            events = list(ask(client, "Go", stream=True, extra_body=extra, **body))
+            found.append(plain(events[-1].response))
+            deltas = [e for e in events if e.type == "response.output_text.delta"]
+            done = [e for e in events if e.type == "response.output_text.done"]
+            tokens = [token.to_dict() for e in deltas for token in e.logprobs]
+            assert tokens == [token.to_dict() for e in done for token in e.logprobs]
+    outputs = [response["output"] for response in found]
+    assert outputs == [outputs[0]] * len(outputs)
+
+
+@pytest.mark.parametrize(
+    ("reply", "shown"),
+    [
+        ("plain words", ["plain words<|im_end|>"]),
+        ("<t>let me think</t>the answer", ["the answer<|im_end|>"]),
+        ("<t>only thought", []),
+        ('Sure: [[get_weather {"city": "a"}]][[get_time {}]] done', ["Sure: ", " done<|im_end|>"]),
+        ('<t>hm</t>text [[get_weather {"city": "b"}]]', ["text "]),
+        ('x [[get_weather {"city": "never', ['x [[get_weather {"city": "never<|im_end|>']),
+        ("日本語 🌧!", ["日本語 🌧!<|im_end|>"]),
+    ],
+)
+def test_log_probabilities_are_those_of_the_messages_tokens(client, served, reply, shown):
+    served.texts.by_prompt = {"Go": reply}
+    response = ask(
+        client,
+        "Go",
+        tools=[WEATHER, CLOCK],
+        include=["message.output_text.logprobs"],
+        top_logprobs=2,
+    )
+    messages = [item.content[0] for item in response.output if item.type == "message"]
+    spelled = [b"".join(bytes(t.bytes) for t in part.logprobs).decode() for part in messages]
+    for found, wanted in zip(spelled, shown, strict=True):
+        assert wanted in found  # a token may be of two items
+        assert len(found) <= len(wanted) + 2
+    assert {len(token.top_logprobs) for part in messages for token in part.logprobs} <= {2}
+    for item in ask(client, "Go").output:
+        assert item.type != "message" or item.content[0].logprobs == []
+
+
+def test_the_official_client_parses_a_response_with_a_call_that_broke_off(client, served):
+    served.texts.by_prompt = {"Go": 'x [[get_weather {"city": "never'}
+    tool = WEATHER | {"strict": True}
+    response = client.responses.parse(model="demo", input="Go", tools=[tool])
+    assert response.output_text == 'x [[get_weather {"city": "never'
+    with client.responses.stream(model="demo", input="Go", tools=[tool]) as stream:
+        list(stream)
+        assert stream.get_final_response().output_text == response.output_text
 
 
 def test_a_response_that_its_limit_ends_is_incomplete(client):
