@@ -9,26 +9,19 @@ Results that are computed again stay until the first new one is there. Then thos
 copied to a file that takes the place of the old one, so that there is a whole file at any moment.
 """
 
-import fcntl
-import logging
 import os
 import stat
-import sys
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
 from hashlib import blake2b
-from pathlib import Path
 from typing import BinaryIO, Self
 
-from quire.cli.batch.batch_input import STANDARD, CheckedInput, check_no_url
+from quire.cli.batch.batch_input import STANDARD, CheckedInput
 from quire.cli.batch.batch_lines import BatchResult
-from quire.cli.batch.written_results import LineSet, WrittenResults, beside
-from quire.errors import BatchFileError
+from quire.cli.batch.result_files import emptied, locked, opened, replaced
+from quire.cli.batch.written_results import LineSet, WrittenResults
 
-logger = logging.getLogger(__name__)
-
-NEW_MODE = 0o666  # less the umask
 SAME = "run the same command again to go on"
 OVERWRITTEN = "run it again without --overwrite to go on"
 
@@ -90,13 +83,14 @@ class BatchOutput:
         Raises:
             BatchFileError: It cannot be written, is in use, or has something else.
         """
-        file, last = _opened(path, existing), checked.last_number
+        must_exist, last = existing is Existing.RESUME, checked.last_number
+        file = opened(path, must_exist=must_exist)
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) or path == STANDARD:
             return cls(file, batch_id, LineSet(last))
         try:
-            _lock(file, path)
+            locked(file, path)
             if existing is Existing.OVERWRITE:
-                renewed = partial(_emptied, file)
+                renewed = partial(emptied, file)
                 return cls(file, batch_id, LineSet(last), renewed=renewed, hint=OVERWRITTEN)
             retries = existing is Existing.RETRY
             found = WrittenResults(file, path, batch_id, last, retries=retries)
@@ -109,7 +103,7 @@ class BatchOutput:
             batch_id,
             found.done,
             num_failed=found.num_failed,
-            renewed=partial(_without_errors, file, path, found) if found.again.size else None,
+            renewed=partial(replaced, file, path, found.write_done) if found.again.size else None,
             hint=SAME,
         )
 
@@ -162,59 +156,3 @@ def batch_id_of(checked: CheckedInput, model: str) -> str:
     """Return the id of a batch: the same for the same requests to the same model."""
     named = blake2b(f"{checked.digest} {model}".encode(), digest_size=8)
     return f"batch_{named.hexdigest()}"
-
-
-def _opened(path: str, existing: Existing) -> BinaryIO:
-    """Open a file for reading and appending, without changing it.
-
-    Raises:
-        BatchFileError: It cannot be written.
-    """
-    if path == STANDARD:
-        sys.stdout.flush()
-        return os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
-    check_no_url(path)
-    if existing is Existing.RESUME and not Path(path).exists():
-        raise BatchFileError(f"there is no {path} to resume; leave --resume out to begin")
-    readable = os.O_RDWR if not Path(path).exists() or Path(path).is_file() else os.O_WRONLY
-    try:
-        descriptor = os.open(path, readable | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, NEW_MODE)
-    except OSError as error:
-        raise BatchFileError(f"{path} cannot be written: {error.strerror}") from None
-    return os.fdopen(descriptor, "r+b" if readable == os.O_RDWR else "wb", buffering=0)
-
-
-def _lock(file: BinaryIO, path: str) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise _in_use(path) from None
-    except OSError as error:
-        logger.warning("%s is not locked: its file system has no locks (%s)", path, error.strerror)
-    if not Path(path).exists() or not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-        raise _in_use(path)  # another process has put its file in the place of this one
-
-
-def _in_use(path: str) -> BatchFileError:
-    return BatchFileError(f"{path} is being written by another process")
-
-
-def _emptied(file: BinaryIO) -> BinaryIO:
-    file.truncate(0)
-    return file
-
-
-def _without_errors(file: BinaryIO, path: str, results: WrittenResults) -> BinaryIO:
-    """Put a file without the results that are computed again in the place of a file."""
-    new, new_path = beside(path, file)
-    try:
-        _lock(new, str(new_path))
-        results.write_done(new)
-        os.fsync(new.fileno())
-        new_path.replace(Path(path).resolve())
-    except BaseException:
-        new.close()
-        new_path.unlink(missing_ok=True)
-        raise
-    file.close()
-    return new

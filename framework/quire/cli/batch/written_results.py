@@ -1,8 +1,6 @@
 """Results that a file of a batch has: which requests are done, and which may be computed again."""
 
 import os
-import stat
-from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
@@ -134,18 +132,3 @@ class WrittenResults:
             "is; name another file, or replace it with --overwrite\n"
             "  A batch goes on only with the same requests and the same model."
         )
-
-
-def beside(path: str, like: BinaryIO) -> tuple[BinaryIO, Path]:
-    """Make an empty file that can take the place of another one, and return it and its path.
-
-    Args:
-        path: Path of the other one; of a link, the file that it leads to is meant.
-        like: The other one, whose permissions it gets.
-    """
-    target = Path(path).resolve()
-    made = target.with_name(f".{target.name}.new")
-    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
-    descriptor = os.open(made, flags, 0o600)
-    os.fchmod(descriptor, stat.S_IMODE(os.fstat(like.fileno()).st_mode))
-    return os.fdopen(descriptor, "r+b", buffering=0), made

@@ -1,6 +1,5 @@
 """The file of results says what is done; what is no result of the batch is never touched."""
 
-import fcntl
 import os
 import sys
 
@@ -147,40 +146,6 @@ def test_errors_stay_until_there_is_a_first_result_and_then_go_at_once(tmp_path)
     assert path.stat().st_mode & 0o777 == 0o640
     assert sorted(each.name for each in tmp_path.iterdir()) == ["link.jsonl", "out.jsonl"]
     assert num_before(path, Existing.RETRY) == 3
-
-
-def test_a_process_that_opened_the_file_before_it_was_replaced_is_refused(tmp_path, monkeypatch):
-    path = tmp_path / "out.jsonl"
-    failed_results(path, line1=503)
-    first, flock = opened(path, Existing.RETRY), fcntl.flock
-
-    def replaced_meanwhile(file, how):
-        monkeypatch.setattr(fcntl, "flock", flock)
-        first.append(1, BatchResult(id=first.id_of(1), custom_id="x"))
-        first.close()
-        flock(file, how)
-
-    monkeypatch.setattr(fcntl, "flock", replaced_meanwhile)
-    with pytest.raises(BatchFileError, match="is being written by another process"):
-        opened(path)
-    assert num_before(path) == 1
-
-
-def test_a_file_that_cannot_be_copied_stays_as_it_is(tmp_path, monkeypatch):
-    path = tmp_path / "out.jsonl"
-    content = failed_results(path, line1=200, line2=503)
-    output = opened(path, Existing.RETRY)
-
-    def full(descriptor):
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="no space"):
-        output.append(2, BatchResult(id=output.id_of(2), custom_id="x"))
-    monkeypatch.undo()
-    output.close()
-    assert path.read_bytes() == content
-    assert [each.name for each in tmp_path.iterdir()] == ["out.jsonl"]
 
 
 def test_it_says_how_to_go_on(tmp_path):
