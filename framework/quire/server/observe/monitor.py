@@ -1,5 +1,6 @@
 """The observers of one server, and the middleware that shows them each HTTP request."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from quire.server.keys.accounts import Accounts
 from quire.server.observe.access_log import AccessLog
 from quire.server.observe.exposition import Exposition
 from quire.server.observe.loop_lag import measure_loop_lag
-from quire.server.observe.observed_exchange import ObservedExchange
+from quire.server.observe.observed_exchange import BACKGROUND, ObservedExchange
 from quire.server.observe.readings import Readings
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ class Monitor:
         self._render_all = render_all
         self._loop_lag_s = readings.loop_lag_s
         self.exposition = Exposition(readings, settings.metrics_names)
-        self._sinks: list[Callable[[ObservedExchange], None]] = [readings.http.add]
+        self._count = readings.http.add
+        self._sinks: list[Callable[[ObservedExchange], None]] = []  # of all that a request began
         self._closers: list[Callable[[], None]] = []
         if self._log is not None:
             self._sinks.append(self._log.add)
@@ -87,12 +89,22 @@ class Monitor:
     def observe(self, scope: Scope, began_s: float) -> None:
         """Take an HTTP request that is over.
 
+        The access log and the traces have what it began in the background, and so wait for that.
+
         Args:
             scope: Its ASGI scope, with what guard and routes added.
             began_s: Time of its begin, by `time.monotonic`, if the scope has no earlier one.
         """
-        duration_s = time.monotonic() - scope.get("quire_arrival_s", began_s)
-        exchange = ObservedExchange(scope, time.time(), duration_s)
+        began_s = scope.get("quire_arrival_s", began_s)
+        self._count(_exchange(scope, began_s))
+        background: asyncio.Task[None] | None = scope.get(BACKGROUND)
+        if background is None:
+            self._record(scope, began_s)
+        else:
+            background.add_done_callback(lambda _: self._record(scope, began_s))
+
+    def _record(self, scope: Scope, began_s: float) -> None:
+        exchange = _exchange(scope, began_s)
         for sink in self._sinks:
             sink(exchange)
 
@@ -100,6 +112,11 @@ class Monitor:
         """Write and send what is held back."""
         for close in self._closers:
             close()
+
+
+def _exchange(scope: Scope, began_s: float) -> ObservedExchange:
+    """Return a request that is over now."""
+    return ObservedExchange(scope, time.time(), time.monotonic() - began_s)
 
 
 def check_outputs(settings: ServerSettings) -> None:

@@ -13,6 +13,7 @@ from quire.server.wire.protocol import Usage
 
 GENERATION = "quire_generation"  # keys of the scope
 ROUTE = "quire_route"
+BACKGROUND = "quire_background"  # task that goes on with a request after its response
 STATUS = "quire_status"
 
 

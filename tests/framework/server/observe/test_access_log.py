@@ -71,6 +71,25 @@ def test_a_stream_is_logged_once_at_its_end(logged):
     assert line["completion_tokens"] > 1
 
 
+def test_what_is_generated_in_the_background_is_logged_at_its_end(serve, tmp_path, wait_for):
+    path = tmp_path / "access.log"
+    served = serve(access_log=str(path))
+    served.core.step_s = 0.02
+    served.texts.by_prompt = {"Bad": ("word", ErrorReport("request_failed", "it broke"))}
+    for question in ("Good", "Bad"):
+        body = {"input": question, "background": True}
+        assert httpx.post(f"{served.url}/v1/responses", json=body).is_success
+        assert path.read_text() == "" or question == "Bad"
+    assert wait_for(lambda: path.read_text().count("\n") == 2)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    good, bad = sorted(lines, key=lambda line: str(line["error_code"]))
+    assert (good["path"], good["status"], good["error_code"]) == ("/v1/responses", 200, None)
+    assert (good["finish_reasons"], bad["finish_reasons"]) == (["stop"], ["error"])
+    assert good["completion_tokens"] > 3
+    assert good["duration_s"] > good["ttft_s"]
+    assert (bad["status"], bad["error_code"]) == (200, "request_failed")
+
+
 def test_a_client_that_leaves_is_logged_with_an_abort(logged, core):
     core.step_s = 0.05
     (line,), _ = logged((CHAT, {}, chat(stream=True)), leaves=True)

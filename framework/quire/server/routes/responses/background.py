@@ -27,8 +27,10 @@ class BackgroundRuns:
         self._lifecycle = lifecycle
         self._runs: dict[StoredResponse, _BackgroundRun] = {}
 
-    def start(self, run: ResponseRun, stored: StoredResponse, *, is_streamed: bool) -> None:
-        """Generate a response, and store it from now on.
+    def start(
+        self, run: ResponseRun, stored: StoredResponse, *, is_streamed: bool
+    ) -> asyncio.Task[None]:
+        """Generate a response, and store it from now on; return the task that does it.
 
         Args:
             run: Response to generate.
@@ -43,7 +45,9 @@ class BackgroundRuns:
         self.store.begin(stored)
         self._runs[stored] = _BackgroundRun(run, stored, self.store, is_streamed)
         self._lifecycle.enter()
-        self._runs[stored].task.add_done_callback(lambda _: self._leave(stored))
+        task = self._runs[stored].task
+        task.add_done_callback(lambda _: self._leave(stored))
+        return task
 
     async def cancel(self, stored: StoredResponse) -> None:
         """Abort the generation of a response, and wait for its end; one that has ended stays."""

@@ -11,7 +11,7 @@ from quire.server.http.event_stream import EventStream
 from quire.server.http.json_response import EncodedResponse, in_thread_if, json_response
 from quire.server.http.lifecycle import Lifecycle
 from quire.server.keys.account import account_of
-from quire.server.observe.observed_exchange import GENERATION
+from quire.server.observe.observed_exchange import BACKGROUND, GENERATION
 from quire.server.routes.chat.chat_turn import ChatTurns
 from quire.server.routes.generation import prepared
 from quire.server.routes.responses.background import BackgroundRuns
@@ -53,13 +53,13 @@ class ResponseRoutes:
             partial(self._requests.prepare, scope),
             REFUSED_OF_RESPONSES,
         )
+        scope[GENERATION] = run.generation
         if body.background and self._background is not None and stored is not None:
-            self._background.start(run, stored, is_streamed=bool(body.stream))
+            scope[BACKGROUND] = self._background.start(run, stored, is_streamed=bool(body.stream))
             if stored.events is None:
                 return self._response(stored)
             events = self._background.events(stored, stored.events)
             return EventStream(events, scope["quire_request_id"])
-        scope[GENERATION] = run.generation
         release = run.generation.release
         if body.stream:
             return EventStream(run.stream(), scope["quire_request_id"], on_close=release)
