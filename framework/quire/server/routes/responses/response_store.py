@@ -2,11 +2,6 @@
 
 A response holds the one that it continues, so a conversation stays whole while its last response
 is stored; what is held that way counts in the bytes, though it cannot be retrieved any more.
-
-Those that are generated stay until their end, and a response that is stored is the last to make
-room. What has no room beside those that are generated is not stored. The oldest of the key that
-holds most makes room for others. A key may begin to generate as much as it leaves to others, and
-its responses grow to half of all, unless it has one alone.
 """
 
 import time
@@ -24,6 +19,7 @@ from quire.server.routes.responses.store_errors import (
     store_is_full,
     too_many_events,
 )
+from quire.server.routes.responses.store_limits import StoreLimits
 from quire.server.routes.responses.stored_response import StoredResponse
 from quire.server.wire.http_errors import HTTPError
 
@@ -50,23 +46,22 @@ class ResponseStore:
         clock: Clock = time.monotonic,
         later: Later | None = None,
     ) -> None:
-        self._max_num = max_num
-        self._max_bytes = max_bytes
         self._ttl_s = ttl_s
         self._clock = clock
         self._later = later
         self._is_waiting = False  # for a call
         self._owned: dict[Account, OwnedResponses] = {}
+        self._limits = StoreLimits(max_num, max_bytes, self._owned)
 
     @property
     def num_responses(self) -> int:
         """Number of responses that can be found."""
-        return sum(owned.num for owned in self._owned.values())
+        return self._limits.num_responses
 
     @property
     def num_bytes(self) -> int:
         """Size of all that is held."""
-        return sum(owned.num_bytes for owned in self._owned.values())
+        return self._limits.num_bytes
 
     def find(self, account: Account, response_id: str, param: str | None = None) -> StoredResponse:
         """Return a response of an account.
@@ -105,11 +100,11 @@ class ResponseStore:
         self.expire()
         self.check_id(response.account, response.id)
         response.is_running = True  # from here on its size is that of one that is generated
-        if response.total_bytes > self._max_bytes:
-            raise input_too_large(self._max_bytes)
+        if response.total_bytes > self._limits.max_bytes:
+            raise input_too_large(self._limits.max_bytes)
         owned = self._owned.get(response.account, OwnedResponses())
-        if not self._may_begin(response, owned):
-            raise store_is_full(self._num_running, self._running_bytes)
+        if not self._limits.may_begin(response, owned):
+            raise store_is_full(self._limits.num_running, self._limits.running_bytes)
         self._owned[response.account] = owned
         owned.begin(response)
         self._make_room()
@@ -124,8 +119,8 @@ class ResponseStore:
             response.add_event(event)
             return
         owned = self._owned[response.account]
-        if not self._may_grow(response.account, owned, size_of(event)):
-            raise too_many_events(self._max_bytes)
+        if not self._limits.may_grow(response.account, owned, size_of(event)):
+            raise too_many_events(self._limits.max_bytes)
         owned.add_event(response, event)
         self._make_room()
 
@@ -151,9 +146,9 @@ class ResponseStore:
         owned.remove(response)
         response.response, response.is_running = final, False
         num_bytes = 0 if events is None else size_of(last)
-        if not self._has_room(response, owned, num_bytes):
+        if not self._limits.has_room(response, owned, num_bytes):
             response.events = None
-        if not self._has_room(response, owned):
+        if not self._limits.has_room(response, owned):
             response.response, response.events, response.is_running = before, events, True
             owned.begin(response)
             return False
@@ -164,7 +159,7 @@ class ResponseStore:
 
     def no_room(self) -> HTTPError:
         """Return the error of a response for which there is no room at its end."""
-        return output_too_large(self._max_bytes)
+        return output_too_large(self._limits.max_bytes)
 
     def keep(self, response: StoredResponse) -> bool:
         """Store a response that has ended, and remove older ones in its favour.
@@ -174,7 +169,7 @@ class ResponseStore:
         """
         self.expire()
         owned = self._owned.get(response.account, OwnedResponses())
-        if owned.find(response.id) is not None or not self._has_room(response, owned):
+        if owned.find(response.id) is not None or not self._limits.has_room(response, owned):
             return False
         self._owned[response.account] = owned
         self._keep(response, owned)
@@ -222,44 +217,9 @@ class ResponseStore:
         self._is_waiting = False
         self._expire_later()
 
-    @property
-    def _num_running(self) -> int:
-        return sum(len(owned.running) for owned in self._owned.values())
-
-    @property
-    def _running_bytes(self) -> int:
-        return sum(owned.running_bytes for owned in self._owned.values())
-
-    def _has_room(self, response: StoredResponse, owned: OwnedResponses, more: int = 0) -> bool:
-        """Whether a response, and some bytes more, fit beside those that are generated."""
-        num_bytes = self._running_bytes + owned.added_to_running(response) + more
-        return self._num_running < self._max_num and num_bytes <= self._max_bytes
-
-    def _may_begin(self, response: StoredResponse, owned: OwnedResponses) -> bool:
-        if not self._has_room(response, owned):
-            return False
-        if not (response.account.has_key and owned.running):
-            return True
-        added = owned.added_to_running(response)
-        num_left = self._max_num - self._num_running - 1
-        bytes_left = self._max_bytes - self._running_bytes - added
-        return len(owned.running) < num_left and owned.running_bytes + added <= bytes_left
-
-    def _may_grow(self, account: Account, owned: OwnedResponses, num_bytes: int) -> bool:
-        is_alone = not account.has_key or len(owned.running) == 1
-        most = self._max_bytes if is_alone else self._max_bytes // 2  # whatever others begin
-        is_within = owned.running_bytes + num_bytes <= most
-        return is_within and self._running_bytes + num_bytes <= self._max_bytes
-
     def _make_room(self, newest: StoredResponse | None = None) -> None:
-        """Remove the oldest of those that hold most; what is generated, and the newest, fit."""
-        while (is_many := self.num_responses > self._max_num) or self.num_bytes > self._max_bytes:
-            sizes = {
-                (owned.num if is_many else owned.num_bytes, i): oldest
-                for i, owned in enumerate(self._owned.values())
-                if (oldest := next(iter(owned.kept.values()), None)) not in (None, newest)
-            }
-            self.remove(sizes[max(sizes)])
+        while (oldest := self._limits.next_to_go(newest)) is not None:
+            self.remove(oldest)
 
 
 def _end(response: StoredResponse, final: bytes, last: Event) -> None:
