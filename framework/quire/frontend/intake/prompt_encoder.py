@@ -14,6 +14,7 @@ from quire.frontend.text.tokenizer import Tokenizer
 
 CHARACTERS = 16  # of a part, for each token that is looked for
 EXCESS = 2  # tokens of parts, for each of the whole text that they are a sure sign of
+PART_CHARACTERS = 2**16  # at least, of a part that is counted; other work waits for no more
 SLACK = 64  # tokens beside the end of a part that are not relied on
 _BETWEEN_WORDS = re.compile(r"(?<=\w)(?= \w)")  # every pre-tokenizer splits there
 _AFTER_A_WORD = re.compile(r"(?<=\w)(?=\s)")  # nearly every one does
@@ -80,8 +81,10 @@ class PromptEncoder:
         Raises:
             InvalidRequestError: The part is not valid Unicode.
         """
-        size = CHARACTERS * self._max_model_len
-        end = len(text) if len(text) - start <= 2 * size else _end_of_word(text, start, size)
+        size, end = CHARACTERS * self._max_model_len, len(text)
+        if len(text) > 2 * size:
+            size = min(size, PART_CHARACTERS)
+            end = end if end - start <= 2 * size else _end_of_word(text, start, size)
         check_unicode(text[start:end], field)
         has_special = add_special_tokens and start == 0
         return len(self._encode(text, has_special, breaks, start, end)), end

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from quire.errors import PromptTooLongError, RequestError
-from quire.frontend.intake.prompt_encoder import CHARACTERS, SLACK, PromptEncoder
+from quire.frontend.intake.prompt_encoder import CHARACTERS, PART_CHARACTERS, SLACK, PromptEncoder
 from quire.frontend.text.tokenizer import FastBackend, Tokenizer
 
 WORDS = ["a", "the", "fox", "jumps,", "over", "1234", "naïve", "  ", "\n", "(x)", "end.", "aaaa"]
@@ -164,3 +164,12 @@ def test_a_text_of_any_length_is_counted_in_parts(name, words, max_model_len):
         assert end < next_end <= end + 2 * CHARACTERS * max_model_len
         num_tokens, end = num_tokens + num_more, next_end
     assert abs(num_tokens - len(tokenizer.encode(text))) <= 2 * num_cut
+
+
+def test_the_parts_of_a_counted_text_are_short_however_long_the_model_is():
+    encoder = PromptEncoder(TOKENIZERS["byte level"], max_model_len=2 * PART_CHARACTERS)
+    fits = "the fox " * (4 * PART_CHARACTERS)
+    assert encoder.count_part(fits, 0)[1] == len(fits)
+    num_tokens, end = encoder.count_part(fits * 2, 0)
+    assert PART_CHARACTERS <= end <= 2 * PART_CHARACTERS
+    assert num_tokens == len(TOKENIZERS["byte level"].encode((fits * 2)[:end]))
