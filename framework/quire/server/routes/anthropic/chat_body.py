@@ -80,8 +80,10 @@ def translated(body: AnyBody, unknown: UnknownFields, *, limits_thinking: bool) 
         InvalidRequestError: A field does not follow the API; `param` is its path.
     """
     kind, messages = type(body), chat_messages(body.system, body.messages, unknown)
-    shared = dict(zip(_SHARED[kind], _VALUES[kind](body), strict=True))
-    chat = ChatBody(messages=messages, **shared)
+    chat = ChatBody(messages=messages)
+    for name, value in zip(_SHARED[kind], _VALUES[kind](body), strict=True):
+        if value is not None:  # few are set, and setting all takes a percent of a request's time
+            setattr(chat, name, value)
     chat.continue_final_message = _continues(body, messages)
     chat.chat_template_kwargs = body.chat_template_kwargs
     eager = _set_tools(chat, body, unknown)
@@ -105,6 +107,9 @@ def _continues(body: AnyBody, messages: list[dict[str, Any]]) -> bool:
 
 
 def _set_tools(chat: ChatBody, body: AnyBody, unknown: UnknownFields) -> frozenset[str]:
+    """Set the tools and their choice; return the names of those that are streamed as they come."""
+    if not body.tools and body.tool_choice is None:
+        return frozenset()
     tools = custom_tools(body.tools or (), unknown)
     if tools:
         chat.tools = [chat_tool(tool) for tool in tools]
