@@ -14,7 +14,7 @@ from quire.interfaces.reasoning import ReasoningDelta
 from quire.interfaces.tool_parsing import TextDelta, ToolCallEnd
 from quire.outputs import Delta
 from quire.server.routes.chat.choice_events import ChoiceEvents
-from quire.server.routes.responses.token_texts import TokenText, TokenTexts
+from quire.server.routes.responses.token_splitter import TokenSplitter, TokenText
 from quire.server.wire.protocol import TokenLogprob
 
 LoggedEvent = tuple[CompletionEvent, Sequence[TokenLogprob]]
@@ -30,7 +30,7 @@ class MessageLogprobs:
 
     def __init__(self, parts: ChoiceEvents, stream: TextStream) -> None:
         self._parts = parts
-        self._texts = TokenTexts(stream)
+        self._texts = TokenSplitter(stream)
         self._unread = _UnreadTokens()
 
     def read(self, delta: Delta, logprobs: Sequence[TokenLogprob]) -> list[LoggedEvent]:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.outputs import Delta
-from quire.server.routes.responses.token_texts import TokenTexts
+from quire.server.routes.responses.token_splitter import TokenSplitter
 from quire.server.wire.protocol import TokenLogprob
 
 PIECES = ["a", "bc", "", "ü", "</t>"]  # texts of tokens; an empty one is a part of a character
@@ -30,7 +30,7 @@ def logprob(token_id):
 def split(token_ids, cuts, num_held, length):
     """Split a completion in pieces, with `num_held` characters held back till its end."""
     whole = "".join(PIECES[i] for i in token_ids)[:length]
-    texts, found, num_sent = TokenTexts(Stream()), [], 0
+    texts, found, num_sent = TokenSplitter(Stream()), [], 0
     bounds = [0, *sorted(min(cut, len(token_ids)) for cut in cuts), len(token_ids)]
     spans = [*pairwise(bounds)]
     for i, (begin, end) in enumerate(spans, 1):
@@ -59,5 +59,5 @@ def test_each_token_has_its_text_once_however_the_tokens_come(token_ids, cuts, n
 
 def test_a_text_behind_all_tokens_is_shown():
     last = Delta(index=0, text="�", token_ids=[], finish_reason="length")
-    ((text, token),) = TokenTexts(Stream()).split(last, [])
+    ((text, token),) = TokenSplitter(Stream()).split(last, [])
     assert (text, token) == ("�", None)

@@ -16,7 +16,7 @@ class TokenText(NamedTuple):
     logprob: TokenLogprob | None
 
 
-class TokenTexts:
+class TokenSplitter:
     """Splits deltas into the texts of their tokens.
 
     The text of a delta may be less than that of its tokens: what may become a stop string is held
