@@ -25,7 +25,8 @@ from quire.server.routes.anthropic.message import (
 )
 from quire.server.routes.chat.chat_turn import ChatTurn, ChatTurns
 from quire.server.routes.chat.choice_events import one_delta
-from quire.server.routes.generation import Generation, respond
+from quire.server.routes.generation import Generation
+from quire.server.routes.respond import respond
 from quire.server.wire.bodies import Body
 from quire.server.wire.finish_reason import finish_reason_of
 from quire.server.wire.protocol import FinishReason

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from quire.errors import InvalidRequestError
 from quire.server.http.json_response import json_response
 from quire.server.routes.chat.chat_turn import ChatTurns
-from quire.server.routes.generation import Generation, respond
+from quire.server.routes.generation import Generation
 from quire.server.routes.ollama.ollama_protocol import (
     REFUSED_OF_OLLAMA,
     OllamaBody,
@@ -31,6 +31,7 @@ from quire.server.routes.ollama.ollama_request import (
     served_name,
     translated_messages,
 )
+from quire.server.routes.respond import respond
 from quire.server.wire.bodies import Body
 from quire.server.wire.params import prompt_with_options
 from quire.server.wire.protocol import ChatBody

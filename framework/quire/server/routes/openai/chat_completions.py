@@ -14,8 +14,9 @@ from quire.outputs import CompletionOutput, PromptLogprobs
 from quire.server.http.json_response import in_thread_if, json_of
 from quire.server.routes.chat.call_ids import new_call_id
 from quire.server.routes.chat.chat_turn import ChatTurn, ChatTurns
-from quire.server.routes.generation import Generation, respond
+from quire.server.routes.generation import Generation
 from quire.server.routes.openai.chat_pieces import ChatPieces
+from quire.server.routes.respond import respond
 from quire.server.wire.bodies import Body
 from quire.server.wire.finish_reason import finish_reason_of
 from quire.server.wire.openai_logprobs import Positions, TokenSpelling, chat_logprobs

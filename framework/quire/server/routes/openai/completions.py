@@ -17,8 +17,9 @@ from quire.frontend.unknown_fields import UnknownFields
 from quire.outputs import CompletionOutput, Delta
 from quire.server.http.json_response import in_thread_if, json_of
 from quire.server.http.logprob_budget import LogprobBudget
-from quire.server.routes.generation import Generation, respond
+from quire.server.routes.generation import Generation
 from quire.server.routes.openai.completion_choice import CompletionChoiceBuilder, ResponseOptions
+from quire.server.routes.respond import respond
 from quire.server.wire.bodies import Body
 from quire.server.wire.params import StreamUsage, prompt_with_options, sampling_params, stream_usage
 from quire.server.wire.protocol import Completion, CompletionBody, CompletionChoice, Usage

@@ -7,12 +7,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.server.routes.chat.chat_turn import ChatTurns
-from quire.server.routes.generation import received_body
 from quire.server.routes.operation import Operation
 from quire.server.routes.plugins.loaded_route import LoadedRoute
 from quire.server.routes.plugins.route_call import RouteCall
 from quire.server.routes.plugins.route_response import RouteResponse
 from quire.server.routes.plugins.route_structs import strict_body
+from quire.server.routes.respond import received_body
 from quire.server.wire.fields import check_declared
 from quire.server.wire.sender import Sender
 

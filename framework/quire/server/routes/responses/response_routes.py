@@ -13,7 +13,7 @@ from quire.server.http.lifecycle import Lifecycle
 from quire.server.keys.account import account_of
 from quire.server.observe.observed_exchange import BACKGROUND, GENERATION
 from quire.server.routes.chat.chat_turn import ChatTurns
-from quire.server.routes.generation import prepared
+from quire.server.routes.respond import prepared
 from quire.server.routes.responses.background import BackgroundRuns
 from quire.server.routes.responses.chat_request import check_include
 from quire.server.routes.responses.item_list import page_of
