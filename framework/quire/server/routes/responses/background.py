@@ -7,10 +7,10 @@ from functools import partial
 
 from quire.server.http.json_response import in_thread_if, json_of
 from quire.server.http.lifecycle import Lifecycle
-from quire.server.routes.responses.event_log import EventLog
 from quire.server.routes.responses.response_run import ResponseRun
-from quire.server.routes.responses.response_store import ResponseStore
-from quire.server.routes.responses.stored_response import StoredResponse
+from quire.server.routes.responses.store.event_log import EventLog
+from quire.server.routes.responses.store.response_store import ResponseStore
+from quire.server.routes.responses.store.stored_response import StoredResponse
 from quire.server.wire.bodies import LARGE_BYTES
 
 

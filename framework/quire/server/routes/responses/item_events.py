@@ -5,7 +5,7 @@ from typing import get_args
 import msgspec
 
 from quire.server.routes.responses.output import Change, Closed, Grown, Opened, OpenItem
-from quire.server.routes.responses.snapshot_event import SnapshotEvent
+from quire.server.routes.responses.store.snapshot_event import SnapshotEvent
 from quire.server.wire.protocol import TokenLogprob
 from quire.server.wire.response_events import (
     ArgumentsDelta,

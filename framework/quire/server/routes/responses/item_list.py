@@ -6,7 +6,7 @@ from typing import Any
 
 from quire.errors import InvalidRequestError
 from quire.server.routes.responses.input_items import Item, kind_of
-from quire.server.routes.responses.stored_response import StoredResponse
+from quire.server.routes.responses.store.stored_response import StoredResponse
 from quire.server.wire.responses import InputItemList, ItemsQuery
 
 _PREFIXES = {

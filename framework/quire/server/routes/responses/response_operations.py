@@ -8,7 +8,7 @@ from quire.server.routes.chat.chat_turn import ChatTurns
 from quire.server.routes.operation import Operation
 from quire.server.routes.responses.item_events import EVENTS
 from quire.server.routes.responses.response_routes import ResponseRoutes
-from quire.server.routes.responses.response_store import ResponseStore
+from quire.server.routes.responses.store.response_store import ResponseStore
 from quire.server.wire.responses import (
     DeletedResponse,
     InputItemList,

@@ -16,8 +16,8 @@ from quire.server.routes.chat.chat_turn import ChatTurns
 from quire.server.routes.responses.chat_request import chat_body, errors_as_sent
 from quire.server.routes.responses.input_items import Item, items_of
 from quire.server.routes.responses.response_run import ResponseRun
-from quire.server.routes.responses.response_store import ResponseStore
-from quire.server.routes.responses.stored_response import StoredResponse
+from quire.server.routes.responses.store.response_store import ResponseStore
+from quire.server.routes.responses.store.stored_response import StoredResponse
 from quire.server.wire.bodies import Body
 from quire.server.wire.http_errors import ERROR_CODE, detail_of, log_failure
 from quire.server.wire.params import response_id

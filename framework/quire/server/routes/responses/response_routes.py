@@ -19,9 +19,9 @@ from quire.server.routes.responses.chat_request import check_include
 from quire.server.routes.responses.item_list import page_of
 from quire.server.routes.responses.refused_fields import REFUSED_OF_RESPONSES
 from quire.server.routes.responses.response_request import ResponseRequests
-from quire.server.routes.responses.response_store import ResponseStore
-from quire.server.routes.responses.store_errors import no_response
-from quire.server.routes.responses.stored_response import StoredResponse
+from quire.server.routes.responses.store.response_store import ResponseStore
+from quire.server.routes.responses.store.store_errors import no_response
+from quire.server.routes.responses.store.stored_response import StoredResponse
 from quire.server.wire.bodies import LARGE_BYTES
 from quire.server.wire.query import read_query
 from quire.server.wire.responses import DeletedResponse, ItemsQuery, ResponseBody, ResponseQuery

@@ -16,7 +16,7 @@ from quire.server.routes.responses.chat_request import errors_as_sent
 from quire.server.routes.responses.item_events import ItemEvents
 from quire.server.routes.responses.message_logprobs import MessageLogprobs
 from quire.server.routes.responses.output import Change, Closed, Output
-from quire.server.routes.responses.snapshot_event import Event, SnapshotEvent
+from quire.server.routes.responses.store.snapshot_event import Event, SnapshotEvent
 from quire.server.wire.http_errors import detail_of, status_of
 from quire.server.wire.openai_logprobs import Positions, TokenSpelling, chat_logprobs
 from quire.server.wire.protocol import FinishReason, TokenLogprob

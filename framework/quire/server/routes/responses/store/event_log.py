@@ -1,6 +1,6 @@
 """Events of a response in the background, which can be read again while it is stored."""
 
-from quire.server.routes.responses.snapshot_event import Event
+from quire.server.routes.responses.store.snapshot_event import Event
 
 EVENT_BYTES = 64  # of an event beside its JSON
 

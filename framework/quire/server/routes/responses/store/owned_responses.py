@@ -1,9 +1,9 @@
 """The stored responses of one key: those that are kept, and those that are generated."""
 
-from quire.server.routes.responses.event_log import size_of
-from quire.server.routes.responses.held_turns import HeldTurns
-from quire.server.routes.responses.snapshot_event import Event
-from quire.server.routes.responses.stored_response import StoredResponse
+from quire.server.routes.responses.store.event_log import size_of
+from quire.server.routes.responses.store.held_turns import HeldTurns
+from quire.server.routes.responses.store.snapshot_event import Event
+from quire.server.routes.responses.store.stored_response import StoredResponse
 
 
 class OwnedResponses:

@@ -1,6 +1,6 @@
 """Errors of stored responses."""
 
-from quire.server.routes.responses.stored_response import StoredResponse
+from quire.server.routes.responses.store.stored_response import StoredResponse
 from quire.server.wire.http_errors import HTTPError
 from quire.server.wire.retry_after import retry_headers
 

@@ -5,7 +5,7 @@ B is dropped:            A and B stay, as C holds them
 C is dropped:            nothing is held
 """
 
-from quire.server.routes.responses.stored_response import StoredResponse
+from quire.server.routes.responses.store.stored_response import StoredResponse
 
 
 class HeldTurns:

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from quire.server.routes.responses.event_log import EVENT_BYTES, EventLog, size_of
-from quire.server.routes.responses.snapshot_event import SnapshotEvent
+from quire.server.routes.responses.store.event_log import EVENT_BYTES, EventLog, size_of
+from quire.server.routes.responses.store.snapshot_event import SnapshotEvent
 
 FIRST = {"id": "r", "status": "queued", "output": [], "usage": None, "error": None, "user": "u"}
 FIRST |= {"completed_at": None, "incomplete_details": None}

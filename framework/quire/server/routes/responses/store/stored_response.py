@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 
 from quire.server.keys.account import Account
-from quire.server.routes.responses.event_log import EventLog
-from quire.server.routes.responses.snapshot_event import Event
+from quire.server.routes.responses.store.event_log import EventLog
+from quire.server.routes.responses.store.snapshot_event import Event
 
 ENTRY_BYTES = 1024  # of a response beside its texts
 END_BYTES = 1024  # by which one without an output grows at its end, at most: its error, its times

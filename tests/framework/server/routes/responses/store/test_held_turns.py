@@ -1,8 +1,8 @@
 """Turns that responses hold: each counts once, until nothing holds it."""
 
 from quire.server.keys.account import Account
-from quire.server.routes.responses.held_turns import HeldTurns
-from quire.server.routes.responses.stored_response import StoredResponse
+from quire.server.routes.responses.store.held_turns import HeldTurns
+from quire.server.routes.responses.store.stored_response import StoredResponse
 
 ONE = Account("one")
 

@@ -7,9 +7,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from quire.server.keys.account import Account
-from quire.server.routes.responses.event_log import EVENT_BYTES, EventLog
-from quire.server.routes.responses.response_store import ResponseStore
-from quire.server.routes.responses.stored_response import END_BYTES, ENTRY_BYTES, StoredResponse
+from quire.server.routes.responses.store.event_log import EVENT_BYTES, EventLog
+from quire.server.routes.responses.store.response_store import ResponseStore
+from quire.server.routes.responses.store.stored_response import (
+    END_BYTES,
+    ENTRY_BYTES,
+    StoredResponse,
+)
 from quire.server.wire.http_errors import HTTPError
 
 ACCOUNTS = [Account("one"), Account("two")]

@@ -1,9 +1,9 @@
 """Limits of stored responses: what has room beside what, and who makes room."""
 
 from quire.server.keys.account import Account
-from quire.server.routes.responses.owned_responses import OwnedResponses
-from quire.server.routes.responses.store_limits import StoreLimits
-from quire.server.routes.responses.stored_response import StoredResponse
+from quire.server.routes.responses.store.owned_responses import OwnedResponses
+from quire.server.routes.responses.store.store_limits import StoreLimits
+from quire.server.routes.responses.store.stored_response import StoredResponse
 
 ONE, TWO, OPEN = Account("one"), Account("two"), Account("open", has_key=False)
 SIZE = StoredResponse("x", ONE, b"[]", None, b"{}").num_bytes

@@ -8,8 +8,8 @@ all, unless it has one alone. The oldest of the key that holds most makes room.
 from collections.abc import Mapping
 
 from quire.server.keys.account import Account
-from quire.server.routes.responses.owned_responses import OwnedResponses
-from quire.server.routes.responses.stored_response import StoredResponse
+from quire.server.routes.responses.store.owned_responses import OwnedResponses
+from quire.server.routes.responses.store.stored_response import StoredResponse
 
 
 class StoreLimits:

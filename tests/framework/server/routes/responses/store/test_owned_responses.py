@@ -1,9 +1,9 @@
 """The stored responses of one key: what is found, and what those that run hold."""
 
 from quire.server.keys.account import Account
-from quire.server.routes.responses.event_log import EventLog, size_of
-from quire.server.routes.responses.owned_responses import OwnedResponses
-from quire.server.routes.responses.stored_response import StoredResponse
+from quire.server.routes.responses.store.event_log import EventLog, size_of
+from quire.server.routes.responses.store.owned_responses import OwnedResponses
+from quire.server.routes.responses.store.stored_response import StoredResponse
 
 ONE = Account("one")
 

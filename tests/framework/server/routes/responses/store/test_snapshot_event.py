@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from quire.server.routes.responses.snapshot_event import SnapshotEvent
+from quire.server.routes.responses.store.snapshot_event import SnapshotEvent
 from quire.server.wire.response_events import ResponseCompleted, ResponseCreated
 
 

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 
 from quire.server.keys.account import Account
-from quire.server.routes.responses.event_log import size_of
-from quire.server.routes.responses.owned_responses import OwnedResponses
-from quire.server.routes.responses.snapshot_event import Event
-from quire.server.routes.responses.store_errors import (
+from quire.server.routes.responses.store.event_log import size_of
+from quire.server.routes.responses.store.owned_responses import OwnedResponses
+from quire.server.routes.responses.store.snapshot_event import Event
+from quire.server.routes.responses.store.store_errors import (
     id_is_taken,
     input_too_large,
     no_response,
@@ -19,8 +19,8 @@ from quire.server.routes.responses.store_errors import (
     store_is_full,
     too_many_events,
 )
-from quire.server.routes.responses.store_limits import StoreLimits
-from quire.server.routes.responses.stored_response import StoredResponse
+from quire.server.routes.responses.store.store_limits import StoreLimits
+from quire.server.routes.responses.store.stored_response import StoredResponse
 from quire.server.wire.http_errors import HTTPError
 
 Clock = Callable[[], float]

@@ -1,8 +1,8 @@
 """Errors of stored responses: the status says whether to try again."""
 
 from quire.server.keys.account import Account
-from quire.server.routes.responses.store_errors import id_is_taken, no_response, store_is_full
-from quire.server.routes.responses.stored_response import StoredResponse
+from quire.server.routes.responses.store.store_errors import id_is_taken, no_response, store_is_full
+from quire.server.routes.responses.store.stored_response import StoredResponse
 
 
 def test_a_full_store_is_tried_again_later():

@@ -1,0 +1,1 @@
+"""Stored responses: by their keys, with limits of number, bytes and age."""
