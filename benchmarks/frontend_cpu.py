@@ -73,7 +73,11 @@ class Load:
     def data(self) -> bytes:
         """The request's bytes."""
         body: dict[str, object] = {"temperature": 0.0, "ignore_eos": True, "stream": self.stream}
-        if self.path.endswith("responses"):
+        if self.path.startswith("/api/"):
+            messages = [{"role": "user", "content": "Hi"}]
+            options = {"temperature": 0.0, "num_predict": self.num_tokens}
+            body = {"messages": messages, "options": options, "stream": self.stream}
+        elif self.path.endswith("responses"):
             body |= {"max_output_tokens": self.num_tokens, "input": "Hi"}
         elif self.path.endswith(("chat/completions", "messages")):
             messages = [{"role": "user", "content": "Hi"}]
@@ -91,6 +95,7 @@ LOADS = [
     Load("chat of one token, 16 connections", "/v1/chat/completions", 16, 1600),
     Load("response of one token, 16 connections", "/v1/responses", 16, 1600),
     Load("message of one token, 16 connections", "/v1/messages", 16, 1600),
+    Load("Ollama's chat of one token, 16 connections", "/api/chat", 16, 1600),
     Load("streamed token of a completion, 16 streams", "/v1/completions", 16, 64, 64, True),
     Load("streamed token of a chat, 16 streams", "/v1/chat/completions", 16, 64, 64, True),
     Load("streamed token of a response, 16 streams", "/v1/responses", 16, 64, 64, True),
@@ -130,7 +135,7 @@ class RunningServer:
 
     def _send(self, load: Load, num_requests: int) -> None:
         """Send requests over several connections, and read all responses."""
-        data = load.data if load.path.startswith("/v1") else _get(load.path)
+        data = _get(load.path) if load.path == "/livez" else load.data
         waiting = selectors.DefaultSelector()
         for _ in range(load.num_connections):
             connection = socket.create_connection(self._address)

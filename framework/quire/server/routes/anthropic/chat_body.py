@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 from typing import Any, TypeVar
 
 from quire.errors import InvalidRequestError
@@ -18,21 +17,14 @@ from quire.server.routes.anthropic.conversation import chat_messages
 from quire.server.routes.anthropic.tools import chat_tool, chat_tool_choice, custom_tools
 from quire.server.routes.chat.chat_prompt import RENDERED
 from quire.server.routes.chat.chat_turn import ChatTurns
+from quire.server.routes.chat.shared_fields import SharedFields
 from quire.server.wire.bodies import Body, convert
 from quire.server.wire.protocol import ChatBody
 
 B = TypeVar("B", MessagesBody, CountTokensBody)
 
 _CONVERTED = {"messages", "tools", "tool_choice", "chat_template_kwargs", "continue_final_message"}
-_SHARED = {  # names of the fields that a chat has, too
-    kind: tuple(
-        name
-        for name in kind.__struct_fields__
-        if name in ChatBody.__struct_fields__ and name not in _CONVERTED
-    )
-    for kind in (MessagesBody, CountTokensBody)
-}
-_VALUES = {kind: attrgetter(*names) for kind, names in _SHARED.items()}
+_SHARED = {kind: SharedFields(kind, _CONVERTED) for kind in (MessagesBody, CountTokensBody)}
 _THINKING_TYPES = ("enabled", "disabled", "adaptive")
 _DISPLAYS = ("summarized", "omitted")
 _REFUSED_OF_THINKING = {  # what only Anthropic's models do
@@ -79,11 +71,8 @@ def translated(body: AnyBody, unknown: UnknownFields, *, limits_thinking: bool) 
     Raises:
         InvalidRequestError: A field does not follow the API; `param` is its path.
     """
-    kind, messages = type(body), chat_messages(body.system, body.messages, unknown)
-    chat = ChatBody(messages=messages)
-    for name, value in zip(_SHARED[kind], _VALUES[kind](body), strict=True):
-        if value is not None:  # few are set, and setting all takes a percent of a request's time
-            setattr(chat, name, value)
+    messages = chat_messages(body.system, body.messages, unknown)
+    chat = ChatBody(messages=messages, **_SHARED[type(body)].given(body))
     chat.continue_final_message = _continues(body, messages)
     chat.chat_template_kwargs = body.chat_template_kwargs
     eager = _set_tools(chat, body, unknown)

@@ -7,17 +7,14 @@ from typing import Any
 
 from quire.errors import InvalidRequestError, RequestError
 from quire.frontend.unknown_fields import UnknownFields
+from quire.server.routes.chat.shared_fields import SharedFields
 from quire.server.routes.responses.function_tools import chat_choice, chat_tools
 from quire.server.routes.responses.input_items import Item, messages_of
 from quire.server.wire.protocol import ChatBody
 from quire.server.wire.responses import INCLUDABLE, LOGPROBS, ResponseBody
 
 _CONVERTED = {"tools", "tool_choice", "metadata", "store", "top_logprobs", "stream_options"}
-_SAME_NAME = tuple(
-    name
-    for name in ResponseBody.__struct_fields__
-    if name in ChatBody.__struct_fields__ and name not in _CONVERTED
-)
+_SHARED = SharedFields(ResponseBody, _CONVERTED)
 _MAX_METADATA, _MAX_METADATA_KEY, _MAX_METADATA_VALUE = 16, 64, 512
 _SCHEMA = ("name", "description", "schema", "strict")
 _FORMATS = {"text": (), "json_object": (), "json_schema": _SCHEMA}
@@ -51,10 +48,8 @@ def chat_body(
         UnknownFieldError: An object has a field that does not exist.
     """
     _check(body)
-    given = ((name, getattr(body, name)) for name in _SAME_NAME)  # fields of our own struct
-    same = {name: value for name, value in given if value is not None}
     chat = ChatBody(
-        **same,
+        **_SHARED.given(body),
         messages=messages_of([*previous, *items], body.instructions, unknown, len(previous)),
         max_completion_tokens=body.max_output_tokens,
         logprobs=shows_logprobs(body) or None,

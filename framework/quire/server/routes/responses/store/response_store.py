@@ -75,7 +75,7 @@ class ResponseStore:
             HTTPError: There is none, or another key made it.
         """
         self.expire()
-        found = self._owned.get(account, OwnedResponses()).find(response_id)
+        found = self._of(account).find(response_id)
         if found is None:
             raise no_response(response_id, param)
         return found
@@ -86,7 +86,7 @@ class ResponseStore:
         Raises:
             HTTPError: It has one.
         """
-        found = self._owned.get(account, OwnedResponses()).find(response_id)
+        found = self._of(account).find(response_id)
         if found is not None:
             raise id_is_taken(found)
 
@@ -102,7 +102,7 @@ class ResponseStore:
         response.is_running = True  # from here on its size is that of one that is generated
         if response.total_bytes > self._limits.max_bytes:
             raise input_too_large(self._limits.max_bytes)
-        owned = self._owned.get(response.account, OwnedResponses())
+        owned = self._of(response.account)
         if not self._limits.may_begin(response, owned):
             raise store_is_full(self._limits.num_running, self._limits.running_bytes)
         self._owned[response.account] = owned
@@ -168,7 +168,7 @@ class ResponseStore:
             False if there is no room for it, or there is one of the same id.
         """
         self.expire()
-        owned = self._owned.get(response.account, OwnedResponses())
+        owned = self._of(response.account)
         if owned.find(response.id) is not None or not self._limits.has_room(response, owned):
             return False
         self._owned[response.account] = owned
@@ -177,7 +177,7 @@ class ResponseStore:
 
     def remove(self, response: StoredResponse) -> None:
         """Remove a response."""
-        owned = self._owned.get(response.account, OwnedResponses())
+        owned = self._of(response.account)
         if owned.remove(response):
             response.is_running = False
         if not owned.num:
@@ -199,6 +199,10 @@ class ResponseStore:
                     break
                 self.remove(oldest)
         return min(next_s, default=None)
+
+    def _of(self, account: Account) -> OwnedResponses:
+        """Return the responses of an account; without any, a place for them that is not held."""
+        return self._owned.get(account) or OwnedResponses()
 
     def _keep(self, response: StoredResponse, owned: OwnedResponses) -> None:
         response.kept_s = self._clock()
