@@ -2,6 +2,7 @@
 
     python benchmarks/frontend_cpu.py                      # this checkout
     python benchmarks/frontend_cpu.py BEFORE [AFTER ...]   # checkouts in turn, by their folders
+    python benchmarks/frontend_cpu.py --of-chat            # requests of other APIs against a chat's
     python benchmarks/frontend_cpu.py --running NAME=http://127.0.0.1:8000,PID .   # another server
 
 `quire serve demo` runs with the engine in a process of its own; this process sends it requests over
@@ -25,11 +26,12 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parents[1]
-WARM_UP = 200  # requests
+WARM_UP = 200  # requests, or as many as a turn has
+TURN = 160  # requests of a turn that is compared with others
 ROUNDS = 5
 
 START = "import sys; from quire.cli.main import main; sys.exit(main())"
@@ -243,6 +245,27 @@ def _running(text: str) -> RunningServer:
     return RunningServer(name, (found[1], int(found[2])), int(pid))
 
 
+def print_shares_of_chat(server: RunningServer, num_turns: int) -> None:
+    """Print what a request costs against a chat's in the same turn, which is short.
+
+    Args:
+        server: Server to measure.
+        num_turns: Number of turns, in changing order.
+    """
+    loads = [replace(load, num_requests=TURN) for load in LOADS if load.num_connections > 1]
+    loads = [load for load in loads if not load.stream]
+    chat = next(load for load in loads if load.path == "/v1/chat/completions")
+    shares: dict[str, list[float]] = {load.name: [] for load in loads}
+    for turn in range(num_turns):
+        times = {load: server.measure(load) for load in (loads if turn % 2 else loads[::-1])}
+        for load, time_ms in times.items():
+            shares[load.name].append(time_ms / times[chat])
+    print("CPU of the front end, of a chat's in the same turn: median (quartiles)")
+    for name, found in shares.items():
+        low, middle, high = statistics.quantiles(found, n=4)
+        print(f"| {name} | {middle:.3f} ({low:.3f} to {high:.3f}) |")
+
+
 def main() -> None:
     """Measure the checkouts in turn, and print a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -255,7 +278,15 @@ def main() -> None:
         help="a server of any kind that runs already, and the process of its front end",
     )
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--of-chat", action="store_true", help="requests of other APIs")
     arguments = parser.parse_args()
+    if arguments.of_chat:
+        server = Server(HERE)
+        try:
+            print_shares_of_chat(server, num_turns=arguments.rounds * ROUNDS)
+        finally:
+            server.stop()
+        return
     servers: list[RunningServer] = [_running(each) for each in arguments.running]
     servers += [Server(root.resolve()) for root in arguments.roots]
     times: dict[tuple[str, int], list[float]] = {}
