@@ -260,7 +260,7 @@ def print_shares_of_chat(server: RunningServer, num_turns: int) -> None:
         times = {load: server.measure(load) for load in (loads if turn % 2 else loads[::-1])}
         for load, time_ms in times.items():
             shares[load.name].append(time_ms / times[chat])
-    print("CPU of the front end, of a chat's in the same turn: median (quartiles)")
+    print(f"{server.name}: CPU of the front end, of a chat's in the same turn: median (quartiles)")
     for name, found in shares.items():
         low, middle, high = statistics.quantiles(found, n=4)
         print(f"| {name} | {middle:.3f} ({low:.3f} to {high:.3f}) |")
@@ -280,17 +280,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--of-chat", action="store_true", help="requests of other APIs")
     arguments = parser.parse_args()
-    if arguments.of_chat:
-        server = Server(HERE)
-        try:
-            print_shares_of_chat(server, num_turns=arguments.rounds * ROUNDS)
-        finally:
-            server.stop()
-        return
     servers: list[RunningServer] = [_running(each) for each in arguments.running]
     servers += [Server(root.resolve()) for root in arguments.roots]
     times: dict[tuple[str, int], list[float]] = {}
     try:
+        if arguments.of_chat:
+            for server in servers:
+                print_shares_of_chat(server, num_turns=arguments.rounds * ROUNDS)
+            return
         for number in range(arguments.rounds):
             order = range(len(servers)) if number % 2 == 0 else reversed(range(len(servers)))
             for index in order:
