@@ -12,6 +12,8 @@ class ReasoningParserCapabilities:
 
     Attributes:
         template_markers: Texts of the chat template, as in `ToolParserCapabilities`.
+        architectures: Architectures of models, as in `ToolParserCapabilities`.
+        markers: Texts with special tokens, as in `ToolParserCapabilities`.
         priority: Rank for `auto`, as in `ToolParserCapabilities`.
         end_marker: Text that ends the reasoning. If the prompt has opened the reasoning, a
             structured-output constraint applies to the text behind this marker. Without a marker,
@@ -21,6 +23,8 @@ class ReasoningParserCapabilities:
     """
 
     template_markers: tuple[str, ...] = ()
+    architectures: tuple[str, ...] = ()
+    markers: tuple[str, ...] = ()
     priority: int = 0
     end_marker: str | None = None
     start_marker: str | None = None

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from quire.sampling_params import CallGrammar as CallGrammar
 from quire.sampling_params import CallShape as CallShape
@@ -26,11 +26,23 @@ class ToolParserCapabilities:
     Attributes:
         template_markers: Texts that the model's chat template must all contain for `auto` to choose
             the parser.
+        architectures: Architectures of models for which `auto` may choose the parser; empty: all.
         priority: Rank for `auto`, which takes the matching parser with the highest one.
+        markers: Texts with special tokens that the parser must see, although the text for the user
+            has none: a special token of the tokenizer is shown to the parser if its text is part of
+            one of these.
+        calls_end_reasoning: Whether a call may be in the reasoning, and ends it. Then the parser
+            reads the reasoning as well, and a call that is complete ends it.
+        call_id_length: Number of letters and digits of the ids of calls, if the model's chat
+            template takes no others; None: any id will do.
     """
 
     template_markers: tuple[str, ...] = ()
+    architectures: tuple[str, ...] = ()
     priority: int = 0
+    markers: tuple[str, ...] = ()
+    calls_end_reasoning: bool = False
+    call_id_length: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +54,17 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """Start of a call; `index` counts the completion's calls from 0."""
+    """Start of a call.
+
+    Attributes:
+        index: Number of the call in the completion, from 0.
+        name: Name of the tool.
+        id: Id of the call, if the model has written one; None: quire makes one.
+    """
 
     index: int
     name: str
+    id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +86,35 @@ ToolEvent = TextDelta | ToolCallStart | ToolCallArguments | ToolCallEnd
 
 
 class ToolParser(ABC):
-    """Splits model output into text and tool calls. Stateful; one parser per request."""
+    """Splits model output into text and tool calls. Stateful; one parser per completion."""
+
+    @classmethod
+    def for_tools(cls, tools: Sequence[dict[str, Any]]) -> Self:
+        """Return a parser of a completion with calls of `tools`.
+
+        Formats that write values without types need the tools' schemas. By default a parser is made
+        without arguments.
+
+        Args:
+            tools: OpenAI tool definitions, the `function` objects.
+        """
+        del tools
+        return cls()
+
+    @classmethod
+    def prompt_call_id(cls, call_id: str, name: str, number: int) -> str:
+        """Return the id that the chat template gets for a call of an earlier turn.
+
+        Some templates take ids of one format only, and a conversation may have begun with another
+        model. The tool's message gets the same id as its call.
+
+        Args:
+            call_id: Id in the conversation.
+            name: Name of the tool.
+            number: Number of calls before this one in the conversation.
+        """
+        del name, number
+        return call_id
 
     @abstractmethod
     def feed(self, delta: str) -> list[ToolEvent]:
