@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from quire.call_grammar import CallGrammar
 from quire.errors import InvalidRequestError
 from quire.output_types import (
     constraint_of_type,
@@ -49,40 +50,6 @@ LIMITS: dict[str, tuple[float, float]] = {  # of the values that samplers read
     "repetition_penalty": (1e-3, 1e3),
     "logit_bias": (-100.0, 100.0),
 }
-
-
-class SchemaPiece(msgspec.Struct, frozen=True):
-    """A piece of a tool call that is JSON: any value that satisfies the schema."""
-
-    schema: dict[str, Any] | bool
-
-
-class CallShape(msgspec.Struct, frozen=True):
-    """The format of a call of one tool, from its first character to its last.
-
-    Attributes:
-        tool: Name of the tool, for error messages.
-        pieces: Literal texts and JSON schemas, in order.
-    """
-
-    tool: str
-    pieces: tuple[str | SchemaPiece, ...]
-
-
-class CallGrammar(msgspec.Struct, frozen=True):
-    """A grammar for completions with tool calls, for a structured-output backend.
-
-    Attributes:
-        shapes: Formats of which each call follows one.
-        separator: Text between two calls; None if the completion has no second one.
-        triggers: Texts that begin a call in otherwise free text, of which each shape begins with
-            one; then any text may be before and, unless `separator` is None, after a call, in place
-            of the separator. Empty: the completion consists of calls, one at least.
-    """
-
-    shapes: tuple[CallShape, ...]
-    separator: str | None = None
-    triggers: tuple[str, ...] = ()
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from quire.errors import GrammarError
@@ -42,11 +42,14 @@ class Vocabulary:
         tokens: Bytes -> ids of the tokens with these bytes; special tokens are left out.
         eos_token_ids: Ids of end-of-sequence tokens, allowed where the grammar may end.
         size: V, the length of a row of logits.
+        special_tokens: Text -> id of special tokens that end nothing. Masks allow none, except where
+            the text of a tool call contains one: there it is matched by its id.
     """
 
     tokens: Mapping[bytes, Sequence[int]]
     eos_token_ids: tuple[int, ...]
     size: int
+    special_tokens: Mapping[str, int] = field(default_factory=dict)
 
 
 class Matcher(ABC):

@@ -14,9 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from quire.sampling_params import CallGrammar as CallGrammar
-from quire.sampling_params import CallShape as CallShape
-from quire.sampling_params import SchemaPiece as SchemaPiece
+from quire.call_grammar import CallGrammar as CallGrammar
+from quire.call_grammar import CallShape as CallShape
+from quire.call_grammar import EitherPiece as EitherPiece
+from quire.call_grammar import Member as Member
+from quire.call_grammar import MembersPiece as MembersPiece
+from quire.call_grammar import Piece as Piece
+from quire.call_grammar import SchemaPiece as SchemaPiece
+from quire.call_grammar import TextPiece as TextPiece
 
 
 @dataclass(frozen=True, slots=True)

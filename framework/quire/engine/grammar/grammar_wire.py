@@ -34,16 +34,18 @@ class VocabularyMessage(msgspec.Struct, frozen=True, array_like=True):
     tokens: list[tuple[bytes, list[int]]]
     eos_token_ids: tuple[int, ...]
     size: int
+    special_tokens: dict[str, int] = {}
 
     @classmethod
     def of(cls, vocabulary: Vocabulary) -> "VocabularyMessage":
         """Pack a vocabulary."""
         tokens = [(token, list(ids)) for token, ids in vocabulary.tokens.items()]
-        return cls(tokens, vocabulary.eos_token_ids, vocabulary.size)
+        special_tokens = dict(vocabulary.special_tokens)
+        return cls(tokens, vocabulary.eos_token_ids, vocabulary.size, special_tokens)
 
     def vocabulary(self) -> Vocabulary:
         """Unpack it."""
-        return Vocabulary(dict(self.tokens), self.eos_token_ids, self.size)
+        return Vocabulary(dict(self.tokens), self.eos_token_ids, self.size, self.special_tokens)
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -2,8 +2,8 @@
 
 A tokenizer encodes bytes in one of two ways, as its decoder describes. A byte-level one has a
 printable character for each byte; a SentencePiece one has text with a mark for the space, and
-`<0x0A>` for single bytes. Special tokens are left out: no grammar may require one. Added tokens
-that are not special, such as <tool_call>, stand for their own text.
+`<0x0A>` for single bytes. Special tokens are listed apart: only the texts of tool calls may require
+one. Added tokens that are not special, such as <tool_call>, stand for their own text.
 """
 
 import json
@@ -46,11 +46,17 @@ def parse_vocabulary(
     for text, token_id in _model_tokens(spec["model"]):
         if token_id not in added and token_id not in ends and token_id < size:
             tokens.setdefault(to_bytes(text), []).append(token_id)
+    special_tokens: dict[str, int] = {}
     for token_id, token in added.items():
-        if not token.get("special") and token_id not in ends and token_id < size:
+        if token_id in ends or token_id >= size:
+            continue
+        if token.get("special"):
+            special_tokens.setdefault(token["content"], token_id)
+        else:
             tokens.setdefault(token["content"].encode(), []).append(token_id)
     tokens.pop(b"", None)
-    return Vocabulary(tokens, ends, size)
+    special_tokens.pop("", None)
+    return Vocabulary(tokens, ends, size, special_tokens)
 
 
 def _model_tokens(model: dict[str, Any]) -> Iterator[tuple[str, int]]:

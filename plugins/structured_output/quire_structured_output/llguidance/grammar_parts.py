@@ -138,20 +138,21 @@ def until(content: str, events: Iterable[str], ends: Iterable[str]) -> Part:
         events: Texts of which the content and the end have none, but for the end itself.
         ends: The events that end the content.
     """
-    whole = f"({content} {_words(ends)})"
-    text = f"({whole} & ~({ANY_TEXT} {_words(events)} {SOME_TEXT}))"
+    whole = f"({content} {words(ends)})"
+    text = f"({whole} & ~({ANY_TEXT} {words(events)} {SOME_TEXT}))"
     return Part(text, ANYTHING, is_terminal=True)
 
 
-def without(words: Sequence[str]) -> str:
+def without(excluded: Sequence[str]) -> str:
     """Return the terminal for texts that have none of some words in them."""
-    if not words:
+    if not excluded:
         return ANY_TEXT
-    return f"({ANY_TEXT} & ~({ANY_TEXT} {_words(words)} {ANY_TEXT}))"
+    return f"({ANY_TEXT} & ~({ANY_TEXT} {words(excluded)} {ANY_TEXT}))"
 
 
-def _words(words: Iterable[str]) -> str:
-    return f"({' | '.join(map(literal, words))})"
+def words(texts: Iterable[str]) -> str:
+    """Return the terminal for one of some texts."""
+    return f"({' | '.join(map(literal, texts))})"
 
 
 def _clash(groups: Iterable[Iterable[str]]) -> str | None:

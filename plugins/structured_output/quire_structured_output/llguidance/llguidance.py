@@ -26,6 +26,7 @@ from quire_structured_output.choices import check_choice
 from quire_structured_output.gbnf.gbnf_lark import lark_of_gbnf
 from quire_structured_output.llguidance.lark_syntax import check_length, checked_lark, is_gbnf
 from quire_structured_output.llguidance.lark_writing import in_slashes, json_part, literal
+from quire_structured_output.llguidance.special_tokens import NO_SPECIAL_TOKENS, SpecialTokens
 from quire_structured_output.llguidance.structural_tag import lark_of_tag
 from quire_structured_output.llguidance.tool_calls import lark_of_calls
 from quire_structured_output.regex_syntax import check_regex, check_text, without_anchors
@@ -58,6 +59,7 @@ class LLGuidanceBackend(StructuredOutputBackend):
         self._tokenizer = LLTokenizer(
             TokenizerWrapper(_Tokens(vocabulary)), eos_token=list(vocabulary.eos_token_ids)
         )
+        self._special_tokens = SpecialTokens(vocabulary.special_tokens)
         self._unique_tokens = UniqueTokens(vocabulary.tokens)  # before processes are forked
         self._same = [ids for ids in vocabulary.tokens.values() if len(ids) > 1]
 
@@ -68,7 +70,7 @@ class LLGuidanceBackend(StructuredOutputBackend):
         Raises:
             GrammarError: A part of it is not supported; the message names it.
         """
-        _grammar_of(params)
+        _grammar_of(params, NO_SPECIAL_TOKENS)
 
     def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
         """Compile the grammar; most of the work is done while it is matched.
@@ -76,7 +78,7 @@ class LLGuidanceBackend(StructuredOutputBackend):
         Raises:
             GrammarError: The grammar cannot be compiled; the message has the reason.
         """
-        grammar = _grammar_of(params)
+        grammar = _grammar_of(params, self._special_tokens)
         matcher = self._start(grammar.text)
         if warnings := matcher.get_grammar_warnings():
             raise GrammarError(f"the grammar is ambiguous: {_first_line('; '.join(warnings))}")
@@ -234,7 +236,9 @@ class _Tokens:
                 self.tokens[token_id] = token
         for token_id in vocabulary.eos_token_ids:
             self.tokens[token_id] = f"<|eos {token_id}|>".encode()
-        self.special_token_ids = list(vocabulary.eos_token_ids)
+        for text, token_id in vocabulary.special_tokens.items():
+            self.tokens[token_id] = text.encode()
+        self.special_token_ids = [*vocabulary.eos_token_ids, *vocabulary.special_tokens.values()]
         self._ids = {token: ids[0] for token, ids in vocabulary.tokens.items()}
 
     def __call__(self, text: bytes) -> list[int]:
@@ -251,8 +255,12 @@ class _Grammar:
     places: UniqueSchema | None = None
 
 
-def _grammar_of(params: StructuredOutputsParams) -> _Grammar:
+def _grammar_of(params: StructuredOutputsParams, special_tokens: SpecialTokens) -> _Grammar:
     """Return the grammar of a constraint; quick and safe for any constraint.
+
+    Args:
+        params: The constraint.
+        special_tokens: Special tokens of the tokenizer, for calls.
 
     Raises:
         GrammarError: A part of it is not supported; the message names it.
@@ -262,10 +270,10 @@ def _grammar_of(params: StructuredOutputsParams) -> _Grammar:
         places = UniqueSchema(schema)
         text = _lark(f"start: {json_part(schema)}")
         return _Grammar(text, None if places.root is None else places)
-    return _Grammar(_other_grammar(params))
+    return _Grammar(_other_grammar(params, special_tokens))
 
 
-def _other_grammar(params: StructuredOutputsParams) -> str:
+def _other_grammar(params: StructuredOutputsParams, special_tokens: SpecialTokens) -> str:
     if params.json_object:
         return _lark(f"start: {json_part({'type': 'object'})}")
     if params.regex is not None:
@@ -275,7 +283,8 @@ def _other_grammar(params: StructuredOutputsParams) -> str:
         check_choice(params.choice)
         return _lark(f"start: {' | '.join(map(literal, params.choice))}")
     if params.calls is not None:
-        return _lark(lark_of_calls(params.calls, _form_beside_text(Counter())))
+        form = _form_beside_text(Counter())
+        return _lark(lark_of_calls(params.calls, form, special_tokens))
     if params.structural_tag is not None:
         return _lark(lark_of_tag(params.structural_tag, _form_beside_text(Counter())))
     return _lark(_context_free(params.grammar or ""))

@@ -1,47 +1,47 @@
 """Grammars of tool calls: of calls and nothing else, or of calls in free text, after a trigger."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from quire.errors import GrammarError
-from quire.interfaces.tool_parsing import CallGrammar, CallShape, SchemaPiece
-from quire_structured_output.llguidance.lark_writing import json_part, literal
-from quire_structured_output.llguidance.structural_tag import lark_of_format
+from quire.interfaces.tool_parsing import (
+    CallGrammar,
+    CallShape,
+    EitherPiece,
+    MembersPiece,
+    Piece,
+    SchemaPiece,
+    TextPiece,
+)
+from quire_structured_output.llguidance.call_text import FreeText, check_triggers
+from quire_structured_output.llguidance.grammar_parts import ANY_TEXT, SOME_TEXT, words
+from quire_structured_output.llguidance.lark_rules import LarkRules
+from quire_structured_output.llguidance.lark_writing import json_part
+from quire_structured_output.llguidance.plain_text import text_terminal
+from quire_structured_output.llguidance.special_tokens import NO_SPECIAL_TOKENS, SpecialTokens
 
 OPENING = frozenset(  # keywords by which an object may have other names
     {"additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"}
     | {"allOf", "anyOf", "oneOf", "if", "$ref", "$dynamicRef", "dependentSchemas", "dependencies"}
 )
+MAX_DEPTH = 64  # of members in members
+EMPTY = '""'
 
 NormalForm = Callable[[Any], dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class _ToolSchema:
-    """A schema of a tool's arguments."""
-
-    tool: str
-    schema: dict[str, Any] | bool
-
-    def normal(self, normal_form: NormalForm) -> dict[str, Any]:
-        """Return the normal form of the schema.
-
-        Raises:
-            GrammarError: It is not supported; the message names the tool and the keyword.
-        """
-        try:
-            return normal_form(_closed(self.schema))
-        except GrammarError as error:
-            raise GrammarError(f"the parameters of the tool {self.tool!r:.80}: {error}") from error
-
-
-def lark_of_calls(calls: CallGrammar, normal_form: NormalForm) -> str:
+def lark_of_calls(
+    calls: CallGrammar, normal_form: NormalForm, special_tokens: SpecialTokens = NO_SPECIAL_TOKENS
+) -> str:
     """Return the grammar of tool calls.
 
     Args:
         calls: Formats of the calls.
         normal_form: Function that returns the normal form of a JSON schema in them.
+        special_tokens: Special tokens of the tokenizer.
 
     Raises:
         GrammarError: A tool's schema is not supported, or a call has no trigger; the message names
@@ -49,45 +49,132 @@ def lark_of_calls(calls: CallGrammar, normal_form: NormalForm) -> str:
     """
     if not calls.shapes:
         raise GrammarError("the request has no tool that could be called")
-    if calls.triggers:
-        return _calls_in_text(calls, normal_form)
-    rules = [
-        f"call{i}: {' '.join(_piece(piece, shape.tool, normal_form) for piece in shape.pieces)}"
-        for i, shape in enumerate(calls.shapes)
-    ]
-    names = " | ".join(f"call{i}" for i in range(len(rules)))
-    start = "call" if calls.separator is None else f"call ({literal(calls.separator)} call)*"
-    return "\n".join([f"start: {start}", f"call: {names}", *rules])
+    rules = LarkRules(special_tokens)
+    writer = _CallWriter(normal_form, rules)
+    if not calls.triggers:
+        return rules.grammar(writer.calls(calls))
+    check_triggers(calls)
+    text = FreeText(calls, rules)
+    if calls.is_at_start:
+        return rules.grammar(f"{writer.calls(calls)} | {text.other()}")
+    sections = [text.before(trigger, writer.section(calls, trigger)) for trigger in calls.triggers]
+    return rules.grammar(text.with_sections(sections))
 
 
-def _piece(piece: str | SchemaPiece, tool: str, normal_form: NormalForm) -> str:
-    if isinstance(piece, str):
-        return literal(piece)
-    return json_part(_ToolSchema(tool, piece.schema).normal(normal_form))
+class _CallWriter:
+    """Writer of the rules of calls."""
+
+    def __init__(self, normal_form: NormalForm, rules: LarkRules) -> None:
+        self._normal_form = normal_form
+        self._rules = rules
+
+    def calls(self, calls: CallGrammar) -> str:
+        """Return the expression of one or more calls with what is around them."""
+        call = self._either([self._shape(shape) for shape in calls.shapes])
+        return self._sequence([self._rules.text(calls.begin), *self._repeated(call, calls)])
+
+    def section(self, calls: CallGrammar, trigger: str) -> str:
+        """Return the expression of calls behind a trigger, which has been written."""
+        if calls.begin:
+            call = self._either([self._shape(shape) for shape in calls.shapes])
+            begin = self._rules.text(calls.begin.removeprefix(trigger))
+            return self._sequence([begin, *self._repeated(call, calls)])
+        own = [shape for shape in calls.shapes if _beginning(shape).startswith(trigger)]
+        first = self._either([self._shape(shape, trigger) for shape in own])
+        if not calls.end:
+            return first
+        call = self._either([self._shape(shape) for shape in calls.shapes])
+        return self._sequence([first, *self._repeated(call, calls)[1:]])
+
+    def _repeated(self, call: str, calls: CallGrammar) -> list[str]:
+        """Return the parts of one or more calls: the first, the others, the end."""
+        rest = ""
+        if calls.separator is not None:
+            rest = f"({self._sequence([self._rules.text(calls.separator), call])})*"
+        return [call, rest, self._rules.text(calls.end)]
+
+    def _shape(self, shape: CallShape, written: str = "") -> tuple[str, str, str]:
+        """Return the tool, the first text and the expression of a call, without what is written."""
+        pieces = list(shape.pieces)
+        if written and isinstance(pieces[0], str):
+            pieces[0] = pieces[0].removeprefix(written)
+        first = next((piece for piece in pieces if piece != ""), "")
+        try:
+            expression = self._pieces(pieces, 0)
+        except GrammarError as error:
+            raise GrammarError(f"the parameters of the tool {shape.tool!r:.80}: {error}") from error
+        return shape.tool, first if isinstance(first, str) else "", expression
+
+    def _either(self, shapes: Sequence[tuple[str, str, str]]) -> str:
+        """Return the rule of one of several calls.
+
+        Raises:
+            GrammarError: The beginning of one goes on as another does, so that a lexer cannot tell
+                them apart.
+        """
+        begun = sorted((first, tool) for tool, first, _ in shapes)
+        for (first, one), (second, other) in pairwise(begun):
+            if first and first != second and second.startswith(first):
+                raise GrammarError(
+                    f"calls of the tools {one!r:.80} and {other!r:.80} cannot be told apart: the "
+                    f"text {first[-80:]!r} of one is the beginning of the other"
+                )
+        return self._rules.rule(" | ".join(dict.fromkeys(each for _, _, each in shapes)))
+
+    # --- pieces -------------------------------------------------------------------------------
+
+    def _pieces(self, pieces: Iterable[Piece], depth: int) -> str:
+        if depth > MAX_DEPTH:
+            raise GrammarError(f"members are nested more than {MAX_DEPTH} deep")
+        return self._rules.rule(self._sequence(self._piece(piece, depth) for piece in pieces))
+
+    def _piece(self, piece: Piece, depth: int) -> str:
+        match piece:
+            case str():
+                return self._rules.text(piece)
+            case SchemaPiece(schema):
+                return self._rules.rule(json_part(self._normal_form(_closed(schema))))
+            case TextPiece():
+                return self._text(piece)
+            case EitherPiece(alternatives):
+                parts = [self._pieces(each, depth + 1) for each in alternatives]
+                return self._rules.rule(" | ".join(parts))
+            case MembersPiece():
+                return self._members(piece, depth)
+
+    def _text(self, piece: TextPiece) -> str:
+        """Return the expression of a text and its end: one terminal up to a special token."""
+        content = text_terminal(self._normal_form(piece.schema))
+        marker, rest = self._rules.split_at_special_token(piece.end)
+        events = words(dict.fromkeys([marker or piece.end, *piece.excluded]))
+        if marker:
+            whole = f"(({content}) {words([marker])}) & ~({ANY_TEXT} {events} {SOME_TEXT})"
+            return self._sequence([self._rules.terminal(whole), rest])
+        text = f"({content}) & ~({ANY_TEXT} {events} {ANY_TEXT})"
+        return self._sequence([f"{self._rules.terminal(text)}?", rest])
+
+    def _members(self, piece: MembersPiece, depth: int) -> str:
+        """Return the expression of members, of which the first that is there has no separator."""
+        separator = self._rules.text(piece.separator)
+        first = later = ""
+        for member in reversed(piece.members):
+            own = self._pieces(member.pieces, depth + 1)
+            as_first, as_later = ([own, later], [separator, own, later])
+            if member.is_required:
+                first, later = self._sequence(as_first), self._sequence(as_later)
+            else:
+                first = f"{self._sequence(as_first)} | {first or EMPTY}"
+                later = f"({self._sequence(as_later)} | {later or EMPTY})"
+            first, later = self._rules.rule(first), self._rules.rule(later)
+        return first
+
+    def _sequence(self, parts: Iterable[str]) -> str:
+        return " ".join(part for part in parts if part not in ("", EMPTY)) or EMPTY
 
 
-def _calls_in_text(calls: CallGrammar, normal_form: NormalForm) -> str:
-    """Return the grammar of free text with calls, which is that of a structural tag."""
-    tags = {
-        "type": "triggered_tags",
-        "triggers": list(calls.triggers),
-        "tags": [_tag(shape) for shape in calls.shapes],
-        "stop_after_first": calls.separator is None,
-    }
-    return lark_of_format(tags, "tools", lambda schema: schema.normal(normal_form))
-
-
-def _tag(shape: CallShape) -> dict[str, Any]:
-    begin, *rest = shape.pieces
-    if not isinstance(begin, str) or not rest:
-        raise GrammarError(f"a call of the tool {shape.tool!r:.80} does not begin with a text")
-    content = [
-        {"type": "const_string", "value": piece}
-        if isinstance(piece, str)
-        else {"type": "json_schema", "json_schema": _ToolSchema(shape.tool, piece.schema)}
-        for piece in rest
-    ]
-    return {"begin": begin, "content": {"type": "sequence", "elements": content}, "end": ""}
+def _beginning(shape: CallShape) -> str:
+    first = shape.pieces[0] if shape.pieces else ""
+    return first if isinstance(first, str) else ""
 
 
 def _closed(schema: dict[str, Any] | bool) -> dict[str, Any] | bool:

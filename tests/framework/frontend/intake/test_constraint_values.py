@@ -5,9 +5,10 @@ import time
 
 import pytest
 
+from quire.call_grammar import CallGrammar
 from quire.errors import GrammarError
 from quire.frontend.intake.constraint_values import MAX_DEPTH, MAX_VALUES, check_values
-from quire.sampling_params import CallGrammar, StructuredOutputsParams
+from quire.sampling_params import StructuredOutputsParams
 
 
 def nested(depth):

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from quire.errors import GrammarError
-from quire.sampling_params import CallGrammar, CallShape, SchemaPiece, StructuredOutputsParams
+from quire.interfaces.tool_parsing import CallGrammar, CallShape, SchemaPiece
+from quire.sampling_params import StructuredOutputsParams
 from quire.testing.structured_output import contract_vocabulary
 from quire_structured_output.llguidance.llguidance import LLGuidanceBackend
 

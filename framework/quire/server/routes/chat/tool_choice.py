@@ -12,10 +12,11 @@ from typing import Any
 
 import msgspec
 
+from quire.call_grammar import CallGrammar
 from quire.errors import InvalidRequestError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.unknown_fields import UnknownFields
-from quire.sampling_params import CallGrammar, StructuredOutputsParams
+from quire.sampling_params import StructuredOutputsParams
 from quire.server.wire.bodies import convert
 from quire.server.wire.protocol import AllowedTools, ChatBody, Function, Tool
 
