@@ -42,8 +42,8 @@ class Vocabulary:
         tokens: Bytes -> ids of the tokens with these bytes; special tokens are left out.
         eos_token_ids: Ids of end-of-sequence tokens, allowed where the grammar may end.
         size: V, the length of a row of logits.
-        special_tokens: Text -> id of special tokens that end nothing. Masks allow none, except where
-            the text of a tool call contains one: there it is matched by its id.
+        special_tokens: Text -> id of special tokens, EOS tokens aside. Masks allow none, except
+            where the text of a tool call contains one: there it is matched by its id.
     """
 
     tokens: Mapping[bytes, Sequence[int]]

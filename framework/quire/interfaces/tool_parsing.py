@@ -139,7 +139,8 @@ class ToolParser(ABC):
         support.
 
         Args:
-            tools: OpenAI tool definitions, the `function` objects.
+            tools: OpenAI tool definitions, the `function` objects. Each has `parameters`, which are
+                the schema of an object.
             at_least_one: True if the completion consists of calls, for `tool_choice` required or
                 named. False if calls are optional, in otherwise free text: then the grammar has
                 `triggers`.

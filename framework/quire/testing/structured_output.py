@@ -15,7 +15,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import msgspec
@@ -23,7 +23,15 @@ import pytest
 
 from quire.errors import GrammarError
 from quire.interfaces.structured_output import Matcher, StructuredOutputBackend, Vocabulary
-from quire.interfaces.tool_parsing import CallGrammar, CallShape, SchemaPiece
+from quire.interfaces.tool_parsing import (
+    CallGrammar,
+    CallShape,
+    EitherPiece,
+    Member,
+    MembersPiece,
+    SchemaPiece,
+    TextPiece,
+)
 from quire.sampling_params import StructuredOutputsParams
 from quire.testing.tag_judge import follows_tag
 
@@ -97,6 +105,32 @@ CALLS = CallGrammar(
 )
 ONE_CALL = r'add\((?:0|-?[1-9]\d*)\)|say\.it\("(?:yes|no)"\)\[0\]'
 TRIGGERS = ("add(", "say.it(")
+_WORD = TextPiece({"enum": ["yes", "no"]}, '">')
+_KEYS = MembersPiece(
+    (
+        Member(("<a=", TextPiece({"type": "string", "maxLength": 3}, ">", ("<", "]")))),
+        Member(("<b=", EitherPiece((("none>",), ('"', _WORD)))), is_required=False),
+        Member(("<n=", SchemaPiece({"type": "integer"}), ">"), is_required=False),
+    ),
+    separator=" ",
+)
+SECTION = CallGrammar(
+    (
+        CallShape("put", ("put:", _KEYS, ";")),
+        CallShape("get", ("get:", MembersPiece(_KEYS.members[1:], ","), ";")),
+    ),
+    separator="|",
+    begin="[[",
+    end="]]",
+)
+_B, _N = '<b=(?:none|"(?:yes|no)")>', r"<n=(?:0|-?[1-9]\d*)>"
+_CALL = rf"(?:put:<a=[^<>\]]{{0,3}}>(?: {_B})?(?: {_N})?|get:(?:{_B}(?:,{_N})?|{_N})?);"
+A_SECTION = rf"\[\[{_CALL}(?:\|{_CALL})*\]\]"
+SECTIONS = (
+    '[[put:<a=é"a> <b="no"> <n=12>;]]',
+    "[[get:;|put:<a=>;|get:<b=none>,<n=-1>;]]",
+    "[[get:<n=0>;]]",
+)
 UNTRIGGERED = r"(?:(?!add\(|say\.it\()[\s\S])*"  # text without calls
 GRAMMARS = (  # one in GBNF and one in Lark, of the same texts
     'root ::= "(" root ")" | word ("," word)*\nword ::= "a" [a-z] | "ab" "c"\n',
@@ -211,6 +245,7 @@ def examples(constraints: frozenset[str]) -> Iterator[Example]:
     if "calls" in constraints:
         yield Example(StructuredOutputsParams(calls=CALLS), _are_calls)
         yield Example(StructuredOutputsParams(calls=CallGrammar(CALLS.shapes)), matches(ONE_CALL))
+        yield Example(StructuredOutputsParams(calls=SECTION), matches(A_SECTION), SECTIONS)
     if "calls_in_text" in constraints:
         several = CallGrammar(CALLS.shapes, "", TRIGGERS)
         yield Example(
@@ -223,6 +258,23 @@ def examples(constraints: frozenset[str]) -> Iterator[Example]:
             matches(f"{UNTRIGGERED}(?:{ONE_CALL})?"),
             ("", "é ad", 'ab say.it("yes")[0]'),
         )
+        yield from _sections_in_text()
+
+
+def _sections_in_text() -> Iterator[Example]:
+    section = msgspec.structs.replace(SECTION, triggers=("[[",), excluded=("]]",))
+    free = r"(?:(?!\[\[|\]\])[\s\S])*"
+    yield Example(
+        StructuredOutputsParams(calls=section),
+        matches(f"{free}(?:{A_SECTION}{free})*"),
+        ("", "a [é] b", f"é {SECTIONS[0]} b {SECTIONS[1]}", *SECTIONS),
+    )
+    at_start = msgspec.structs.replace(section, is_at_start=True)
+    yield Example(
+        StructuredOutputsParams(calls=at_start),
+        matches(rf"{A_SECTION}|(?!\s*\[\[)(?:(?!\]\])[\s\S])*"),
+        ("", "[", "a [[ b", *SECTIONS),
+    )
 
 
 def _are_calls(text: str) -> bool:
@@ -472,6 +524,29 @@ class StructuredOutputContract:
         assert read_mask(still) == before, (
             "a matcher changed when another matcher of its grammar accepted tokens"
         )
+
+    def test_a_special_token_in_the_text_of_a_call_is_matched_by_its_id(self) -> None:
+        """The token itself is in the mask, and not what spells it; or the backend refuses it."""
+        if "calls" not in self.constraints:
+            pytest.skip("the backend does not support calls")
+        vocabulary = replace(contract_vocabulary(), special_tokens={"<|call|>": 310, "<|x|>": 311})
+        calls = CallGrammar((CallShape("f", ("a<|call|>b", TextPiece({}, "<|x|>"))),))
+        params = StructuredOutputsParams(calls=calls)
+        try:
+            matcher = self.backend(vocabulary).compile(params).matcher()
+        except GrammarError as error:
+            if "<|call|>" in str(error):
+                return
+            raise
+        assert matcher.accept(ord("a"))
+        assert read_mask(matcher) == {310}, "the mask must allow the special token, and only it"
+        for token_id in (310, *b"bcd"):
+            assert matcher.accept(token_id)
+        allowed = read_mask(matcher)
+        assert 311 in allowed, "the mask must allow the special token that ends a text"
+        assert 310 not in allowed, "the mask must not allow a special token in a text"
+        assert matcher.accept(311)
+        assert matcher.is_finished()
 
     def test_what_cannot_be_honoured_is_refused_by_name(self) -> None:
         """`check` names the unsupported part, without a vocabulary."""

@@ -1,5 +1,7 @@
 """Structured-output conformance kit: every check rejects a broken backend."""
 
+from dataclasses import replace
+
 import pytest
 
 from quire.errors import GrammarError
@@ -16,6 +18,7 @@ from quire.testing.structured_output import (
     read_mask,
     satisfies,
 )
+from quire_structured_output.llguidance.llguidance import LLGuidanceBackend
 from quire_structured_output.outlines.outlines import OutlinesBackend, OutlinesMatcher
 
 REGEX = "[a-f]{2,5}(?:-[0-9]+)?"
@@ -193,6 +196,7 @@ BOTH = "both_ends_are_allowed_or_none"
 ALONE = "matchers_of_one_grammar_do_not_see_each_other"
 WRONG = "invalid_completions_are_refused"
 SAME = "masks_are_the_same_each_time"
+BY_ID = "a_special_token_in_the_text_of_a_call_is_matched_by_its_id"
 REFUSED = "what_cannot_be_honoured_is_refused_by_name"
 OF_A_MATCHER = [
     (SetsBitsBeyond, EXACT, "allows token 340, beyond the vocabulary"),
@@ -336,6 +340,21 @@ def test_a_refusal_without_the_name_is_rejected():
         SaysTooLittle().test_what_cannot_be_honoured_is_refused_by_name()
 
 
+class SpellsSpecialTokens(LLGuidanceBackend):
+    def __init__(self, vocabulary):
+        super().__init__(replace(vocabulary, special_tokens={}))
+
+
+class SpellsThem(StructuredOutputContract):
+    backend = SpellsSpecialTokens
+    constraints = frozenset({"calls"})
+
+
+def test_a_special_token_that_is_spelled_is_rejected():
+    with pytest.raises(AssertionError, match="must allow the special token, and only it"):
+        getattr(SpellsThem(), f"test_{BY_ID}")()
+
+
 def test_each_test_of_the_kit_has_a_backend_that_fails_it():
     tests = {name for name in dir(StructuredOutputContract) if name.startswith("test_")}
     proven = {test for _, test, _ in OF_A_MATCHER} | {
@@ -346,6 +365,7 @@ def test_each_test_of_the_kit_has_a_backend_that_fails_it():
         WRONG,
         SAME,
         REFUSED,
+        BY_ID,
     }
     assert tests == {f"test_{test}" for test in proven}
 
@@ -369,14 +389,20 @@ def test_the_validators_reject_wrong_completions():
     assert lark.is_valid("ab,ac")
     assert not gbnf.is_valid("((abc)")
     assert not lark.is_valid("(abd)")
-    (calls, one) = examples(frozenset({"calls"}))
+    (calls, one, section) = examples(frozenset({"calls"}))
+    assert section.is_valid("[[get:;|put:<a=x> <n=0>;]]")
+    assert not section.is_valid("[[put:<n=0>;]]")
     assert calls.is_valid('add(1), say.it("yes")[0]')
     assert not calls.is_valid("add(1), add(x)")
     assert not one.is_valid("add(1), add(2)")
-    (several, at_most_one) = examples(frozenset({"calls_in_text"}))
+    (several, at_most_one, sections, at_start) = examples(frozenset({"calls_in_text"}))
     assert several.is_valid("a add(1) b add(2)")
     assert not several.is_valid("a add(x) b")
     assert not at_most_one.is_valid("add(1) b")
+    assert sections.is_valid("a [[get:;]] b")
+    assert not sections.is_valid("a [[get;]] b")
+    assert at_start.is_valid("a [[get;")
+    assert not at_start.is_valid("[[get:;]] b")
 
 
 def test_the_vocabulary_has_the_difficult_cases():

@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from quire.call_grammar import checked
 from quire.errors import RequestError
+from quire.frontend.chat.tool_schemas import normalized
 from quire.frontend.plugin_failure import plugin_failure
 from quire.interfaces.reasoning import ReasoningDelta, ReasoningEvent, ReasoningParser
 from quire.interfaces.tool_parsing import (
@@ -171,7 +173,8 @@ class CompletionParsers:
         """Return the grammar of completions with calls of `functions`.
 
         Args:
-            functions: `function` objects of OpenAI's tool definitions.
+            functions: `function` objects of OpenAI's tool definitions; the parser gets them with
+                `parameters` that are always an object's schema.
             at_least_one: True if a completion consists of calls; False if it is free text in which
                 calls may be.
 
@@ -179,13 +182,15 @@ class CompletionParsers:
             None if there is no tool parser, or if it has no such grammar.
 
         Raises:
-            RequestError: The parser refuses the functions.
+            RequestError: The parser refuses the functions, or the parameters of one are not the
+                schema of an object.
             RequestFailedError: The parser failed; the message names its plugin.
         """
         if (tools := self.tools) is None:
             return None
+        given = normalized(functions)
         return _guard(
-            lambda: tools.parser.call_grammar(functions, at_least_one=at_least_one),
+            lambda: checked(tools.parser.call_grammar(given, at_least_one=at_least_one)),
             tools.source,
             "building the grammar of tool calls",
         )

@@ -11,10 +11,11 @@ from quire_structured_output.schemas.formats import URI
 
 MAX_DEPTH = 64  # of references and combinations
 NEVER = "/[^\\x{0}-\\x{10ffff}]/"
+_WORD = r"[A-Za-z0-9_+\-]{1,64}"
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}[A-Za-z0-9])?"
 FORMATS = {  # that a parser of JSON has of its own; these are narrower
     "hostname": rf"{_LABEL}(?:\.{_LABEL}){{0,3}}",
-    "email": rf"[A-Za-z0-9_+\-]{{1,64}}(?:\.[A-Za-z0-9_+\-]{{1,64}}){{0,3}}@{_LABEL}(?:\.{_LABEL}){{1,3}}",
+    "email": rf"{_WORD}(?:\.{_WORD}){{0,3}}@{_LABEL}(?:\.{_LABEL}){{1,3}}",
     "uri": URI,
 }
 REFUSED = ("oneOf", "not", "if", "format")  # what a normal form may have, and texts cannot follow

@@ -77,7 +77,7 @@ def closed_object(members: Sequence[tuple[str, str, bool]]) -> str:
         members: Name, expression of the value, and whether the member is required.
     """
     pairs = [(f"{literal(name)}:{BLANK}{value}", needed) for name, value, needed in members]
-    return rf"\{{{BLANK}{_joined(pairs)}{BLANK}\}}"
+    return rf"\{{{BLANK}{members_of(pairs, f',{BLANK}')}{BLANK}\}}"
 
 
 def length_of_object(members: Sequence[tuple[str, str, bool]]) -> int:
@@ -88,23 +88,27 @@ def length_of_object(members: Sequence[tuple[str, str, bool]]) -> int:
     return sum(i * length for i, length in enumerate(lengths, 1))
 
 
-def _joined(pairs: Sequence[tuple[str, bool]]) -> str:
-    """Return the expression of the pairs, with commas between those that are present.
+def members_of(pairs: Sequence[tuple[str, bool]], separator: str) -> str:
+    """Return the expression of members, with the separator between those that are present.
 
-    The first required pair is the pivot: pairs before it have a comma behind them, pairs after it
-    have one in front. Without a required pair any pair may be the first, which makes the length
-    grow with the square of the number of pairs.
+    The first required one is the pivot: those before it have the separator behind them, those after
+    it have it in front. Without a required one any may be the first, which makes the length grow
+    with the square of their number.
+
+    Args:
+        pairs: Expression of each member, and whether it is required.
+        separator: Expression of the separator.
     """
     pivot = next((i for i, (_, needed) in enumerate(pairs) if needed), None)
     if pivot is None:
-        starts = [pair + _followers(pairs[i + 1 :]) for i, (pair, _) in enumerate(pairs)]
+        starts = [pair + _followers(pairs[i + 1 :], separator) for i, (pair, _) in enumerate(pairs)]
         return f"{one_of(starts)}?" if starts else ""
-    before = "".join(f"(?:{pair},{BLANK})?" for pair, _ in pairs[:pivot])
-    return before + pairs[pivot][0] + _followers(pairs[pivot + 1 :])
+    before = "".join(f"(?:{pair}{separator})?" for pair, _ in pairs[:pivot])
+    return before + pairs[pivot][0] + _followers(pairs[pivot + 1 :], separator)
 
 
-def _followers(pairs: Sequence[tuple[str, bool]]) -> str:
-    return "".join(f"(?:,{BLANK}{pair}){'' if needed else '?'}" for pair, needed in pairs)
+def _followers(pairs: Sequence[tuple[str, bool]], separator: str) -> str:
+    return "".join(f"(?:{separator}{pair}){'' if needed else '?'}" for pair, needed in pairs)
 
 
 def open_object(value: str) -> str:

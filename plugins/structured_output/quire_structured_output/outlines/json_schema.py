@@ -94,6 +94,26 @@ def schema_regex(schema: Schema | str | bool, budget: Budget | None = None) -> S
     return SchemaRegex(expression, tuple(translation.patterns))
 
 
+def referenced(root: Schema | bool, reference: Any, path: str) -> Any:
+    """Return the schema that a reference names; raises a GrammarError."""
+    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+        raise refusal(
+            "$ref", path, f"to {reference!r}: only '#/...' inside the schema is supported"
+        )
+    if len(reference) > MAX_REFERENCE_LENGTH:
+        raise refusal("$ref", path, f"of more than {MAX_REFERENCE_LENGTH} characters")
+    target: Any = root
+    for part in reference.split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(target, list) and name.isdecimal() and int(name) < len(target):
+            target = target[int(name)]
+        elif isinstance(target, dict) and name in target:
+            target = target[name]
+        else:
+            raise GrammarError(f"'$ref' at {path or '/'}: the schema has no {reference!r}")
+    return target
+
+
 def any_object_regex() -> str:
     """Return the expression of any JSON object, nested a few levels deep at most."""
     return json_regex.open_object(json_regex.any_value(ANY_VALUE_DEPTH - 1))
@@ -193,35 +213,17 @@ class _Translation:
         for _ in range(MAX_DEPTH):
             if not isinstance(schema, dict) or "$ref" not in schema:
                 return schema
-            schema = self._lookup(schema["$ref"], path)
+            schema = referenced(self.root, schema["$ref"], path)
         return schema
 
     def _referenced(self, reference: Any, path: str) -> str:
         if reference in self.open_refs:
             raise refusal("$ref", path, f"as {reference!r} leads back to itself")
-        target = self._lookup(reference, path)
+        target = referenced(self.root, reference, path)
         self.open_refs.append(reference)
         expression = self.regex(target, path)
         self.open_refs.pop()
         return expression
-
-    def _lookup(self, reference: Any, path: str) -> Any:
-        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-            raise refusal(
-                "$ref", path, f"to {reference!r}: only '#/...' inside the schema is supported"
-            )
-        if len(reference) > MAX_REFERENCE_LENGTH:
-            raise refusal("$ref", path, f"of more than {MAX_REFERENCE_LENGTH} characters")
-        target: Any = self.root
-        for part in reference.split("/")[1:]:
-            name = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(target, list) and name.isdecimal() and int(name) < len(target):
-                target = target[int(name)]
-            elif isinstance(target, dict) and name in target:
-                target = target[name]
-            else:
-                raise GrammarError(f"'$ref' at {path or '/'}: the schema has no {reference!r}")
-        return target
 
     # --- objects, arrays, strings ------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from quire.interfaces.structured_output import (
 )
 from quire.sampling_params import StructuredOutputsParams
 from quire_structured_output.choices import check_choice
-from quire_structured_output.outlines.call_regex import calls_regex
+from quire_structured_output.outlines.call_regex import calls_regex, check_special_tokens
 from quire_structured_output.outlines.json_schema import any_object_regex, schema_regex
 from quire_structured_output.regex_syntax import (
     check_regex,
@@ -93,6 +93,7 @@ class OutlinesBackend(StructuredOutputBackend):
         if params.choice is not None:
             return _delimited("|".join(re.escape(choice) for choice in params.choice))
         if params.calls is not None:
+            check_special_tokens(params.calls, self.vocabulary.special_tokens)
             translated = calls_regex(params.calls)
         elif params.json is not None:
             translated = schema_regex(params.json)

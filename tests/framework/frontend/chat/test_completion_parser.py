@@ -14,6 +14,7 @@ from quire.interfaces.reasoning import ContentDelta, ReasoningDelta, ReasoningPa
 from quire.interfaces.tool_parsing import (
     CallGrammar,
     CallShape,
+    SchemaPiece,
     TextDelta,
     ToolCallArguments,
     ToolCallEnd,
@@ -143,6 +144,40 @@ def test_a_call_grammar_comes_from_the_tool_parser(caplog):
         )
     assert "a bug" not in str(caught.value)
     assert "a bug" in caplog.text
+
+
+def test_the_tool_parser_always_gets_the_schema_of_an_object():
+    class Forcing(UpperCalls):
+        @classmethod
+        def call_grammar(cls, tools, *, at_least_one):
+            return CallGrammar(
+                tuple(CallShape(each["name"], (SchemaPiece(each["parameters"]),)) for each in tools)
+            )
+
+    make = CompletionParsers(tools=ParserChoice(Forcing, ACME))
+    grammar = make.call_grammar(
+        [{"name": "now"}, {"name": "b", "parameters": None}], at_least_one=True
+    )
+    none = {"type": "object", "properties": {}, "additionalProperties": False}
+    assert [shape.pieces[0].schema for shape in grammar.shapes] == [none, none]
+    with pytest.raises(InvalidRequestError) as caught:
+        make.call_grammar([{"name": "b", "parameters": {"type": "array"}}], at_least_one=True)
+    assert caught.value.param == "tools[0].function.parameters"
+
+
+@pytest.mark.parametrize(
+    "wrong", ["start: x", CallGrammar(("a",)), CallGrammar((CallShape("f", (3,)),))]
+)
+def test_a_tool_parser_with_a_grammar_that_is_none_is_named(wrong):
+    class Wrong(UpperCalls):
+        @classmethod
+        def call_grammar(cls, tools, *, at_least_one):
+            return wrong
+
+    with pytest.raises(RequestFailedError, match=r"acme.*grammar of tool calls"):
+        CompletionParsers(tools=ParserChoice(Wrong, ACME)).call_grammar(
+            [{"name": "A"}], at_least_one=True
+        )
 
 
 def test_a_parser_that_cannot_be_built_ends_the_request():

@@ -15,6 +15,7 @@ import msgspec
 from quire.call_grammar import CallGrammar
 from quire.errors import InvalidRequestError
 from quire.frontend.async_frontend import AsyncFrontend
+from quire.frontend.chat.tool_schemas import object_schema
 from quire.frontend.unknown_fields import UnknownFields
 from quire.sampling_params import StructuredOutputsParams
 from quire.server.wire.bodies import convert
@@ -85,12 +86,14 @@ def checked_tools(tools: Sequence[dict[str, Any]], unknown: UnknownFields) -> li
     """Return the tools of a request.
 
     Raises:
-        InvalidRequestError: They are too many, or one of them has no valid name.
+        InvalidRequestError: They are too many, or one of them has no valid name or a broken schema.
         UnknownFieldError: One of them has a field that does not exist.
     """
     if len(tools) > MAX_TOOLS:
         raise InvalidRequestError(f"tools takes at most {MAX_TOOLS} tools", param="tools")
     names = [_name(tool, f"tools[{i}]", unknown) for i, tool in enumerate(tools)]
+    for i, tool in enumerate(tools):
+        object_schema(tool["function"], f"tools[{i}].function")
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InvalidRequestError(f"tools: {twice!r} is given twice", param="tools")
@@ -188,8 +191,11 @@ def _strict(
 
 
 def _lax(function: dict[str, Any]) -> dict[str, Any]:
-    """Return a function whose arguments may be any object."""
-    return {"name": function["name"], "parameters": {"type": "object"}}
+    """Return a function whose arguments may have any values, and other names as well."""
+    declared = (function.get("parameters") or {}).get("properties", {})
+    properties: dict[str, Any] = {name: {} for name in declared}
+    schema = {"type": "object", "properties": properties, "additionalProperties": True}
+    return {"name": function["name"], "parameters": schema}
 
 
 def _constraint(calls: CallGrammar, allows_parallel: bool) -> StructuredOutputsParams:

@@ -1,0 +1,117 @@
+"""Schemas of tools: checks before anything is generated, and what a tool parser gets of them.
+
+A function without `parameters` takes no arguments. Those of every other one are an object's schema.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from quire.errors import InvalidRequestError
+
+NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+MAX_DEPTH = 128
+TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
+_COMBINING = frozenset({"$ref", "anyOf", "oneOf", "allOf"})  # some backends refuse `type` beside
+_SCHEMA = ("items", "additionalProperties", "not", "if", "then", "else", "contains")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+
+
+def normalized(functions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return functions that all have `parameters`, the schema of an object.
+
+    Args:
+        functions: `function` objects of OpenAI's tool definitions.
+
+    Raises:
+        InvalidRequestError: The parameters of one are no schema of an object.
+    """
+    return [
+        {**function, "parameters": object_schema(function, f"tools[{i}].function")}
+        for i, function in enumerate(functions)
+    ]
+
+
+def object_schema(function: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the schema of a function's arguments.
+
+    Args:
+        function: `function` object of a tool definition.
+        where: Path of the function in the request.
+
+    Raises:
+        InvalidRequestError: It is not the schema of an object, or is broken.
+    """
+    where = f"{where}.parameters"
+    given = function.get("parameters")
+    if given is None:
+        return NO_ARGUMENTS
+    if not isinstance(given, dict):
+        raise _refusal(where, f"must be the JSON schema of an object, got {given!r:.80}")
+    check_schema(given, where)
+    named = given.get("type", "object")
+    if named != "object" and "object" not in named:
+        raise _refusal(where, f"must be a schema of type object, got type {named!r:.80}")
+    if "type" not in given and given.keys() & _COMBINING:
+        return given
+    return {**given, "type": "object"}
+
+
+def check_schema(schema: dict[str, Any], where: str) -> None:
+    """Check that a schema and its subschemas are JSON schemas, as far as their keywords' types go.
+
+    Args:
+        schema: The schema.
+        where: Path of the schema in the request.
+
+    Raises:
+        InvalidRequestError: It is none; the message names the keyword and its place.
+    """
+    waiting: list[tuple[Any, str, int]] = [(schema, "", 0)]
+    while waiting:
+        each, at, depth = waiting.pop()
+        if depth > MAX_DEPTH:
+            raise _refusal(where, f"is nested more than {MAX_DEPTH} deep")
+        if isinstance(each, bool):
+            continue
+        if not isinstance(each, dict):
+            raise _refusal(where, f"is no JSON schema: {each!r:.80} at {at or '/'} is no schema")
+        for keyword, problem in _problems(each):
+            raise _refusal(where, f"is no JSON schema: {keyword!r} at {at or '/'} {problem}")
+        waiting += ((child, f"{at}/{path}"[:200], depth + 1) for path, child in _children(each))
+
+
+def _problems(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield keywords with values of a wrong type, and what they must be."""
+    named = schema.get("type", [])
+    types = [named] if isinstance(named, str) else named
+    if not isinstance(types, list) or not all(each in TYPES for each in types):
+        yield "type", f"must be of {', '.join(TYPES)}; got {named!r:.80}"
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(each, str) for each in required):
+        yield "required", "must be a list of names"
+    if not isinstance(schema.get("enum", []), list):
+        yield "enum", "must be a list of values"
+    for keyword in _MAPS:
+        if not isinstance(schema.get(keyword, {}), dict):
+            yield keyword, "must be an object of schemas"
+    for keyword in _LISTS:
+        if not isinstance(schema.get(keyword, []), list):
+            yield keyword, "must be a list of schemas"
+
+
+def _children(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for keyword in _MAPS:
+        for name, child in schema.get(keyword, {}).items():
+            yield f"{keyword}/{name}", child
+    for keyword in _LISTS:
+        for i, child in enumerate(schema.get(keyword, [])):
+            yield f"{keyword}/{i}", child
+    for keyword in _SCHEMA:
+        child = schema.get(keyword, True)
+        for i, part in enumerate(child if isinstance(child, list) else [child]):
+            yield (f"{keyword}/{i}" if isinstance(child, list) else keyword), part
+
+
+def _refusal(where: str, what: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{where} {what}", param=where)

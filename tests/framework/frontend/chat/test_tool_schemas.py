@@ -1,0 +1,64 @@
+"""Functions always have the schema of an object; broken schemas are refused with their place."""
+
+import pytest
+
+from quire.errors import InvalidRequestError
+from quire.frontend.chat.tool_schemas import MAX_DEPTH, NO_ARGUMENTS, normalized, object_schema
+
+OBJECT = {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({}, NO_ARGUMENTS),
+        ({"parameters": None}, NO_ARGUMENTS),
+        ({"parameters": {}}, OBJECT),
+        ({"parameters": OBJECT}, OBJECT),
+        ({"parameters": {"type": ["object", "null"]}}, OBJECT),
+        (
+            {"parameters": {"properties": {"a": True}}},
+            {"properties": {"a": True}, "type": "object"},
+        ),
+        (
+            {"parameters": {"$ref": "#/$defs/A", "$defs": {"A": OBJECT}}},
+            {"$ref": "#/$defs/A", "$defs": {"A": OBJECT}},
+        ),
+    ],
+)
+def test_a_function_has_the_schema_of_an_object(parameters, expected):
+    (found,) = normalized([{"name": "now", **parameters}])
+    assert found == {"name": "now", "parameters": expected}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ([], "must be the JSON schema of an object"),
+        ({"type": "string"}, "must be a schema of type object, got type 'string'"),
+        ({"type": "dict"}, "'type' at / must be of object, array"),
+        ({"type": 3}, "'type' at / must be"),
+        ({"properties": []}, "'properties' at / must be an object of schemas"),
+        ({"properties": {"a": 3}}, "3 at /properties/a is no schema"),
+        ({"properties": {"a": {"type": "str"}}}, "'type' at /properties/a must be"),
+        ({"properties": {"a": {"required": True}}}, "'required' at /properties/a must be a list"),
+        ({"properties": {"a": {"enum": "x"}}}, "'enum' at /properties/a must be a list"),
+        ({"properties": {"a": {"anyOf": {}}}}, "'anyOf' at /properties/a must be a list"),
+        ({"properties": {"a": {"anyOf": [{}, None]}}}, "None at /properties/a/anyOf/1"),
+        ({"properties": {"a": {"items": "x"}}}, "'x' at /properties/a/items is no schema"),
+        ({"$defs": {"a": {"items": [{"type": "x"}]}}}, "'type' at /$defs/a/items/0"),
+    ],
+)
+def test_a_broken_schema_is_refused_with_its_place(parameters, message):
+    with pytest.raises(InvalidRequestError) as caught:
+        normalized([{"name": "a"}, {"name": "now", "parameters": parameters}])
+    assert caught.value.param == "tools[1].function.parameters"
+    assert message in str(caught.value)
+
+
+def test_a_schema_that_is_nested_too_deeply_is_refused():
+    schema: dict = {}
+    for _ in range(MAX_DEPTH + 1):
+        schema = {"items": schema}
+    with pytest.raises(InvalidRequestError, match=f"nested more than {MAX_DEPTH} deep"):
+        object_schema({"parameters": schema}, "tools[0].function")
