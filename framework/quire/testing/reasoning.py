@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from quire.interfaces.reasoning import ReasoningDelta, ReasoningEvent, ReasoningParser
 from quire.testing.expectation import expect
+from quire.testing.parsing.kept_words import check_order, is_subsequence, lost_words
 from quire.testing.stream_parsing import StreamParserContract
 
 
@@ -66,6 +67,22 @@ class ReasoningParserContract(StreamParserContract[ReasoningSample, ReasoningEve
     def is_expected(self, parsed: _ParsedText, sample: ReasoningSample) -> bool:
         """Return whether the reasoning and the content are those of the sample."""
         return parsed == _ParsedText(reasoning=sample.reasoning, content=sample.content)
+
+    def shown(self, event: ReasoningEvent) -> str:
+        """Return the text of an event."""
+        return event.text
+
+    def check_nothing_lost(self, sample: ReasoningSample, text: str) -> None:
+        """Check that every word is in the reasoning or in the content."""
+        parsed = self.read(sample, text)
+        for part in (parsed.reasoning, parsed.content):
+            expect(
+                is_subsequence(part, text),
+                f"{part!r} has text that is not in {text!r}, or is out of order",
+            )
+            check_order(part, text)
+        lost = lost_words(text, f"{parsed.reasoning} {parsed.content}")
+        expect(not lost, f"{lost} of {text!r} are lost: it was parsed as {parsed}")
 
     def test_is_thinking_matches_the_text(self) -> None:
         """Compare `is_thinking` with events of each character; grammars wait while it is true."""

@@ -10,9 +10,9 @@ pytest collects the inherited tests.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from quire.interfaces.tool_parsing import (
     TextDelta,
@@ -23,7 +23,11 @@ from quire.interfaces.tool_parsing import (
     ToolParser,
 )
 from quire.testing.expectation import expect
-from quire.testing.stream_parsing import StreamParserContract
+from quire.testing.parsing.kept_words import check_order, is_subsequence, lost_words
+from quire.testing.stream_parsing import SHORT_LENGTH, GrowingText, StreamParserContract
+
+# Blanks on both sides and inside, combined and joined characters, and line separators.
+ODD_VALUE = "  e\u0301\u00a0\u00e9  \U0001f469\u200d\U0001f467 \u2028\u202e\ufeff\u6f22 \uff5c "
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +74,22 @@ def read_events(events: Iterable[ToolEvent]) -> ReadCompletion:
         match event:
             case TextDelta(text):
                 expect(bool(text), "a TextDelta must not be empty")
+                _check_unicode(text)
                 result.content += text
             case ToolCallStart(index, name):
                 expect(
                     index == len(names),
                     f"a ToolCallStart must have index {len(names)}, got {index}",
                 )
+                expect(bool(name), "a ToolCallStart must have a name")
+                _check_unicode(name)
                 names[index], pieces[index] = name, []
             case ToolCallArguments(index, piece):
                 expect(
                     index in names and index not in ended,
                     f"ToolCallArguments for call {index}, which is not open",
                 )
+                _check_unicode(piece)
                 pieces[index].append(piece)
             case ToolCallEnd(index):
                 expect(
@@ -97,10 +105,22 @@ def read_events(events: Iterable[ToolEvent]) -> ReadCompletion:
 
 
 def _is_object(text: str) -> bool:
+    """Whether a text is a JSON object that every reader of JSON takes: no NaN, not very deep."""
     try:
-        return isinstance(json.loads(text), dict)
-    except ValueError:
+        return isinstance(json.loads(text, parse_constant=_refuse), dict)
+    except (ValueError, RecursionError):
         return False
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _check_unicode(text: str) -> None:
+    expect(
+        not any("\ud800" <= character <= "\udfff" for character in text),
+        f"an event has a lone surrogate, which cannot be sent: {text!r}",
+    )
 
 
 def _is_truncated_text_of(result: ReadCompletion, text: str, sample: ToolSample) -> bool:
@@ -125,14 +145,17 @@ class ToolParserContract(StreamParserContract[ToolSample, ToolEvent, ReadComplet
         parser: Parser class under test.
         samples: Completions with and without calls; include several calls, nested arguments,
             escapes, and the markers of the format inside strings.
+        tools: Tools of the request, OpenAI's `function` objects, for formats that write values
+            without types.
     """
 
     parser: ClassVar[type[ToolParser]]
+    tools: ClassVar[Sequence[dict[str, Any]]] = ()
 
     def new_parser(self, sample: ToolSample) -> ToolParser:
-        """Return a parser, which knows nothing of the request."""
+        """Return a parser of a completion with calls of the tools."""
         del sample
-        return self.parser()
+        return self.parser.for_tools(self.tools)
 
     def joined(self, events: Iterable[ToolEvent]) -> ReadCompletion:
         """Join the events of one completion, and check their order."""
@@ -142,11 +165,79 @@ class ToolParserContract(StreamParserContract[ToolSample, ToolEvent, ReadComplet
         """Return whether the content and the calls are those of the sample."""
         return (parsed.content, tuple(parsed.calls)) == (sample.content, sample.calls)
 
-    def test_a_lost_character_raises_nothing(self) -> None:
-        """Remove each character in turn: no error, and the same result for every split."""
+    def shown(self, event: ToolEvent) -> str:
+        """Return the text of an event, if it is text for the user."""
+        return event.text if isinstance(event, TextDelta) else ""
+
+    def check_nothing_lost(self, sample: ToolSample, text: str) -> None:
+        """Check that what is not in the content belongs to a complete call."""
+        events, call_ends = self._read_with_ends(sample, text)
+        parsed = self.joined(events)
+        expect(
+            is_subsequence(parsed.content, text),
+            f"the content {parsed.content!r} has text that is not in {text!r}, or out of order",
+        )
+        check_order(parsed.content, text)
+        if not parsed.calls:
+            expect(
+                parsed.content == text,
+                f"without a complete call all text is content, but {text!r} gives "
+                f"{parsed.content!r}",
+            )
+        lost = lost_words(text, parsed.content, call_ends)
+        expect(not lost, f"{lost} of {text!r} are lost: the content is {parsed.content!r}")
+
+    def test_text_beside_calls_is_kept(self) -> None:
+        """Put words before, between and behind completions: all of them are in the content."""
+        for first in self._short_samples():
+            for second in (self.samples[0], self.samples[-1]):
+                text = f"wörd1x\n{first.text}\nwörd2x {second.text} wörd3x"
+                behind = f"{first.text}\nwörd4x"
+                self._read_both_ways(first, text)
+                for each in (text, behind):
+                    self.check_nothing_lost(first, each)
+
+    def test_arguments_keep_blanks_and_unicode(self) -> None:
+        """Put blanks and characters of many scripts into string arguments: they come back."""
+        num_checked = 0
         for sample in self.samples:
-            for lost in range(len(sample.text)):
-                self._read_both_ways(sample, sample.text[:lost] + sample.text[lost + 1 :])
+            for value in _replaceable(sample):
+                num_checked += 1
+                text = sample.text.replace(value, ODD_VALUE)
+                calls = self._read_both_ways(sample, text).calls
+                values = [json.loads(arguments) for _, arguments in calls]
+                expected = [
+                    json.loads(arguments.replace(value, ODD_VALUE)) for _, arguments in sample.calls
+                ]
+                expect(values == expected, f"{text!r} gives the arguments {values}, not {expected}")
+        expect(
+            num_checked > 0 or not any(sample.calls for sample in self.samples),
+            "give a sample of a call with a string argument, two letters or more, that occurs once",
+        )
+
+    def growing_texts(self) -> Iterator[GrowingText[ToolSample]]:
+        """Yield the texts of all parsers, and calls with a long argument, closed and open."""
+        yield from super().growing_texts()
+        found = ((sample, value) for sample in self.samples for value in _replaceable(sample))
+        for sample, value in [*found][:1]:
+            long, longer = (
+                sample.text.replace(value, "lorem " * (num * SHORT_LENGTH // 6)) for num in (1, 4)
+            )
+            yield GrowingText("a long argument", sample, long, longer)
+            start = sample.text.index(value)
+            short, long = long[: start + SHORT_LENGTH], longer[: start + 4 * SHORT_LENGTH]
+            yield GrowingText("a long argument that breaks off", sample, short, long)
+
+    def _read_with_ends(self, sample: ToolSample, text: str) -> tuple[list[ToolEvent], list[int]]:
+        """Parse a text by characters; return the events, and the places where calls ended."""
+        parser = self.new_parser(sample)
+        events: list[ToolEvent] = []
+        ends: list[int] = []
+        for place, delta in enumerate([*text, ""], 1):
+            new = parser.feed(delta) if delta else parser.close()
+            ends += [place for event in new if isinstance(event, ToolCallEnd)]
+            events += new
+        return events, [min(end, len(text)) for end in ends]
 
     def _check_truncated(self, sample: ToolSample, prefix: str) -> None:
         """Check that the result of a prefix is part of the whole result."""
@@ -161,3 +252,21 @@ class ToolParserContract(StreamParserContract[ToolSample, ToolEvent, ReadComplet
             f"prefix of {sample.content!r}, followed by the text of the unfinished call if "
             "there is one",
         )
+
+
+def _replaceable(sample: ToolSample) -> Iterator[str]:
+    """Yield string arguments of a sample that occur once in it, as they are."""
+    written = "".join(arguments for _, arguments in sample.calls)
+    for value in _strings([json.loads(arguments) for _, arguments in sample.calls]):
+        is_plain = len(value) > 1 and value.isalpha()
+        if is_plain and sample.text.count(value) == written.count(value) == 1:
+            yield value
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Yield the strings in a JSON value; keys are none."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _strings(each)

@@ -32,6 +32,7 @@ from quire_tool_parsers.call_object import BLANKS, CallObject
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
+MAX_PART = 512  # characters; what is left of a part is copied with each step
 NO_ARGUMENTS = {"type": "object", "additionalProperties": False}
 COMBINING_KEYWORDS = frozenset({"$ref", "anyOf", "oneOf", "allOf"})  # refused beside `type`
 
@@ -52,7 +53,7 @@ class HermesToolParser(ToolParser):
 
     def feed(self, delta: str) -> list[ToolEvent]:
         """Parse the next piece of output; return the events that are certain by now."""
-        return _joined(self._read(delta))
+        return [event for part in _parts(delta) for event in _joined(self._read(part))]
 
     def close(self) -> list[ToolEvent]:
         """Return what was held back; an unfinished call is text."""
@@ -173,6 +174,11 @@ class HermesToolParser(ToolParser):
         if self._blanks and not self._is_behind_call:
             yield TextDelta(self._blanks)
         self._blanks = ""
+
+
+def _parts(delta: str) -> Iterator[str]:
+    """Yield a delta in parts, so that the work is linear in its length."""
+    return (delta[start : start + MAX_PART] for start in range(0, len(delta), MAX_PART))
 
 
 def _joined(events: Iterator[ToolEvent]) -> list[ToolEvent]:

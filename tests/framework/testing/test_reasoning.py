@@ -152,16 +152,112 @@ class SharesItsState(Brackets):
         return events
 
 
+class FailsAtTheEnd(Brackets):
+    """Raises if the reasoning is not closed."""
+
+    def close(self):
+        if self.is_thinking:
+            raise ValueError("the bracket is open")
+        return []
+
+
+class DropsBrackets(Brackets):
+    """Drops what follows a second opening bracket, up to a line break."""
+
+    drops = False
+
+    def feed(self, delta):
+        events = []
+        for character in delta:
+            self.drops = (
+                self.drops or (self.state == "content" and character == "[")
+            ) and character != "\n"
+            events += [] if self.drops else super().feed(character)
+        return events
+
+
+class Repeats(Brackets):
+    def feed(self, delta):
+        return [event for event in super().feed(delta) for _ in range(1 + (event.text == "x"))]
+
+
+class Mixes(Brackets):
+    """Returns the content at the end, its lines in reverse order."""
+
+    def __init__(self, prompt_text=""):
+        super().__init__(prompt_text)
+        self.lines = [[]]
+
+    def feed(self, delta):
+        events = super().feed(delta)
+        for event in events:
+            self.lines[-1] += [event] if isinstance(event, ContentDelta) else []
+            if event.text == "\n":
+                self.lines.append([])
+        return [event for event in events if isinstance(event, ReasoningDelta)]
+
+    def close(self):
+        return [event for line in reversed(self.lines) for event in line]
+
+
+class HoldsEverything(Brackets):
+    text = ""
+
+    def feed(self, delta):
+        self.text += delta
+        return []
+
+    def close(self):
+        return super().feed(self.text)
+
+
+class LooksBack(Brackets):
+    """Copies all that it was fed with every delta."""
+
+    seen = ""
+
+    def feed(self, delta):
+        self.seen += delta
+        return super().feed(delta)
+
+
+class Recurses(Brackets):
+    def feed(self, delta):
+        self.depth(delta)
+        return super().feed(delta)
+
+    def depth(self, delta):
+        return self.depth(delta.replace("[", "", 1)) if "[" in delta else delta
+
+
+class FailsAtTwoBrackets(Brackets):
+    def feed(self, delta):
+        if "]]" in delta:
+            raise KeyError("]]")
+        return super().feed(delta)
+
+
 PROOFS = [
     (ForgetsThePrompt, "samples_are_parsed_as_expected", "'so]Yes.' was parsed as"),
     (GivesNoText, "samples_are_parsed_as_expected", "must not have an empty text"),
     (CutsOffPieces, "every_cut_in_two_gives_the_same", "differs from that of one piece"),
+    (CutsOffPieces, "random_cuts_give_the_same", "differs from that of one piece"),
+    (CutsOffPieces, "cuts_between_tokens_give_the_same", "tokens of .* differs from that of one"),
     (WholeOnly, "single_characters_give_the_same", "character by character"),
     (
         GivesTheRestAtTheEnd,
         "a_truncated_completion_raises_nothing",
         "character by character, the result of .* differs",
     ),
+    (FailsAtTheEnd, "a_truncated_completion_raises_nothing", "must not raise, but ValueError"),
+    (FailsAtTheEnd, "a_lost_character_raises_nothing", "must not raise, but ValueError"),
+    (FailsAtTwoBrackets, "a_marker_twice_raises_nothing", "must not raise, but KeyError"),
+    (DropsBrackets, "hostile_texts_lose_nothing", "are lost: it was parsed as"),
+    (Repeats, "hostile_texts_lose_nothing", "has text that is not in"),
+    (Mixes, "hostile_texts_lose_nothing", "out of order"),
+    (Recurses, "repeated_fragments_raise_nothing", "must not raise, but RecursionError"),
+    (HoldsEverything, "text_is_passed_on", "only 0 were returned before the end"),
+    (LooksBack, "the_work_is_linear_in_the_text", "grows faster than the text .prose"),
     (NeverThinks, "is_thinking_matches_the_text", "is_thinking is False, but .* of the reasoning"),
     (ThinksTooLong, "is_thinking_matches_the_text", "is_thinking is True, but .* of the content"),
     (ThinksOnInOnePiece, "the_state_does_not_depend_on_the_cut", "is_thinking is True in one"),

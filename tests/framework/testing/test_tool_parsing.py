@@ -1,6 +1,7 @@
 """Tool-parser conformance kit: every check rejects a broken parser, and a right one passes."""
 
 import json
+import unicodedata
 from typing import ClassVar
 
 import pytest
@@ -23,6 +24,11 @@ SAMPLES = (
         f'{CALL}\n<tool_call>{{"name": "g", "arguments": {{}}}}</tool_call> Bye.',
         "Bye.",
         (("f", '{"a": 1}'), ("g", "{}")),
+    ),
+    ToolSample(
+        '<tool_call>{"name": "h", "arguments": {"city": "Oslo"}}</tool_call>',
+        "",
+        (("h", '{"city": "Oslo"}'),),
     ),
 )
 
@@ -172,16 +178,173 @@ class Shared(HermesToolParser):
         return parser.feed(text) + parser.close()
 
 
+class DropsWhatIsNoCall(HermesToolParser):
+    """Drops the text of a call that breaks off before its name."""
+
+    def close(self):
+        if self._call is not None and not self._is_announced:
+            self._call = None
+        return super().close()
+
+
+class ByCharacters(HermesToolParser):
+    """Reads characters, so that every split gives the same."""
+
+    def feed(self, delta):
+        return [event for character in delta for event in self.read_one(character)]
+
+    def read_one(self, character):
+        return super().feed(character)
+
+
+class RepeatsText(ByCharacters):
+    """Returns text behind a call twice."""
+
+    def read_one(self, character):
+        events = super().read_one(character)
+        return [again for event in events for again in self.twice(event)]
+
+    def twice(self, event):
+        is_text = isinstance(event, TextDelta) and self._index > 0
+        return [event, event] if is_text else [event]
+
+
+class DropsTextBehindCalls(ByCharacters):
+    has_ended = False
+
+    def read_one(self, character):
+        events = super().read_one(character)
+        self.has_ended = self.has_ended or any(isinstance(each, ToolCallEnd) for each in events)
+        if not self.has_ended:
+            return events
+        return [event for event in events if not isinstance(event, TextDelta)]
+
+
+class TurnsTextRound(ByCharacters):
+    """Returns lines in reverse order at the end."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = [[]]
+
+    def read_one(self, character):
+        events = super().read_one(character)
+        self.lines[-1] += [event for event in events if isinstance(event, TextDelta)]
+        if character == "\n":
+            self.lines.append([])
+        return [event for event in events if not isinstance(event, TextDelta)]
+
+    def close(self):
+        return [event for line in reversed(self.lines) for event in line] + super().close()
+
+
+class HoldsEverything(HermesToolParser):
+    """Parses at the end."""
+
+    def __init__(self):
+        super().__init__()
+        self.pieces = []
+
+    def feed(self, delta):
+        self.pieces.append(delta)
+        return []
+
+    def close(self):
+        return [*super().feed("".join(self.pieces)), *super().close()]
+
+
+class SearchesAgain(HoldsEverything):
+    """Joins all that it was fed with every delta."""
+
+    def feed(self, delta):
+        events = HermesToolParser.feed(self, delta)
+        self.pieces.append(delta)
+        self.num_tags = "".join(self.pieces).count("<tool_call>")
+        return events
+
+    def close(self):
+        return HermesToolParser.close(self)
+
+
+class LoopsAgain(SearchesAgain):
+    """Looks at all deltas with every delta."""
+
+    def feed(self, delta):
+        events = HermesToolParser.feed(self, delta)
+        self.pieces.append(delta)
+        self.num_tags = 0
+        for piece in self.pieces:
+            self.num_tags += "<" in piece
+        return events
+
+
+class SlicesTheRest(HermesToolParser):
+    """Copies the rest of a delta after each character."""
+
+    def feed(self, delta):
+        events = []
+        while delta:
+            events += super().feed(delta[0])
+            delta = delta[1:]
+        return events
+
+
+class NormalizesValues(ByCharacters):
+    def read_one(self, character):
+        return super().read_one(unicodedata.normalize("NFKC", character))
+
+
+class TrimsValues(ByCharacters):
+    """Makes one blank of several."""
+
+    last = ""
+
+    def read_one(self, character):
+        is_second, self.last = character == self.last == " ", character
+        return [] if is_second else super().read_one(character)
+
+
+class Recurses(HermesToolParser):
+    """Calls itself for each bracket of a delta."""
+
+    def feed(self, delta):
+        self.depth(delta)
+        return super().feed(delta)
+
+    def depth(self, delta):
+        return self.depth(delta.replace("{", "", 1)) + 1 if "{" in delta else 0
+
+
+class TakesATagForOne(HermesToolParser):
+    """Fails at two tags, one directly behind the other."""
+
+    def feed(self, delta):
+        if "<tool_call><tool_call>" in delta:
+            raise KeyError(delta)
+        return super().feed(delta)
+
+
 WHOLE = "samples_are_parsed_as_expected"
 TWO = "every_cut_in_two_gives_the_same"
 ONE = "single_characters_give_the_same"
+RANDOM = "random_cuts_give_the_same"
+TOKENS = "cuts_between_tokens_give_the_same"
 TRUNCATED = "a_truncated_completion_raises_nothing"
 LOST = "a_lost_character_raises_nothing"
+TWICE = "a_marker_twice_raises_nothing"
+HOSTILE = "hostile_texts_lose_nothing"
+REPEATED = "repeated_fragments_raise_nothing"
+BESIDE = "text_beside_calls_is_kept"
+VALUES = "arguments_keep_blanks_and_unicode"
+PASSED_ON = "text_is_passed_on"
+LINEAR = "the_work_is_linear_in_the_text"
 SHARE = "parsers_share_no_state"
 PROOFS = [
     (SpellsArgumentsAnew, WHOLE, "was parsed as .*expected"),
     (KeepsBlanks, WHOLE, "was parsed as .*expected"),
     (SeesTagsInOnePiece, TWO, "differs from that of one piece"),
+    (SeesTagsInOnePiece, RANDOM, "differs from that of one piece"),
+    (SeesTagsInOnePiece, TOKENS, "tokens of bytes: the result of .* differs"),
     (LosesSingleBlanks, ONE, "character by character"),
     (SplitsInTwo, ONE, "character by character"),
     (GivesUpInAStream, TRUNCATED, "character by character, the result of .* differs"),
@@ -191,7 +354,26 @@ PROOFS = [
     (LosesAnnouncedCalls, TRUNCATED, "gives the content 'So:'"),
     (GivesTheNameOnly, TRUNCATED, "gives the content"),
     (InventsText, TRUNCATED, "gives the content .*Sorry: "),
+    (Strict, TRUNCATED, "must not raise, but ValueError.'the call is not complete'"),
     (ForgetsGarbledCalls, LOST, "character by character, the result of .* differs"),
+    (Strict, LOST, "must not raise, but ValueError.'the call is not complete'"),
+    (ForgetsGarbledCalls, TWICE, "character by character, the result of .* differs"),
+    (TakesATagForOne, TWICE, "must not raise, but KeyError"),
+    (DropsWhatIsNoCall, HOSTILE, "without a complete call all text is content"),
+    (InventsText, HOSTILE, "has text that is not in "),
+    (RepeatsText, HOSTILE, "has text that is not in "),
+    (DropsTextBehindCalls, HOSTILE, "are lost: the content is"),
+    (Recurses, REPEATED, "must not raise, but RecursionError"),
+    (DropsWhatIsNoCall, REPEATED, "without a complete call all text is content"),
+    (DropsTextBehindCalls, BESIDE, "'wörd[34]x'.* are lost: the content is"),
+    (RepeatsText, BESIDE, "has text that is not in .*or out of order"),
+    (TurnsTextRound, BESIDE, "or out of order"),
+    (NormalizesValues, VALUES, "gives the arguments"),
+    (TrimsValues, VALUES, "gives the arguments"),
+    (HoldsEverything, PASSED_ON, "only 0 were returned before the end"),
+    (SearchesAgain, LINEAR, "grows faster than the text .prose.*num_copied_bytes"),
+    (LoopsAgain, LINEAR, "grows faster than the text .prose"),
+    (SlicesTheRest, LINEAR, "grows faster than the text .*in one delta"),
     (Shared, SHARE, "share state"),
 ]
 
@@ -206,10 +388,34 @@ def test_a_broken_parser_is_rejected(wrong, test, reason):
         getattr(kit(wrong), f"test_{test}")()
 
 
-@pytest.mark.parametrize("test", [TRUNCATED, LOST])
-def test_an_error_of_a_parser_is_reported(test):
-    with pytest.raises(ValueError, match="the call is not complete"):
-        getattr(kit(Strict), f"test_{test}")()
+@pytest.mark.parametrize("wrong", [SearchesAgain, LoopsAgain, SlicesTheRest, Recurses])
+def test_what_a_parser_costs_is_seen_by_counting_only(wrong):
+    right = kit(wrong)
+    for sample in SAMPLES:
+        assert right.is_expected(right.read(sample, sample.text), sample)
+
+
+def test_a_sample_with_a_string_argument_is_asked_for():
+    without = type(
+        "Kit", (ToolParserContract,), {"parser": HermesToolParser, "samples": SAMPLES[:3]}
+    )
+    with pytest.raises(AssertionError, match="give a sample of a call with a string argument"):
+        without().test_arguments_keep_blanks_and_unicode()
+
+
+def test_tools_reach_the_parser():
+    class NeedsTools(HermesToolParser):
+        @classmethod
+        def for_tools(cls, tools):
+            assert [tool["name"] for tool in tools] == ["f"]
+            return cls()
+
+    asked = type(
+        "Kit",
+        (ToolParserContract,),
+        {"parser": NeedsTools, "samples": SAMPLES, "tools": ({"name": "f"},)},
+    )
+    asked().test_samples_are_parsed_as_expected()
 
 
 def test_each_test_of_the_kit_has_a_parser_that_fails_it():
@@ -233,6 +439,12 @@ START, PIECE, END = ToolCallStart(0, "f"), ToolCallArguments(0, "{}"), ToolCallE
         ([START, ToolCallArguments(0, "[]"), END], "arguments must be a JSON object"),
         ([START, ToolCallArguments(0, '{"a'), END], "arguments must be a JSON object"),
         ([START, END], "arguments must be a JSON object"),
+        ([START, ToolCallArguments(0, '{"a": NaN}'), END], "arguments must be a JSON object"),
+        ([START, ToolCallArguments(0, '{"a":' * 9000), END], "arguments must be a JSON object"),
+        ([ToolCallStart(0, "")], "must have a name"),
+        ([ToolCallStart(0, "\ud800")], "lone surrogate"),
+        ([TextDelta("a\udfff")], "lone surrogate"),
+        ([START, ToolCallArguments(0, '{"\udc00')], "lone surrogate"),
     ],
 )
 def test_events_that_break_a_rule_are_rejected(events, reason):

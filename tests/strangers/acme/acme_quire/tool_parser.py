@@ -1,7 +1,6 @@
 """Parser for calls of the form `[[call NAME {...}]]`; a call is emitted once complete."""
 
 import json
-import re
 
 from quire.interfaces.tool_parsing import (
     CallGrammar,
@@ -19,27 +18,20 @@ SHORT = {"string": {"pattern": "[a-z]{1,8}"}}
 
 
 class AcmeCalls(ToolParser):
-    """Parser of text up to `[[call `, then a name and JSON up to the `]]` that completes it."""
+    """Parser of text up to `[[call `, then a name and JSON up to the `]]` behind it."""
 
     def __init__(self):
-        self._held = ""
+        self._held = []  # characters of a call, or of what may begin one
+        self._is_in_call = False
         self._num_calls = 0
 
     def feed(self, delta):
         """Return the events that are certain by now."""
-        self._held += delta
-        events = []
-        while OPEN in self._held:
-            events += self._text(self._held.index(OPEN))
-            call = self._call()
-            if not call:
-                return events
-            events += call
-        return events + self._text(len(self._held) - self._prefix_length())
+        return [event for character in delta for event in self._read(character)]
 
     def close(self):
         """Return the rest as text: an unfinished call is text."""
-        return self._text(len(self._held))
+        return self._release(len(self._held))
 
     @classmethod
     def call_grammar(cls, tools, *, at_least_one):
@@ -48,25 +40,41 @@ class AcmeCalls(ToolParser):
             return None
         return CallGrammar(tuple(_shape(tool) for tool in tools))
 
-    def _text(self, length):
-        text, self._held = self._held[:length], self._held[length:]
-        return [TextDelta(text)] if text else []
+    def _read(self, character):
+        self._held.append(character)
+        if self._is_in_call:
+            return self._call() if self._ends_call(character) else []
+        held = "".join(self._held)
+        if held == OPEN:
+            self._is_in_call, self._is_in_string, self._is_escaped = True, False, False
+            self._depth, self._num_closers = 0, 0
+        lengths = range(len(held))
+        return self._release(next((n for n in lengths if OPEN.startswith(held[n:])), len(held)))
+
+    def _ends_call(self, character):
+        """Tell whether a character is the second bracket behind the JSON."""
+        if self._is_in_string:
+            self._is_in_string = self._is_escaped or character != '"'
+            self._is_escaped = character == "\\" and not self._is_escaped
+            return False
+        self._is_in_string = character == '"'
+        self._depth += (character == "{") - (character == "}")
+        self._num_closers = self._num_closers + 1 if character == "]" else 0
+        return self._num_closers == len(CLOSE) and self._depth <= 0
 
     def _call(self):
-        """Return the events of a complete call and remove it; nothing if it is not complete."""
-        for end in re.finditer(re.escape(CLOSE), self._held):
-            name, _, arguments = self._held[len(OPEN) : end.start()].partition(" ")
-            if name and _is_object(arguments):
-                self._held = self._held[end.end() :]
-                index, self._num_calls = self._num_calls, self._num_calls + 1
-                start, piece = ToolCallStart(index, name), ToolCallArguments(index, arguments)
-                return [start, piece, ToolCallEnd(index)]
-        return []
+        """Return the events of what is between `[[call ` and `]]`; text if it is no call."""
+        self._is_in_call = False
+        name, _, arguments = "".join(self._held)[len(OPEN) : -len(CLOSE)].partition(" ")
+        if not name or not _is_object(arguments):
+            return self._release(len(self._held))
+        self._held.clear()
+        index, self._num_calls = self._num_calls, self._num_calls + 1
+        return [ToolCallStart(index, name), ToolCallArguments(index, arguments), ToolCallEnd(index)]
 
-    def _prefix_length(self):
-        """Return the length of the end that may be the start of a call."""
-        lengths = range(min(len(OPEN) - 1, len(self._held)), 0, -1)
-        return next((n for n in lengths if self._held.endswith(OPEN[:n])), 0)
+    def _release(self, length):
+        text, self._held = "".join(self._held[:length]), self._held[length:]
+        return [TextDelta(text)] if text else []
 
 
 def _is_object(text):

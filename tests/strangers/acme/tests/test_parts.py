@@ -48,6 +48,7 @@ class TestAcmeCalls(ToolParserContract):
             "so:  and .",
             (("f", "{}"), ("g", '{"x": "]] \\" [[call "}')),
         ),
+        ToolSample('[[call f {"city": "Oslo"}]]', "", (("f", '{"city": "Oslo"}'),)),
         ToolSample("[[call f {", "[[call f {"),
         ToolSample("[[call f 1]] [", "[[call f 1]] ["),
         ToolSample("[[[call f {}]]", "[", (("f", "{}"),)),

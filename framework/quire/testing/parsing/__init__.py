@@ -1,0 +1,1 @@
+"""Parts of the kits of parsers: splits, token streams, hostile texts, and counted work."""
