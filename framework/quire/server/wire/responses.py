@@ -177,7 +177,7 @@ class ReasoningItem(msgspec.Struct, kw_only=True, tag="reasoning"):
 
 
 class FunctionCallItem(msgspec.Struct, kw_only=True, tag="function_call"):
-    """A call of a function, with complete arguments."""
+    """A call of a function; the arguments of an incomplete one have broken off."""
 
     id: str
     status: ItemStatus

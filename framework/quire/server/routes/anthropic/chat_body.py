@@ -39,12 +39,12 @@ class Translated:
 
     Attributes:
         chat: Body of the chat.
-        eager_tools: Names of the tools whose calls are streamed piece by piece.
+        held_tools: Names of the tools whose calls are streamed once they are complete.
         shows_thinking: Whether the text of the reasoning is in the response.
     """
 
     chat: ChatBody
-    eager_tools: frozenset[str] = frozenset()
+    held_tools: frozenset[str] = frozenset()
     shows_thinking: bool = True
 
 
@@ -75,7 +75,7 @@ def translated(body: AnyBody, unknown: UnknownFields, *, limits_thinking: bool) 
     chat = ChatBody(messages=messages, **_SHARED[type(body)].given(body))
     chat.continue_final_message = _continues(body, messages)
     chat.chat_template_kwargs = body.chat_template_kwargs
-    eager = _set_tools(chat, body, unknown)
+    held = _set_tools(chat, body, unknown)
     if body.output_config is not None:
         _set_output(chat, body.output_config, unknown)
     if body.thinking is not None:
@@ -83,7 +83,7 @@ def translated(body: AnyBody, unknown: UnknownFields, *, limits_thinking: bool) 
     if isinstance(body, MessagesBody):
         chat.stop = body.stop_sequences
     shows = body.thinking is None or body.thinking.display != "omitted"
-    return Translated(chat, eager, shows)
+    return Translated(chat, held, shows)
 
 
 def _continues(body: AnyBody, messages: list[dict[str, Any]]) -> bool:
@@ -96,7 +96,7 @@ def _continues(body: AnyBody, messages: list[dict[str, Any]]) -> bool:
 
 
 def _set_tools(chat: ChatBody, body: AnyBody, unknown: UnknownFields) -> frozenset[str]:
-    """Set the tools and their choice; return the names of those that are streamed as they come."""
+    """Set the tools and their choice; return the names of those whose calls are held."""
     if not body.tools and body.tool_choice is None:
         return frozenset()
     tools = custom_tools(body.tools or (), unknown)
@@ -106,7 +106,7 @@ def _set_tools(chat: ChatBody, body: AnyBody, unknown: UnknownFields) -> frozens
         chat.tool_choice = chat_tool_choice(choice)
         if choice.disable_parallel_tool_use:
             chat.parallel_tool_calls = False
-    return frozenset(tool.name for tool in tools if tool.eager_input_streaming)
+    return frozenset(tool.name for tool in tools if tool.eager_input_streaming is False)
 
 
 def _set_output(chat: ChatBody, config: OutputConfig, unknown: UnknownFields) -> None:

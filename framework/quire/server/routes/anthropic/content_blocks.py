@@ -42,22 +42,22 @@ _NO_INPUT = msgspec.Raw(b"{}")
 class ContentBlocks:
     """Converts the events of one completion.
 
-    A call is a block of its own once it is complete, so one that breaks off is text and nothing
-    else. A call of an eager tool is sent as it comes; if it breaks off, its text follows.
+    A call is a block of its own, which is sent as it comes; if it breaks off, its text follows. A
+    call of a held tool is sent once it is complete: one that breaks off is text and nothing else.
 
     Args:
-        eager: Names of the tools whose calls are sent piece by piece.
+        held: Names of the tools whose calls are sent once they are complete; None: of all.
         shows_thinking: Whether the text of the reasoning is kept.
     """
 
-    def __init__(self, eager: Collection[str] = (), *, shows_thinking: bool = True) -> None:
-        self._eager = eager
+    def __init__(self, held: Collection[str] | None = (), *, shows_thinking: bool = True) -> None:
+        self._held_tools = held
         self._shows_thinking = shows_thinking
         self._index = 0  # of the open block, or else of the next one
-        self._open: Kind | int | None = None  # a number is that of an eager call
+        self._open: Kind | int | None = None  # a number is that of a call
         self._held: tuple[Kind, str] | None = None  # blanks that may begin a block
-        self._calls: dict[int, tuple[str, list[str]]] = {}
-        self._input = StrictJson()  # of the open block of an eager call
+        self._calls: dict[int, tuple[str, list[str]]] = {}  # name and input of held ones
+        self._input = StrictJson()  # of the open block of a call
         self._events: list[BlockEvent] = []
 
     def read(self, events: Iterable[CompletionEvent]) -> list[BlockEvent]:
@@ -112,11 +112,13 @@ class ContentBlocks:
             self._add(ThinkingBlockDelta(text))
 
     def _start_call(self, index: int, name: str) -> None:
-        if name in self._eager:
-            self._begin_block(index, _tool_use(name))
-            self._input = StrictJson()
-        else:
+        if self._held_tools is None or name in self._held_tools:
             self._calls[index] = (name, [])
+        else:
+            blanks = self._held
+            self._begin_block(index, _tool_use(name))
+            self._held = blanks  # if the call breaks off, they are in front of its text
+            self._input = StrictJson()
 
     def _continue_call(self, index: int, piece: str) -> None:
         if index in self._calls:

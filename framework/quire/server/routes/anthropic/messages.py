@@ -79,7 +79,7 @@ class MessageRun:
     def whole(self, outputs: Sequence[CompletionOutput]) -> bytes:
         """Return the full response as JSON."""
         (output,) = outputs
-        (choice,), blocks = self.turn.events(), self._blocks()
+        (choice,), blocks = self.turn.events(), self._blocks(None)
         events = blocks.read(choice.read(one_delta(output)))
         content = folded([*events, *blocks.close()])
         reason = finish_reason_of(output, has_calls=choice.finish_reason == "tool_calls")
@@ -89,8 +89,7 @@ class MessageRun:
     async def events(self) -> AsyncGenerator[bytes]:
         """Generate; yield the events of a stream as JSON."""
         (choice,), has_begun = self.turn.events(), False
-        eager = self.translated.eager_tools
-        blocks, stop = self._blocks(eager), MessageEnd("end_turn")
+        blocks, stop = self._blocks(self.translated.held_tools), MessageEnd("end_turn")
         async with aclosing(self.generation.deltas()) as deltas:
             async for _, delta in deltas:
                 if not has_begun:
@@ -105,8 +104,8 @@ class MessageRun:
         yield json_of(MessageDelta(stop, self._usage()))
         yield _END
 
-    def _blocks(self, eager: frozenset[str] = frozenset()) -> ContentBlocks:
-        return ContentBlocks(eager, shows_thinking=self.translated.shows_thinking)
+    def _blocks(self, held: frozenset[str] | None) -> ContentBlocks:
+        return ContentBlocks(held, shows_thinking=self.translated.shows_thinking)
 
     def _message(self, content: list[Block], stop: MessageEnd | None) -> Message:
         return Message(

@@ -113,12 +113,12 @@ class ItemEvents:
         return kind(sequence_number=number, output_index=index, item_id=item.id, delta=piece)
 
     def _closed(self, item: OpenItem, whole: OutputItem) -> list[ItemEvent]:
-        number, index = self._next(), item.index
+        index = item.index
         events: list[ItemEvent]
         match whole:
             case OutputMessage(content=[part]):
                 text = OutputTextDone(
-                    sequence_number=number,
+                    sequence_number=self._next(),
                     output_index=index,
                     item_id=item.id,
                     text=part.text,
@@ -127,12 +127,17 @@ class ItemEvents:
                 events = [text, self._part(ContentPartDone, item, part)]
             case ReasoningItem(content=[thought]):
                 reasoning = ReasoningTextDone(
-                    sequence_number=number, output_index=index, item_id=item.id, text=thought.text
+                    sequence_number=self._next(),
+                    output_index=index,
+                    item_id=item.id,
+                    text=thought.text,
                 )
                 events = [reasoning, self._part(ContentPartDone, item, thought)]
+            case FunctionCallItem(status="incomplete"):
+                events = []  # its arguments are never complete
             case _:
                 call = ArgumentsDone(
-                    sequence_number=number,
+                    sequence_number=self._next(),
                     output_index=index,
                     item_id=item.id,
                     name=item.name,

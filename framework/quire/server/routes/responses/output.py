@@ -1,8 +1,8 @@
 """Output items of one response: messages, reasoning and function calls, in the order of the text.
 
 At most one item is open. What belongs to no open item closes it and opens the next, so a whole
-completion, read as one long delta, has the same items as a streamed one. A call is an item once its
-arguments are complete: one that breaks off is text of a message, and nothing else.
+completion, read as one long delta, has the same items as a streamed one. A call is an item from its
+name on. One that breaks off is an incomplete item, and its text is in the message behind it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,20 +35,22 @@ class OpenItem:
     """An item that grows.
 
     Attributes:
-        index: Position among the items of the response.
         kind: Its type.
         id: Its id.
+        index: Position among the items of the response.
         name: Name of the called function.
         call_id: Id of the call.
+        call: Number of the call in the completion; None: it is no call.
         pieces: Pieces of its text, or of its arguments.
         logprobs: Log probabilities of a message's tokens.
     """
 
-    index: int
     kind: Kind
     id: str
+    index: int = 0
     name: str = ""
     call_id: str = ""
+    call: int | None = None
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
@@ -113,7 +115,6 @@ class Output:
     def __init__(self) -> None:
         self.items: list[OutputItem] = []
         self._open: OpenItem | None = None
-        self._calls: dict[int, tuple[str, list[str]]] = {}  # name and arguments of incomplete ones
         self._changes: list[Change] = []
 
     @property
@@ -131,11 +132,12 @@ class Output:
                 case ReasoningDelta(text) if text:
                     self._grow(self._opened("reasoning"), text)
                 case ToolCallStart(index, name):
-                    self._calls[index] = (name, [])
-                case ToolCallArguments(index, piece):
-                    self._calls[index][1].append(piece)
-                case ToolCallEnd(index):
-                    self._add_call(*self._calls.pop(index))
+                    self._begin_call(index, name)
+                case ToolCallArguments(index, piece) if piece:
+                    if (item := self._open_call(index)) is not None:
+                        self._grow(item, piece)
+                case ToolCallEnd(index) if self._open_call(index) is not None:
+                    self._close("completed")
         return self._taken_changes()
 
     def end(self, status: ItemStatus, logprobs: Sequence[TokenLogprob] = ()) -> list[Change]:
@@ -149,7 +151,7 @@ class Output:
             self._begin("message")
         if logprobs and self._open is not None and self._open.kind == "message":
             self._grow(self._open, "", logprobs)
-        self._close(status)
+        self._close_unless_call(status)
         return self._taken_changes()
 
     def break_off(self) -> None:
@@ -168,30 +170,45 @@ class Output:
         """Return the open item if it is of this kind, or a new one."""
         if self._open is not None and self._open.kind == kind:
             return self._open
-        self._close("completed")
         return self._begin(kind)
 
-    def _begin(self, kind: Kind, name: str = "", call_id: str = "") -> OpenItem:
-        item_id = f"{_PREFIXES[kind]}_{random_bytes.hex(16)}"
-        self._open = OpenItem(len(self.items), kind, item_id, name, call_id)
-        self._changes.append(Opened(self._open))
-        return self._open
+    def _open_call(self, index: int) -> OpenItem | None:
+        """Return the open item if it is this call; another one has broken off."""
+        return self._open if self._open is not None and self._open.call == index else None
+
+    def _begin(self, kind: Kind) -> OpenItem:
+        """Begin an item behind those that there are."""
+        return self._added(OpenItem(kind, _new_id(kind)))
+
+    def _begin_call(self, index: int, name: str) -> None:
+        kind: Kind = "function_call"
+        self._added(OpenItem(kind, _new_id(kind), call=index, name=name, call_id=new_call_id()))
+
+    def _added(self, item: OpenItem) -> OpenItem:
+        self._close_unless_call("completed")
+        item.index, self._open = len(self.items), item
+        self._changes.append(Opened(item))
+        return item
 
     def _grow(self, item: OpenItem, piece: str, logprobs: Sequence[TokenLogprob] = ()) -> None:
         item.pieces.append(piece)
         item.logprobs += logprobs
         self._changes.append(Grown(item, piece, logprobs))
 
-    def _add_call(self, name: str, pieces: Sequence[str]) -> None:
-        self._close("completed")
-        self._grow(self._begin("function_call", name, new_call_id()), "".join(pieces))
-        self._close("completed")
+    def _close_unless_call(self, status: ItemStatus) -> None:
+        """Close the open item; a call that is still open has broken off."""
+        is_call = self._open is not None and self._open.call is not None
+        self._close("incomplete" if is_call else status)
 
     def _close(self, status: ItemStatus) -> None:
         if (item := self._open) is not None:
             self._open = None
             self.items.append(item.as_item(status))
             self._changes.append(Closed(item, self.items[-1]))
+
+
+def _new_id(kind: Kind) -> str:
+    return f"{_PREFIXES[kind]}_{random_bytes.hex(16)}"
 
 
 def _joined(item: OpenItem, changes: Iterable[Change]) -> Grown:

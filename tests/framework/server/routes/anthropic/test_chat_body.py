@@ -140,11 +140,12 @@ def test_a_field_of_a_format_that_does_not_exist_is_refused():
 
 def test_tools_and_their_choice_are_those_of_a_chat():
     choice = {"type": "any", "disable_parallel_tool_use": True}
-    found = of(tools=[TOOL | {"eager_input_streaming": True}], tool_choice=choice)
+    found = of(tools=[TOOL | {"eager_input_streaming": False}], tool_choice=choice)
     assert [tool["function"]["name"] for tool in found.chat.tools] == ["f"]
     assert (found.chat.tool_choice, found.chat.parallel_tool_calls) == ("required", False)
-    assert found.eager_tools == {"f"}
-    assert of(tools=[TOOL]).eager_tools == frozenset()
+    assert found.held_tools == {"f"}
+    for eager in ({}, {"eager_input_streaming": None}, {"eager_input_streaming": True}):
+        assert of(tools=[TOOL | eager]).held_tools == frozenset()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """However a completion is cut into pieces, its blocks are the same, and well nested."""
 
 import json
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -21,9 +22,9 @@ from quire.server.routes.anthropic.message import (
 from quire.server.routes.chat.choice_events import ChoiceEvents
 
 
-def events_of(*pieces, eager=(), shows_thinking=True, allows_parallel=True):
+def events_of(*pieces, held=None, shows_thinking=True, allows_parallel=True):
     choice = ChoiceEvents(CompletionParser(ThinkParser(), BracketParser()), allows_parallel)
-    blocks = ContentBlocks(eager, shows_thinking=shows_thinking)
+    blocks = ContentBlocks(held, shows_thinking=shows_thinking)
     found = []
     for i, piece in enumerate(pieces):
         end = "stop" if i == len(pieces) - 1 else None
@@ -107,9 +108,9 @@ def test_the_pieces_of_a_completion_change_nothing(pieces):
 
 @settings(deadline=None)
 @given(cut(), st.sets(st.sampled_from("fg")), st.booleans())
-def test_blocks_are_numbered_and_open_one_at_a_time(pieces, eager, shows_thinking):
+def test_blocks_are_numbered_and_open_one_at_a_time(pieces, held, shows_thinking):
     is_open, number = False, 0
-    for event in events_of(*pieces, eager=eager, shows_thinking=shows_thinking):
+    for event in events_of(*pieces, held=held, shows_thinking=shows_thinking):
         assert event.index == number
         match event:
             case ContentBlockStart():
@@ -123,21 +124,64 @@ def test_blocks_are_numbered_and_open_one_at_a_time(pieces, eager, shows_thinkin
     assert not is_open
 
 
-def test_a_call_of_an_eager_tool_is_sent_as_it_comes():
+def test_a_call_is_sent_as_it_comes_unless_its_tool_is_held():
     pieces = ['[[f {"a": ', '"xy', '"}]]']
-    deltas = [e.delta for e in events_of(*pieces, eager={"f"}) if isinstance(e, ContentBlockDelta)]
+    deltas = [e.delta for e in events_of(*pieces, held={"g"}) if isinstance(e, ContentBlockDelta)]
     assert [delta.partial_json for delta in deltas] == ['{"a": ', '"xy', '"}']
-    late = [e.delta for e in events_of(*pieces, eager={"g"}) if isinstance(e, ContentBlockDelta)]
+    late = [e.delta for e in events_of(*pieces, held={"f"}) if isinstance(e, ContentBlockDelta)]
     assert [delta.partial_json for delta in late] == ['{"a": "xy"}']
 
 
 @settings(deadline=None)
 @given(cut())
 @example(['[[f {"a": N', "aN}", "]]"])
-def test_complete_calls_of_an_eager_tool_have_the_input_of_the_others(pieces):
-    eager = events_of(*pieces, eager={"f"})
-    if isinstance(calls := inputs_of(eager), list):
-        assert calls == inputs_of(events_of(*pieces))
+def test_calls_that_come_in_pieces_have_the_input_of_whole_ones(pieces):
+    whole, streamed = events_of(*pieces), events_of(*pieces, held=())
+    if isinstance(calls := inputs_of(streamed), list):
+        assert calls == inputs_of(whole)
+
+
+@settings(deadline=None)
+@given(cut())
+@example(["a \n", "[[f ", "{}"])
+@example(["<t>hm</t> \n", "[[f ", "{}"])
+def test_beside_calls_that_break_off_a_stream_has_the_content_of_a_full_response(pieces):
+    streamed = gathered(json.loads(msgspec.json.encode(events_of(*pieces, held=()))))
+    assert texts_joined(without_broken_calls(streamed)) == texts_joined(blocks_of(*pieces))
+
+
+def gathered(events):
+    """Return the blocks that a client puts together; the input of a call is text."""
+    blocks = []
+    for event in events:
+        match event["type"]:
+            case "content_block_start":
+                block = event["content_block"]
+                blocks.append(block | {"input": ""} if block.pop("id", None) else block)
+            case "content_block_delta":
+                (name, piece) = [*event["delta"].items()][1]
+                blocks[event["index"]][name.replace("partial_json", "input")] += piece
+    return blocks
+
+
+def without_broken_calls(blocks):
+    """Return blocks without calls that broke off, whose text follows; inputs are objects."""
+    for block, after in pairwise([*blocks, text("")]):
+        if block["type"] != "tool_use":
+            yield block
+        elif not after.get("text", "").lstrip().startswith(f"[[{block['name']} "):
+            yield block | {"input": json.loads(block["input"])}
+
+
+def texts_joined(blocks):
+    """Return blocks, of which texts in a row are one."""
+    joined = []
+    for block in blocks:
+        if joined and joined[-1]["type"] == block["type"] == "text":
+            joined[-1] = text(joined[-1]["text"] + block["text"])
+        else:
+            joined.append(block)
+    return joined
 
 
 def inputs_of(events):
@@ -157,10 +201,10 @@ def inputs_of(events):
         return None
 
 
-def test_an_eager_call_that_breaks_off_is_followed_by_its_text():
+def test_a_call_that_breaks_off_is_followed_by_its_text():
     kinds = [
         event.content_block.__struct_config__.tag
-        for event in events_of('[[f {"a": ', eager={"f"})
+        for event in events_of('[[f {"a": ', held=())
         if isinstance(event, ContentBlockStart)
     ]
     assert kinds == ["tool_use", "text"]
@@ -169,4 +213,4 @@ def test_an_eager_call_that_breaks_off_is_followed_by_its_text():
 def test_a_parser_that_breaks_its_contract_fails_the_request():
     calls = [ToolCallStart(0, "f"), ToolCallArguments(0, "{"), ToolCallEnd(0)]
     with pytest.raises(RequestFailedError, match="no JSON object"):
-        ContentBlocks().read(calls)
+        ContentBlocks(None).read(calls)

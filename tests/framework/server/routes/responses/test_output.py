@@ -87,18 +87,45 @@ def test_the_text_of_all_messages_is_the_text_that_the_parsers_give(text, cuts):
     messages = [item for item in items if isinstance(item, OutputMessage)]
     assert "".join(item.content[0].text for item in messages) == parsed.text
     calls = [item for item in items if isinstance(item, FunctionCallItem)]
-    assert [(call.name, call.arguments, call.status) for call in calls] == [
-        (*call, "completed") for call in parsed.calls
-    ]
+    whole = [(call.name, call.arguments) for call in calls if call.status == "completed"]
+    assert whole == [*parsed.calls]
+    for call, after in zip(items, [*items[1:], None], strict=True):
+        if isinstance(call, FunctionCallItem) and call.status == "incomplete":
+            assert call.arguments in after.content[0].text
     thoughts = [item.content[0].text for item in items if isinstance(item, ReasoningItem)]
     assert "".join(thoughts) == (parsed.reasoning or "")
 
 
+def of_type(events, kind):
+    return [event for event in events if event["type"] == f"response.{kind}"]
+
+
+def test_the_arguments_of_a_call_are_sent_as_they_come():
+    (call,), events = read('[[f {"a": 1}]]', [5, 8, 10, 12])
+    deltas = [event["delta"] for event in of_type(events, "function_call_arguments.delta")]
+    assert deltas == ["{", '"a"', ": ", "1}"]
+    (added,), (done,) = of_type(events, "output_item.added"), of_type(events, "output_item.done")
+    assert added["item"] | {"arguments": call.arguments, "status": "completed"} == done["item"]
+    assert (call.name, call.arguments, call.status) == ("f", '{"a": 1}', "completed")
+
+
 @pytest.mark.parametrize(("end", "status"), [("stop", "completed"), ("length", "incomplete")])
-def test_a_call_that_breaks_off_is_text_and_nothing_else(end, status):
-    (message,), events = read('Sure: [[f {"a"', [3, 9, 12], end)
-    assert (message.content[0].text, message.status) == ('Sure: [[f {"a"', status)
-    assert not [event for event in events if "function_call" in event["type"]]
+def test_a_call_that_breaks_off_is_incomplete_and_its_text_follows(end, status):
+    (before, call, message), events = read('Sure: [[f {"a"', [3, 9, 12], end)
+    assert (before.content[0].text, before.status) == ("Sure: ", "completed")
+    assert (call.name, call.arguments, call.status) == ("f", '{"a"', "incomplete")
+    assert (message.content[0].text, message.status) == ('[[f {"a"', status)
+    assert not of_type(events, "function_call_arguments.done")
+
+
+def test_a_call_within_another_ends_it():
+    output = Output()
+    output.read([(ToolCallStart(0, "f"), ()), (ToolCallStart(1, "g"), ())])
+    output.read([(ToolCallArguments(0, "lost"), ()), (ToolCallArguments(1, "{}"), ())])
+    output.read([(ToolCallEnd(0), ()), (ToolCallEnd(1), ())])
+    assert [(item.name, item.arguments, item.status) for item in output.items] == [
+        ("f", "", "incomplete"), ("g", "{}", "completed"),
+    ]  # fmt: skip
 
 
 def test_without_parallel_calls_one_is_kept():
@@ -127,11 +154,14 @@ def test_what_breaks_off_is_incomplete_and_nothing_is_added():
     output = Output()
     output.break_off()
     assert output.items == []
-    output.read([(TextDelta("half"), ()), (ToolCallStart(0, "f"), ())])
+    output.read([(TextDelta("half"), ())])
     output.break_off()
     assert [(item.status, item.content[0].text) for item in output.items] == [
         ("incomplete", "half")
     ]
+    output.read([(ToolCallStart(0, "f"), ()), (ToolCallArguments(0, "{"), ())])
+    output.break_off()
+    assert (output.items[-1].status, output.items[-1].arguments) == ("incomplete", "{")
 
 
 def position(name):
