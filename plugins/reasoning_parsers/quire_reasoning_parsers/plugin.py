@@ -2,15 +2,28 @@
 
 from quire import Registrar, hookimpl
 from quire.interfaces.reasoning import ReasoningParser, ReasoningParserCapabilities
+from quire_reasoning_parsers.family_table import read_families
+
+HARMONY = ReasoningParserCapabilities(
+    template_markers=("<|channel|>", "<|message|>"),
+    architectures=("GptOssForCausalLM",),
+    priority=2,
+    markers=(
+        "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|return|>",
+        "<|call|>",
+    ),
+    end_marker="<|channel|>final<|message|>",
+)  # fmt: skip
 
 
 @hookimpl
 def register_reasoning_parsers(registry: Registrar[type[ReasoningParser]]) -> None:
     """Register the reasoning parsers."""
+    for name, family in read_families().items():
+        reference = f"quire_reasoning_parsers.families:{name}"
+        registry.add(name, reference, capabilities=family.capabilities)
     registry.add(
-        "think_tags",
-        "quire_reasoning_parsers.think_tags:ThinkTagsParser",
-        capabilities=ReasoningParserCapabilities(
-            template_markers=("<think>",), end_marker="</think>", start_marker="<think>"
-        ),
+        "openai_gptoss",
+        "quire_reasoning_parsers.channel_router:ChannelRouter",
+        capabilities=HARMONY,
     )

@@ -1,0 +1,45 @@
+"""Tables of families: the formats of their reasoning, and which models have them."""
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+
+from quire.interfaces.reasoning import ReasoningParserCapabilities
+from quire_reasoning_parsers.tag_format import TagFormat
+
+TABLE = Path(__file__).with_name("families.toml")
+
+
+class Family(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A family of models.
+
+    Attributes:
+        format: Format of the reasoning.
+        template_markers: Texts of the chat template, as in `ReasoningParserCapabilities`.
+        architectures: Architectures of the models, as there.
+        priority: Rank for `auto`, as there.
+    """
+
+    format: TagFormat
+    template_markers: tuple[str, ...] = ()
+    architectures: tuple[str, ...] = ()
+    priority: int = 0
+
+    @property
+    def capabilities(self) -> ReasoningParserCapabilities:
+        """Capabilities of the family's parser."""
+        form = self.format
+        return ReasoningParserCapabilities(
+            template_markers=self.template_markers,
+            architectures=self.architectures,
+            priority=self.priority,
+            markers=(*form.open, *form.close, *form.wrapper_open, *form.wrapper_close),
+            end_marker=form.close[0],
+            start_marker=form.open[0],
+        )
+
+
+def read_families(path: Path = TABLE) -> dict[str, Family]:
+    """Return the families of a table, by name."""
+    return msgspec.convert(tomllib.loads(path.read_text("utf-8")), dict[str, Family])
