@@ -109,14 +109,20 @@ class AsyncEngine:
         """
         rendered = self.frontend.chat_template.render(messages, tools)
         params = sampling_params or SamplingParams()
+        parsers = self.frontend.completion_parsers
         result = await self.frontend.generate_whole(
-            rendered.as_prompt(),
+            rendered.as_prompt(parsers.shown_special_tokens(tools)),
             params,
             adapter=lora_request,
             priority=priority,
             timeout_s=timeout_s,
         )
-        self.frontend.completion_parsers.split(result.outputs, rendered.text, tools)
+        parsers.split(
+            result.outputs,
+            rendered.text,
+            tools,
+            skip_special_tokens=params.skip_special_tokens,
+        )
         return result
 
     async def beam_search(

@@ -218,11 +218,16 @@ class LLM:
             rendered = engine.chat_template.render(
                 conversations[index], each_tools[index], chat_template_kwargs
             )
-            return rendered.as_prompt()
+            parsers = engine.completion_parsers
+            return rendered.as_prompt(parsers.shown_special_tokens(each_tools[index]))
 
         def split(index: int, result: RequestOutput) -> None:
-            prompt_text = result.prompt or ""
-            engine.completion_parsers.split(result.outputs, prompt_text, each_tools[index])
+            engine.completion_parsers.split(
+                result.outputs,
+                result.prompt or "",
+                each_tools[index],
+                skip_special_tokens=_skips_special_tokens(sampling_params, index),
+            )
 
         return self._run(
             [_attempt(render, index) for index in range(len(conversations))],
@@ -451,6 +456,15 @@ def _as_conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messa
 
 def _is_one_conversation(messages: Messages | Sequence[Messages]) -> bool:
     return bool(messages) and isinstance(messages[0], Mapping)
+
+
+def _skips_special_tokens(
+    params: SamplingParams | Sequence[SamplingParams] | None, index: int
+) -> bool:
+    """Whether the text of a conversation's completion has no special tokens."""
+    if isinstance(params, SamplingParams) or params is None:
+        return params is None or params.skip_special_tokens
+    return params[index].skip_special_tokens
 
 
 def _tools_for_each(

@@ -1,17 +1,19 @@
 """A frontend over a scripted core, with its own parsers, behind a real server."""
 
+import json
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from chat_parsers import calling, thinking
 from scripted_core import Reply, ScriptedCore
 
 from quire.config import ServerSettings
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.chat.chat_template import ChatTemplate
-from quire.frontend.chat.completion_parser import CompletionParsers, ParserChoice
+from quire.frontend.chat.completion_parsers import CompletionParsers
 from quire.frontend.intake.intake import Intake
 from quire.frontend.intake.request_hooks import RequestHook
 from quire.frontend.text.tokenizer import Tokenizer
@@ -67,6 +69,13 @@ class Texts:
         )
 
 
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
 class BracketParser(ToolParser):
     """Reads calls such as `[[name {"json": 1}]]`; one that breaks off is text after all."""
 
@@ -109,8 +118,10 @@ class BracketParser(ToolParser):
             self._call = call + piece
             return [ToolCallArguments(self._index, piece)] if piece else []
         self._text, self._call = rest, None
-        ended: list[ToolEvent] = [ToolCallArguments(self._index, head)] if head else []
-        return [*ended, ToolCallEnd(self._index)]
+        last: list[ToolEvent] = [ToolCallArguments(self._index, head)] if head else []
+        if not _is_object((call + head).partition(" ")[2]):
+            return [*last, TextDelta(f"{call}{head}{bracket}")]
+        return [*last, ToolCallEnd(self._index)]
 
     def _take_up_to(self, partial_tag: str) -> str:
         """Return the text, but hold back what may become a tag."""
@@ -194,10 +205,7 @@ def make_frontend(
             special_tokens=tokenizer.special_tokens,
             plain_spellings=tokenizer.special_spellings,
         ),
-        parsers
-        or CompletionParsers(
-            ParserChoice(ThinkParser, SOURCE), ParserChoice(BracketParser, SOURCE)
-        ),
+        parsers or CompletionParsers(thinking(ThinkParser, SOURCE), calling(BracketParser, SOURCE)),
         "demo",
         {"pirate": AdapterRef("pirate", "adapters/pirate", "c0ffee")},
         MAX_MODEL_LEN,

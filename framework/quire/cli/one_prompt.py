@@ -67,7 +67,8 @@ class _Request:
             messages = [{"role": "system", "content": system}] if system else []
             messages.append({"role": "user", "content": prompt})
             rendered = frontend.chat_template.render(messages, tools)
-            self._prompt, prompt = rendered.as_prompt(), rendered.text
+            shown = frontend.completion_parsers.shown_special_tokens(tools)
+            self._prompt, prompt = rendered.as_prompt(shown), rendered.text
         self._text = prompt
 
     async def complete(self) -> None:
@@ -80,13 +81,7 @@ class _Request:
 
     async def _stream(self) -> int:
         """Print the completion while it is generated; return its number of tokens."""
-        parsers = self._engine.frontend.completion_parsers
-        parser = (
-            parsers(self._text, with_tools=bool(self._tools))
-            if self._is_chat
-            else CompletionParser()
-        )
-        printer, num_tokens = CompletionPrinter(), 0
+        parser, printer, num_tokens = self._parser(), CompletionPrinter(), 0
         try:
             async for delta in self._deltas():
                 num_tokens += len(delta.token_ids)
@@ -95,6 +90,15 @@ class _Request:
         finally:
             printer.close()
         return num_tokens
+
+    def _parser(self) -> CompletionParser:
+        if not self._is_chat:
+            return CompletionParser()
+        return self._engine.frontend.completion_parsers(
+            self._text,
+            tools=self._tools,
+            skip_special_tokens=self._params.skip_special_tokens,
+        )
 
     def _deltas(self) -> AsyncIterator[Delta]:
         return self._engine.generate(
@@ -107,7 +111,12 @@ class _Request:
         )
         if self._is_chat:
             parsers = self._engine.frontend.completion_parsers
-            parsers.split(output.outputs, self._text, self._tools)
+            parsers.split(
+                output.outputs,
+                self._text,
+                self._tools,
+                skip_special_tokens=self._params.skip_special_tokens,
+            )
         (print_json if self._arguments.json else print_output)(output)
         return sum(len(completion.token_ids) for completion in output.outputs)
 

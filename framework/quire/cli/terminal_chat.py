@@ -75,10 +75,12 @@ async def _stream_completion(
 ) -> str:
     """Print a completion piece by piece; return its text without the reasoning."""
     rendered = engine.frontend.chat_template.render(messages)
-    parser = engine.frontend.completion_parsers(rendered.text, with_tools=False)
+    parsers = engine.frontend.completion_parsers
+    parser = parsers(rendered.text, tools=None, skip_special_tokens=params.skip_special_tokens)
+    prompt = rendered.as_prompt(parsers.shown_special_tokens(None))
     printer = CompletionPrinter()
     try:
-        async for delta in engine.generate(rendered.as_prompt(), params, lora_request=adapter):
+        async for delta in engine.generate(prompt, params, lora_request=adapter):
             printer.show(parser.feed(delta.text))
         printer.show(parser.close())
     finally:

@@ -10,7 +10,7 @@ from quire.compose.composition import Composition
 from quire.config import ParallelSettings, Settings
 from quire.frontend.async_frontend import STALL_LIMIT_S, AsyncFrontend
 from quire.frontend.chat.chat_template import ChatTemplate
-from quire.frontend.chat.completion_parser import CompletionParsers
+from quire.frontend.chat.completion_parsers import CompletionParsers
 from quire.frontend.dispatch.engine_client import EngineCoreClient
 from quire.frontend.intake.intake import Intake
 from quire.frontend.intake.logits_processor_names import LogitsProcessorNames

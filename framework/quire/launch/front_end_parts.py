@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quire.compose.choices.lora_choice import load_sources
-from quire.frontend.chat.completion_parser import CompletionParsers
+from quire.frontend.chat.completion_parsers import CompletionParsers
 from quire.frontend.intake.constraint_checks import CheckGrammar
 from quire.interfaces.lora import LoRASource
 from quire.launch.adapters import find_adapters
@@ -37,7 +37,7 @@ class FrontEndParts:
             QuireError: A part is broken, or an adapter cannot be found.
         """
         composition, plugins = composed.composition, composed.plugins
-        parsers = load_parsers(composition, plugins.registries)
+        parsers = load_parsers(composition, plugins.registries, composed.tokenizer)
         check_grammar = make_grammar_check(composition, plugins)
         sources = load_sources(composed.settings.lora, composition, plugins.registries)
         if adapters is None:

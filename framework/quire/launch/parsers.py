@@ -3,15 +3,22 @@
 from typing import Any
 
 from quire.compose.composition import Choice, Composition
-from quire.frontend.chat.completion_parser import CompletionParsers, ParserChoice
+from quire.frontend.chat.completion_parsers import CompletionParsers, ParserChoice
 from quire.frontend.chat.thinking import Thinking
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.plugins.loading import Registries
 from quire.plugins.registry import Registry
 
 
-def load_parsers(composition: Composition, registries: Registries) -> CompletionParsers:
+def load_parsers(
+    composition: Composition, registries: Registries, tokenizer: Tokenizer
+) -> CompletionParsers:
     """Import the parsers that split completions into reasoning, tool calls and text.
+
+    Args:
+        composition: Composition of the engine.
+        registries: Registries of the plugins.
+        tokenizer: Tokenizer of the model, whose special tokens the parsers may need to see.
 
     Raises:
         PluginError: A parser cannot be imported.
@@ -19,6 +26,7 @@ def load_parsers(composition: Composition, registries: Registries) -> Completion
     return CompletionParsers(
         _load_parser(registries.reasoning_parsers, composition.reasoning_parser),
         _load_parser(registries.tool_parsers, composition.tool_parser),
+        tokenizer.special_token_texts,
     )
 
 
@@ -38,7 +46,8 @@ def make_thinking(
     )
 
 
-def _load_parser(registry: Registry[Any], choice: Choice | None) -> ParserChoice[Any] | None:
+def _load_parser(registry: Registry[Any], choice: Choice | None) -> ParserChoice[Any, Any] | None:
     if choice is None:
         return None
-    return ParserChoice(registry.load(choice.entry), choice.entry.source)
+    entry = choice.entry
+    return ParserChoice(registry.load(entry), entry.source, entry.capabilities)

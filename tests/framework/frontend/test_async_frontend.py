@@ -25,7 +25,7 @@ from quire.errors import (
 )
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.chat.chat_template import ChatTemplate
-from quire.frontend.chat.completion_parser import CompletionParsers
+from quire.frontend.chat.completion_parsers import CompletionParsers
 from quire.frontend.intake.companions import Companions
 from quire.frontend.intake.intake import Intake
 from quire.interfaces.companion_prompt import CompanionPrompt
@@ -628,7 +628,7 @@ def test_chats_are_rendered_and_encoded(serve):
         assert text == "the fox"
         output = await frontend.generate_whole({"prompt": text, "add_special_tokens": False}, WHOLE)
         assert output.prompt == text
-        assert frontend.completion_parsers(text, with_tools=True).read_whole("a").text == "a"
+        assert frontend.completion_parsers(text, tools=None).read_whole("a").text == "a"
 
     serve(test)
 

@@ -4,11 +4,12 @@ import json
 
 import httpx
 import pytest
+from chat_parsers import calling
 from openai import OpenAI
 from server_parts import SOURCE, BracketParser, start_server, stop_servers
 
 from quire import AsyncEngine
-from quire.frontend.chat.completion_parser import CompletionParsers, ParserChoice
+from quire.frontend.chat.completion_parsers import CompletionParsers
 from quire.testing.checkpoints import write_checkpoint
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -109,9 +110,7 @@ def bracket_url(tmp_path_factory):
     """A server whose model calls by `[[name {...}]]`, which one token begins."""
     folder = write_checkpoint(tmp_path_factory.mktemp("model"), "Qwen3ForCausalLM").folder
     engine = AsyncEngine(str(folder), max_model_len=256)
-    engine.frontend.completion_parsers = CompletionParsers(
-        tools=ParserChoice(BracketParser, SOURCE)
-    )
+    engine.frontend.completion_parsers = CompletionParsers(tools=calling(BracketParser, SOURCE))
     served = start_server(None, engine.frontend)
     yield f"{served.url}/v1"
     stop_servers([served])

@@ -3,10 +3,9 @@
 from functools import cached_property
 
 from quire.errors import GrammarError, InvalidRequestError
-from quire.frontend.chat.completion_parser import ParserChoice
+from quire.frontend.chat.completion_parsers import ReasoningParserChoice
 from quire.frontend.plugin_failure import plugin_failure
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.interfaces.reasoning import ReasoningParser
 from quire.messages import ThinkingBudget
 
 NUM_LAST_TOKENS = 64  # of a prompt given as token ids, searched for the start of the reasoning
@@ -24,7 +23,7 @@ class Thinking:
 
     def __init__(
         self,
-        parser: ParserChoice[ReasoningParser],
+        parser: ReasoningParserChoice,
         end_marker: str | None,
         tokenizer: Tokenizer,
         start_marker: str | None = None,

@@ -55,6 +55,11 @@ class _Emitted(NamedTuple):
 class CompletionState:
     """The state of one completion.
 
+    Args:
+        request: Request to the engine.
+        tokenizer: Tokenizer of the model.
+        shown: Special tokens that the text has in any case.
+
     Attributes:
         request: Request to the engine.
         finish_reason: Reason why it finished; None while it runs.
@@ -64,7 +69,9 @@ class CompletionState:
         found_logprob: Cumulative log probability by a beam search, if one found the completion.
     """
 
-    def __init__(self, request: EngineRequest, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, request: EngineRequest, tokenizer: Tokenizer, shown: frozenset[int] = frozenset()
+    ) -> None:
         self.request = request
         self.finish_reason: FinishReason | None = None
         self.must_abort = False
@@ -73,7 +80,7 @@ class CompletionState:
         self._tokenizer = tokenizer
         params = request.params
         self._stream: TextStream = tokenizer.text_stream(
-            request.token_ids, params.skip_special_tokens
+            request.token_ids, params.skip_special_tokens, shown
         )
         self._stopped: StoppedStream | None = None  # the same stream, if there are stop strings
         if params.stop or params.stop_regex:
@@ -250,7 +257,9 @@ class PromptState:
         self._finished_hooks = finished_hooks
         self._tokenizer = tokenizer
         self._completions = {
-            request.request_id: CompletionState(request, tokenizer)
+            request.request_id: CompletionState(
+                request, tokenizer, admission.prompt.shown_special_tokens
+            )
             for request in admission.requests
         }
         metrics = self._observer.metrics
@@ -317,7 +326,9 @@ class PromptState:
         del self._completions[output.request_id]
         for child, hypothesis in enumerate(output.hypotheses):
             request = msgspec.structs.replace(completion.request, child=child)
-            found = CompletionState(request, self._tokenizer)
+            found = CompletionState(
+                request, self._tokenizer, self.admission.prompt.shown_special_tokens
+            )
             found.found_logprob = hypothesis.cumulative_logprob
             found.apply(
                 EngineOutput(

@@ -256,7 +256,9 @@ class Intake:
         if not token_ids:
             raise InvalidRequestError("the prompt is empty: it has no tokens", param="prompt")
         check_token_ids(token_ids, self._vocab_size, "prompt")
-        return EncodedPrompt(text, list(token_ids), parts.get("cache_salt"))
+        shown = parts.get("shown_special_tokens") or ()
+        check_token_ids([*shown], self._vocab_size, "shown_special_tokens")
+        return EncodedPrompt(text, list(token_ids), parts.get("cache_salt"), frozenset(shown))
 
     def has_new_constraint(self, params: SamplingParams) -> bool:
         """Return whether the parameters have a constraint whose check may take long."""

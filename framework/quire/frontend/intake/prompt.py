@@ -10,7 +10,7 @@ from quire.errors import InvalidRequestError
 
 PROMPT_KEYS = (
     "prompt", "prompt_token_ids", "add_special_tokens", "cache_salt", "truncate_prompt_tokens",
-    "truncation_side", "special_token_breaks",
+    "truncation_side", "special_token_breaks", "shown_special_tokens",
 )  # fmt: skip
 MAX_SALT_CHARACTERS = 128
 MAX_TRUNCATE_TOKENS = 2**31 - 1
@@ -19,11 +19,17 @@ _INT = {int}
 
 
 class EncodedPrompt(msgspec.Struct, frozen=True):
-    """A tokenized prompt, with its text if it was given as text."""
+    """A tokenized prompt, with its text if it was given as text.
+
+    Attributes:
+        shown_special_tokens: Ids of special tokens that the text of a completion has although
+            `skip_special_tokens` leaves out others: its parsers read them.
+    """
 
     text: str | None
     token_ids: list[int]
     cache_salt: str | None = None
+    shown_special_tokens: frozenset[int] = frozenset()
 
 
 def prompt_parts(prompt: object) -> dict[str, Any]:
@@ -63,6 +69,7 @@ def _check_part(key: object, value: object) -> None:
         "truncate_prompt_tokens": object,  # checked by `_check_truncation`
         "truncation_side": object,
         "special_token_breaks": (list, tuple),
+        "shown_special_tokens": (list, tuple, frozenset),
     }
     if key not in types:
         raise InvalidRequestError(

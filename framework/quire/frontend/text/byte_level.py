@@ -2,10 +2,15 @@
 
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache, partial
 
 from quire.frontend.text.byte_spelling import byte_level_bytes
-from quire.frontend.text.text_stream import MAX_CHARACTER_BYTES, Decoding, TextStream
+from quire.frontend.text.text_stream import (
+    MAX_CHARACTER_BYTES,
+    NUM_REMEMBERED,
+    Decoding,
+    TextStream,
+)
 from quire.frontend.text.tokenizer_backend import TokenizerBackend
 
 _UTF8 = getincrementaldecoder("utf-8")
@@ -17,14 +22,16 @@ class ByteLevelDecoding(Decoding):
     def __init__(self, backend: TokenizerBackend) -> None:
         super().__init__(backend)
         self._lookup = cache(lambda token_id: byte_level_bytes(backend.id_to_token(token_id) or ""))
-        self._lookup_visible = cache(
-            lambda i: b"" if i in self.special_token_ids else self._lookup(i)
+        self._visible = lru_cache(NUM_REMEMBERED)(
+            lambda hidden: cache(partial(self._visible_bytes, hidden))
         )
 
-    def stream(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> TextStream:
+    def stream(self, prompt_token_ids: Sequence[int], hidden: frozenset[int]) -> TextStream:
         """Return an incremental decoder that continues a prompt."""
-        bytes_of = self._lookup_visible if skip_special_tokens else self._lookup
-        return ByteLevelStream(bytes_of, prompt_token_ids)
+        return ByteLevelStream(self._visible(hidden), prompt_token_ids)
+
+    def _visible_bytes(self, hidden: frozenset[int], token_id: int) -> bytes:
+        return b"" if token_id in hidden else self._lookup(token_id)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of a token; empty for an id that does not exist."""

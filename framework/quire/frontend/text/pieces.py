@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache, partial
 
 from quire.frontend.text.byte_spelling import single_byte
-from quire.frontend.text.text_stream import REPLACEMENT, Decoding, TextStream
+from quire.frontend.text.text_stream import NUM_REMEMBERED, REPLACEMENT, Decoding, TextStream
 from quire.frontend.text.tokenizer_backend import TokenizerBackend
 
 Piece = str | bytes | None  # text, one byte of a character, or a token that is left out
@@ -36,14 +36,16 @@ class PieceDecoding(Decoding):
         super().__init__(backend)
         self._rules = rules
         self._lookup = cache(self._piece)
-        self._lookup_visible = cache(
-            lambda i: None if i in self.special_token_ids else self._lookup(i)
+        self._visible = lru_cache(NUM_REMEMBERED)(
+            lambda hidden: cache(partial(self._visible_piece, hidden))
         )
 
-    def stream(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> TextStream:
+    def stream(self, prompt_token_ids: Sequence[int], hidden: frozenset[int]) -> TextStream:
         """Return an incremental decoder that continues a prompt."""
-        piece_of = self._lookup_visible if skip_special_tokens else self._lookup
-        return PieceStream(piece_of, self._rules, prompt_token_ids)
+        return PieceStream(self._visible(hidden), self._rules, prompt_token_ids)
+
+    def _visible_piece(self, hidden: frozenset[int], token_id: int) -> Piece:
+        return None if token_id in hidden else self._lookup(token_id)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of a token; empty for an id that does not exist."""

@@ -12,6 +12,7 @@ from typing import Protocol
 from quire.frontend.text.tokenizer_backend import TokenizerBackend
 
 MAX_CHARACTER_BYTES = 4
+NUM_REMEMBERED = 8  # sets of hidden tokens
 REPLACEMENT = "\ufffd"
 
 
@@ -33,8 +34,13 @@ class Decoding(ABC):
         self.special_token_ids = backend.special_token_ids()
 
     @abstractmethod
-    def stream(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> TextStream:
-        """Return an incremental decoder that continues a prompt."""
+    def stream(self, prompt_token_ids: Sequence[int], hidden: frozenset[int]) -> TextStream:
+        """Return an incremental decoder that continues a prompt.
+
+        Args:
+            prompt_token_ids: Token ids of the prompt.
+            hidden: Ids of tokens that are left out.
+        """
 
     @abstractmethod
     def token_bytes(self, token_id: int) -> bytes:

@@ -240,9 +240,27 @@ class Tokenizer:
         """Return the text of a token on its own, as logprobs show it."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
-    def text_stream(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> TextStream:
-        """Return an incremental decoder that continues a prompt."""
-        return self._decoding.stream(prompt_token_ids, skip_special_tokens)
+    def text_stream(
+        self,
+        prompt_token_ids: Sequence[int],
+        skip_special_tokens: bool,
+        shown: frozenset[int] = frozenset(),
+    ) -> TextStream:
+        """Return an incremental decoder that continues a prompt.
+
+        Args:
+            prompt_token_ids: Token ids of the prompt.
+            skip_special_tokens: Whether special tokens are left out.
+            shown: Special tokens that are not left out.
+        """
+        hidden = self.special_token_ids if skip_special_tokens else frozenset()
+        return self._decoding.stream(prompt_token_ids, hidden - shown if shown else hidden)
+
+    @property
+    def special_token_texts(self) -> dict[int, str]:
+        """Texts of the special tokens by their ids."""
+        texts = {i: self.backend.id_to_token(i) for i in sorted(self.special_token_ids)}
+        return {i: text for i, text in texts.items() if text is not None}
 
     @property
     def special_spellings(self) -> list[str]:

@@ -15,11 +15,12 @@ WINDOW = 8  # tokens of context that `WindowStream` keeps
 class WindowDecoding(Decoding):
     """Decoding with the tokenizer's own `decode`, for any other tokenizer."""
 
-    def stream(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> TextStream:
+    def stream(self, prompt_token_ids: Sequence[int], hidden: frozenset[int]) -> TextStream:
         """Return an incremental decoder that continues a prompt."""
 
         def decode(token_ids: Sequence[int]) -> str:
-            return self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+            visible = [i for i in token_ids if i not in hidden]
+            return self.backend.decode(visible, skip_special_tokens=False)
 
         return WindowStream(decode, prompt_token_ids)
 

@@ -1,9 +1,9 @@
 """A constraint applies at once, or after the one token that ends the prompt's reasoning."""
 
 import pytest
+from chat_parsers import thinking as reasoning
 
 from quire.errors import GrammarError, InvalidRequestError, RequestFailedError
-from quire.frontend.chat.completion_parser import ParserChoice
 from quire.frontend.chat.thinking import NUM_LAST_TOKENS, Thinking
 from quire.frontend.intake.intake import Intake
 from quire.frontend.text.tokenizer import Tokenizer
@@ -37,7 +37,7 @@ class Opened(ReasoningParser):
 
 
 def thinking(tokenizer, marker="<tool_call>", parser=Opened):
-    return Thinking(ParserChoice(parser, ACME), marker, tokenizer)
+    return Thinking(reasoning(parser, ACME), marker, tokenizer)
 
 
 def test_a_constraint_applies_at_once_without_reasoning(tokenizer):
@@ -76,7 +76,12 @@ def test_a_budget_counts_to_the_token_that_ends_the_reasoning(tokenizer):
     start = tokenizer.backend.token_to_id(OPENS)
 
     def budget(prompt, start_marker=OPENS, **constraint):
-        found = Thinking(ParserChoice(Opened, ACME), "<tool_call>", tokenizer, start_marker)
+        found = Thinking(
+            reasoning(Opened, ACME),
+            "<tool_call>",
+            tokenizer,
+            start_marker,
+        )
         intake = Intake(
             tokenizer,
             max_model_len=64,

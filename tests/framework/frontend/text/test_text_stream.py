@@ -133,7 +133,7 @@ def test_a_token_costs_the_same_at_any_length(families, family):
     """The work of one token is bounded: no stream looks at more than a few neighbours."""
     tokenizer = families[family]
     counter = CountingBackend(tokenizer.backend)
-    stream = decoding_of(counter).stream([1, 2, 1], False)
+    stream = decoding_of(counter).stream([1, 2, 1], frozenset())
     for token_id in [1, 2] * 1000:
         stream.feed(token_id)
     assert counter.max_decoded <= 25

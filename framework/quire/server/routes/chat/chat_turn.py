@@ -6,7 +6,7 @@ messages to a prompt, from tools to a constraint, and from a completion to its p
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -58,14 +58,18 @@ class ChatTurn:
         parsed = parser.read_whole(output.text)
         if self.tools.allows_parallel or len(parsed.calls) < 2:
             return parsed
-        return ParsedCompletion(parsed.text, parsed.reasoning, parsed.calls[:1])
+        return replace(parsed, calls=parsed.calls[:1])
 
     def _parser(self) -> CompletionParser | None:
         """Return a new parser; None if a completion is text and nothing else."""
-        parsers, with_tools = self.generation.frontend.completion_parsers, bool(self.tools.tools)
-        if not (with_tools or parsers.reads_reasoning):
+        parsers, tools = self.generation.frontend.completion_parsers, self.tools.tools
+        if not (tools or parsers.reads_reasoning):
             return None
-        return parsers(self.generation.prompts[0]["prompt"], with_tools=with_tools)
+        return parsers(
+            self.generation.prompts[0]["prompt"],
+            tools=tools,
+            skip_special_tokens=self.generation.params.skip_special_tokens,
+        )
 
 
 class ChatTurns:
@@ -149,7 +153,8 @@ class ChatTurns:
     ) -> ChatTurn:
         """Render the prompt."""
         typed, rendered = body.typed, await self._rendered(body, tools)
-        prompt = rendered.as_prompt(add_special_tokens=bool(typed.add_special_tokens))
+        shown = self.frontend.completion_parsers.shown_special_tokens(tools.tools)
+        prompt = rendered.as_prompt(shown, add_special_tokens=bool(typed.add_special_tokens))
         prompts = [prompt | prompt_options(typed)]
         generation = Generation(self.frontend, self.budget, prompts, params, adapter, typed, sender)
         return ChatTurn(generation, tools)

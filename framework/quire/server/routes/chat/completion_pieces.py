@@ -10,7 +10,6 @@ from quire.interfaces.tool_parsing import (
     ToolCallStart,
 )
 from quire.outputs import CompletionOutput, Delta, ToolCall
-from quire.server.routes.chat.call_ids import new_call_id
 from quire.server.routes.chat.chat_turn import ChatTurn
 from quire.server.routes.chat.choice_events import ChoiceEvents
 from quire.server.wire.finish_reason import finish_reason_of
@@ -25,7 +24,7 @@ class CompletionPieces:
 
     def __init__(self, events: ChoiceEvents) -> None:
         self._events = events
-        self._calls: dict[int, tuple[str, list[str]]] = {}
+        self._calls: dict[int, tuple[ToolCallStart, list[str]]] = {}
 
     @classmethod
     def of(cls, turn: ChatTurn | None) -> "CompletionPieces":
@@ -43,13 +42,13 @@ class CompletionPieces:
                     text.append(piece)
                 case ReasoningDelta(piece):
                     reasoning.append(piece)
-                case ToolCallStart(index, name):
-                    self._calls[index] = (name, [])
+                case ToolCallStart(index):
+                    self._calls[index] = (event, [])
                 case ToolCallArguments(index, piece):
                     self._calls[index][1].append(piece)
                 case ToolCallEnd(index):
-                    name, pieces = self._calls.pop(index)
-                    calls.append(ToolCall(new_call_id(), name, "".join(pieces)))
+                    start, pieces = self._calls.pop(index)
+                    calls.append(ToolCall(start.id or "", start.name, "".join(pieces)))
         return CompletionPiece(
             index=delta.index,
             text="".join(text),
@@ -73,14 +72,13 @@ def whole_piece(output: CompletionOutput, turn: ChatTurn | None) -> CompletionPi
         RequestError: It was aborted, or failed.
     """
     parsed = ParsedCompletion(output.text, None, ()) if turn is None else turn.parsed(output)
-    calls = tuple(ToolCall(new_call_id(), name, arguments) for name, arguments in parsed.calls)
     return CompletionPiece(
         index=output.index,
         text=parsed.text,
         reasoning=parsed.reasoning or "",
-        tool_calls=calls,
+        tool_calls=parsed.calls,
         token_ids=output.token_ids,
         logprobs=output.logprobs,
-        finish_reason=finish_reason_of(output, bool(calls)),
+        finish_reason=finish_reason_of(output, bool(parsed.calls)),
         stop_reason=output.stop_reason,
     )

@@ -12,7 +12,6 @@ from starlette.responses import Response
 
 from quire.outputs import CompletionOutput, PromptLogprobs
 from quire.server.http.json_response import in_thread_if, json_of
-from quire.server.routes.chat.call_ids import new_call_id
 from quire.server.routes.chat.chat_turn import ChatTurn, ChatTurns
 from quire.server.routes.generation import Generation
 from quire.server.routes.openai.chat_pieces import ChatPieces
@@ -144,8 +143,10 @@ class Chat:
         if parsed.reasoning is not None and self.options.reasoning:
             message.reasoning = message.reasoning_content = parsed.reasoning
         if calls:
-            functions = [FunctionCall(name, arguments) for name, arguments in calls]
-            message.tool_calls = [MessageToolCall(id=new_call_id(), function=f) for f in functions]
+            message.tool_calls = [
+                MessageToolCall(id=call.id, function=FunctionCall(call.name, call.arguments))
+                for call in calls
+            ]
         return ChatChoice(
             index=index,
             message=message,

@@ -4,6 +4,8 @@ A stream differs from a full response in one thing only: a tool call that breaks
 begun in the stream, where its text follows; a full response has only the text.
 """
 
+from msgspec import UNSET
+
 from quire.interfaces.reasoning import ReasoningDelta
 from quire.interfaces.tool_parsing import (
     TextDelta,
@@ -11,7 +13,6 @@ from quire.interfaces.tool_parsing import (
     ToolCallStart,
 )
 from quire.outputs import Delta
-from quire.server.routes.chat.call_ids import new_call_id
 from quire.server.routes.chat.choice_events import ChoiceEvents
 from quire.server.wire.protocol import ChatDelta, FinishReason, FunctionDelta, ToolCallDelta
 
@@ -43,8 +44,8 @@ class ChatPieces:
                     piece.content = (piece.content or "") + text
                 case ReasoningDelta(text) if self._shows_reasoning:
                     piece.reasoning = piece.reasoning_content = (piece.reasoning or "") + text
-                case ToolCallStart(index, name):
-                    calls[index] = _call_start(index, name)
+                case ToolCallStart(index):
+                    calls[index] = _call_start(event)
                 case ToolCallArguments(index, arguments):
                     call = calls.setdefault(index, _call_continuation(index))
                     call.function.arguments += arguments
@@ -53,12 +54,12 @@ class ChatPieces:
         return piece
 
 
-def _call_start(index: int, name: str) -> ToolCallDelta:
+def _call_start(event: ToolCallStart) -> ToolCallDelta:
     return ToolCallDelta(
-        index=index,
-        id=new_call_id(),
+        index=event.index,
+        id=UNSET if event.id is None else event.id,
         type="function",
-        function=FunctionDelta(name=name, arguments=""),
+        function=FunctionDelta(name=event.name, arguments=""),
     )
 
 

@@ -13,7 +13,6 @@ from typing import Literal
 from quire.frontend.random_bytes import random_bytes
 from quire.interfaces.reasoning import ReasoningDelta
 from quire.interfaces.tool_parsing import TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
-from quire.server.routes.chat.call_ids import new_call_id
 from quire.server.routes.responses.message_logprobs import LoggedEvent
 from quire.server.wire.protocol import TokenLogprob
 from quire.server.wire.responses import (
@@ -131,8 +130,8 @@ class Output:
                     self._grow(self._opened("message"), text, logprobs)
                 case ReasoningDelta(text) if text:
                     self._grow(self._opened("reasoning"), text)
-                case ToolCallStart(index, name):
-                    self._begin_call(index, name)
+                case ToolCallStart():
+                    self._begin_call(event)
                 case ToolCallArguments(index, piece) if piece:
                     if (item := self._open_call(index)) is not None:
                         self._grow(item, piece)
@@ -180,9 +179,10 @@ class Output:
         """Begin an item behind those that there are."""
         return self._added(OpenItem(kind, _new_id(kind)))
 
-    def _begin_call(self, index: int, name: str) -> None:
+    def _begin_call(self, start: ToolCallStart) -> None:
         kind: Kind = "function_call"
-        self._added(OpenItem(kind, _new_id(kind), call=index, name=name, call_id=new_call_id()))
+        item_id, call_id = _new_id(kind), start.id or ""
+        self._added(OpenItem(kind, item_id, call=start.index, name=start.name, call_id=call_id))
 
     def _added(self, item: OpenItem) -> OpenItem:
         self._close_unless_call("completed")

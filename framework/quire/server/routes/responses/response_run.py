@@ -218,7 +218,7 @@ class ResponseRun:
         generation = self.generation
         (encoded,), params = generation.encoded, generation.params
         stream = generation.frontend.tokenizer.text_stream(
-            encoded.token_ids, params.skip_special_tokens
+            encoded.token_ids, params.skip_special_tokens, encoded.shown_special_tokens
         )
         return MessageLogprobs(self._parts, stream)
 

@@ -5,12 +5,12 @@ from itertools import pairwise
 
 import msgspec
 import pytest
+from chat_parsers import parser_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from server_parts import BracketParser, ThinkParser
 
 from quire.errors import RequestFailedError
-from quire.frontend.chat.completion_parser import CompletionParser
 from quire.interfaces.tool_parsing import ToolCallArguments, ToolCallEnd, ToolCallStart
 from quire.outputs import Delta
 from quire.server.routes.anthropic.content_blocks import SIGNATURE, ContentBlocks, folded
@@ -23,7 +23,7 @@ from quire.server.routes.chat.choice_events import ChoiceEvents
 
 
 def events_of(*pieces, held=None, shows_thinking=True, allows_parallel=True):
-    choice = ChoiceEvents(CompletionParser(ThinkParser(), BracketParser()), allows_parallel)
+    choice = ChoiceEvents(parser_of(ThinkParser(), BracketParser()), allows_parallel)
     blocks = ContentBlocks(held, shows_thinking=shows_thinking)
     found = []
     for i, piece in enumerate(pieces):

@@ -3,11 +3,12 @@
 import asyncio
 
 import pytest
+from chat_parsers import calling
 from scripted_core import ScriptedCore
 from server_parts import SOURCE, BracketParser, Texts, make_frontend
 
 from quire.errors import InvalidRequestError, UnknownFieldError
-from quire.frontend.chat.completion_parser import CompletionParsers, ParserChoice
+from quire.frontend.chat.completion_parsers import CompletionParsers
 from quire.frontend.unknown_fields import UnknownFields
 from quire.server.routes.chat.tool_choice import MAX_TOOLS, ToolUse, tool_use
 from quire.server.wire.protocol import ChatBody
@@ -226,7 +227,7 @@ def test_a_parser_that_cannot_constrain_optional_calls_says_so(tokenizer, forces
             is_forced = at_least_one or forces_always
             return super().call_grammar(tools, at_least_one=True) if is_forced else None
 
-    parsers = CompletionParsers(tools=ParserChoice(Forcing, SOURCE))
+    parsers = CompletionParsers(tools=calling(Forcing, SOURCE))
     frontend = make_frontend(tokenizer, ScriptedCore(Texts(tokenizer)), parsers)
     body = ChatBody(messages=[], tools=[A, strict("s")])
     with pytest.raises(InvalidRequestError, match="leave strict out") as caught:

@@ -5,13 +5,14 @@ import threading
 
 import pytest
 from asgi_parts import JSON, Wire, call, post, scope_of
+from chat_parsers import calling, thinking
 from scripted_core import ScriptedCore
 from server_parts import SOURCE, BracketParser, Texts, ThinkParser, make_frontend
 
 from quire.config import ServerSettings
 from quire.errors import GrammarError
 from quire.frontend.chat.chat_template import ChatTemplate
-from quire.frontend.chat.completion_parser import CompletionParsers, ParserChoice
+from quire.frontend.chat.completion_parsers import CompletionParsers
 from quire.frontend.intake.intake import Intake
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.messages import ErrorReport
@@ -257,14 +258,14 @@ def test_the_reasoning_parser_sees_the_prompt(own, tokenizer):
             seen.append(prompt_text)
             super().__init__(prompt_text)
 
-    app, core = own(CompletionParsers(ParserChoice(Watched, SOURCE)))
+    app, core = own(CompletionParsers(thinking(Watched, SOURCE)))
     post(app, PATH, messages=HI, n=2)
     assert seen == [prompt_of(core, tokenizer)] * 2
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_calls_are_read_where_the_request_offers_tools(own, stream):
-    app, core = own(CompletionParsers(tools=ParserChoice(BracketParser, SOURCE)))
+    app, core = own(CompletionParsers(tools=calling(BracketParser, SOURCE)))
     core.script.by_prompt = {"Hi": "[[f {}]]"}
     for fields, is_call in (
         ({}, False),

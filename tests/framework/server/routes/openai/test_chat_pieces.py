@@ -5,12 +5,13 @@ import json
 import re
 
 import pytest
+from chat_parsers import calling, parser_of, thinking
 from msgspec import UNSET
 from scripted_core import ScriptedCore
 from server_parts import SOURCE, Texts, make_frontend
 
 from quire.errors import RequestFailedError
-from quire.frontend.chat.completion_parser import CompletionParser, CompletionParsers, ParserChoice
+from quire.frontend.chat.completion_parsers import CompletionParsers
 from quire.interfaces.reasoning import ContentDelta, ReasoningDelta, ReasoningParser
 from quire.interfaces.tool_parsing import (
     TextDelta,
@@ -43,7 +44,7 @@ def whole(tokenizer):
     frontends = []
 
     def read(text, end="stop", tools=None, reasoning=None, allows_parallel=True, **fields):
-        choices = [kind and ParserChoice(kind, SOURCE) for kind in (reasoning, tools)]
+        choices = reasoning and thinking(reasoning, SOURCE), tools and calling(tools, SOURCE)
         core = ScriptedCore(Texts(tokenizer))
         frontends.append(make_frontend(tokenizer, core, CompletionParsers(*choices)))
         generation = Generation(
@@ -51,7 +52,7 @@ def whole(tokenizer):
             ChatBody(messages=[]), Sender(),
         )  # fmt: skip
         asyncio.run(generation.outputs())
-        use = ToolUse([{}] if tools else [], None, allows_parallel)
+        use = ToolUse([{"function": {"name": "a"}}] if tools else [], None, allows_parallel)
         turn = ChatTurn(generation, use)
         chat = Chat(generation, turn, 0, ChatOptions(), generation.envelope("chatcmpl"))
         output = CompletionOutput(index=0, text=text, token_ids=[], finish_reason=end, **fields)
@@ -69,7 +70,7 @@ def calls_of(choice):
 
 def streamed(text, size, allows_parallel):
     """Return the calls that a stream begins, and its finish reason."""
-    pieces = ChatPieces(ChoiceEvents(CompletionParser(None, HermesToolParser()), allows_parallel))
+    pieces = ChatPieces(ChoiceEvents(parser_of(None, HermesToolParser()), allows_parallel))
     begun = []
     texts = [text[i : i + size] for i in range(0, len(text), size)]
     for i, piece in enumerate(texts, 1):
@@ -132,7 +133,7 @@ class Words(ReasoningParser):
 
 
 class Letters(ToolParser):
-    """A capital begins a call, small letters are its arguments, a dot ends it; the rest is text."""
+    """A capital begins a call, what follows is its arguments, a dot ends it; the rest is text."""
 
     def __init__(self):
         self._index = -1
@@ -161,11 +162,11 @@ def take(pieces, text, end=None, stop=None):
 
 
 def make_pieces(allows_parallel=True):
-    return ChatPieces(ChoiceEvents(CompletionParser(None, Letters()), allows_parallel))
+    return ChatPieces(ChoiceEvents(parser_of(None, Letters()), allows_parallel))
 
 
 def test_all_events_of_one_delta_are_one_piece(whole):
-    pieces = ChatPieces(ChoiceEvents(CompletionParser(Words()), True))
+    pieces = ChatPieces(ChoiceEvents(parser_of(Words()), True))
     piece = take(pieces, "#a #b c d e")
     assert (piece.reasoning, piece.reasoning_content, piece.content) == ("ab", "ab", "cd")
     last = take(pieces, "", "length")  # what was held back comes with any end
@@ -178,17 +179,17 @@ def test_all_events_of_one_delta_are_one_piece(whole):
 
 def test_pieces_of_a_call_have_its_index_and_its_head_comes_once(whole):
     pieces = make_pieces()
-    first = take(pieces, "xAbc").tool_calls[0]
+    first = take(pieces, 'xA{"').tool_calls[0]
     assert (first.index, first.type, first.function.name) == (0, "function", "A")
-    assert first.function.arguments == "bc"
-    more = take(pieces, "de.Bf")
-    assert [(c.index, c.function.arguments) for c in more.tool_calls] == [(0, "de"), (1, "f")]
+    assert first.function.arguments == '{"'
+    more = take(pieces, 'b":1}.B{')
+    assert [(c.index, c.function.arguments) for c in more.tool_calls] == [(0, 'b":1}'), (1, "{")]
     assert (more.tool_calls[0].id, more.tool_calls[0].function.name) == (UNSET, UNSET)
     assert more.tool_calls[1].id != first.id
-    take(pieces, ".", "stop")
-    choice = whole("xAbcde.Bf.", tools=Letters)
+    take(pieces, "}.", "stop")
+    choice = whole('xA{"b":1}.B{}.', tools=Letters)
     assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", "x")
-    assert calls_of(choice) == [("A", "bcde"), ("B", "f")]
+    assert calls_of(choice) == [("A", '{"b":1}'), ("B", "{}")]
 
 
 def test_without_a_parser_all_is_content():
@@ -203,13 +204,13 @@ def test_without_a_parser_all_is_content():
 @pytest.mark.parametrize(
     ("text", "end", "finish_reason", "content"),
     [
-        ("A.", "stop", "tool_calls", None),
-        ("A.", "length", "length", None),
+        ("A{}.", "stop", "tool_calls", None),
+        ("A{}.", "length", "length", None),
         ("A", "stop", "stop", ""),
         ("xA", "length", "length", "x"),
         ("x", "stop", "stop", "x"),
         ("", "stop", "stop", ""),
-        ("xA.", "stop", "tool_calls", "x"),
+        ("xA{}.", "stop", "tool_calls", "x"),
     ],
 )
 def test_a_completion_ends_by_its_calls_only_if_one_of_them_ended(
@@ -226,10 +227,10 @@ def test_a_completion_ends_by_its_calls_only_if_one_of_them_ended(
 
 def test_behind_the_first_call_that_ends_no_other_is_kept(whole):
     pieces = make_pieces(allows_parallel=False)
-    assert take(pieces, "Ab.").tool_calls[0].function.arguments == "b"
-    assert take(pieces, "Cd.x") == ChatDelta(content="x")
-    choice = whole("Ab.Cd.x", tools=Letters, allows_parallel=False)
-    assert calls_of(choice) == [("A", "b")]
+    assert take(pieces, "A{}.").tool_calls[0].function.arguments == "{}"
+    assert take(pieces, "C{}.x") == ChatDelta(content="x")
+    choice = whole("A{}.C{}.x", tools=Letters, allows_parallel=False)
+    assert calls_of(choice) == [("A", "{}")]
 
 
 def test_a_choice_without_an_end_is_an_error(whole):
@@ -252,7 +253,9 @@ def test_no_two_calls_of_any_completions_have_one_id(whole):
         choice = whole(GOOD + LATER, tools=HermesToolParser)
         ids += [call["id"] for call in choice["message"]["tool_calls"]]
         piece = take(
-            ChatPieces(ChoiceEvents(CompletionParser(None, HermesToolParser()), True)), GOOD, "stop"
+            ChatPieces(ChoiceEvents(parser_of(None, HermesToolParser()), True)),
+            GOOD,
+            "stop",
         )
         ids += [call.id for call in piece.tool_calls]
     assert len(set(ids)) == 6

@@ -1,9 +1,9 @@
 """Log probabilities of messages: which tokens wrote a text, whatever the parser holds back."""
 
 import pytest
+from chat_parsers import parser_of
 from server_parts import BracketParser, ThinkParser
 
-from quire.frontend.chat.completion_parser import CompletionParser
 from quire.interfaces.tool_parsing import TextDelta
 from quire.outputs import Delta
 from quire.server.routes.chat.choice_events import ChoiceEvents
@@ -30,7 +30,7 @@ def text_of(token):
 
 def read(tokens, size, parser=True):
     """Return the tokens of each text, and those of the end, for deltas of `size` tokens."""
-    parsers = CompletionParser(ThinkParser(), BracketParser()) if parser else None
+    parsers = parser_of(ThinkParser(), BracketParser()) if parser else None
     reader = MessageLogprobs(ChoiceEvents(parsers, True), Stream(tokens))
     found = []
     for begin in range(0, len(tokens), size):

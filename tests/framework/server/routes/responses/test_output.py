@@ -4,11 +4,11 @@ from itertools import pairwise
 
 import msgspec
 import pytest
+from chat_parsers import parser_of
 from hypothesis import given
 from hypothesis import strategies as st
 from server_parts import BracketParser, ThinkParser
 
-from quire.frontend.chat.completion_parser import CompletionParser
 from quire.interfaces.reasoning import ReasoningDelta
 from quire.interfaces.tool_parsing import TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from quire.outputs import Delta
@@ -24,7 +24,7 @@ texts = st.lists(st.sampled_from(PIECES), max_size=8).map("".join)
 
 def read(text, cuts, end="stop", allows_parallel=True):
     """Return the items and the events of a text that arrives in pieces."""
-    parts = ChoiceEvents(CompletionParser(ThinkParser(), BracketParser()), allows_parallel)
+    parts = ChoiceEvents(parser_of(ThinkParser(), BracketParser()), allows_parallel)
     output, events = Output(), ItemEvents()
     seen = []
     bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
@@ -82,13 +82,13 @@ def test_a_streamed_completion_has_the_items_of_a_whole_one(text, cuts, end):
 
 @given(texts, st.lists(st.integers(0, 60), max_size=6))
 def test_the_text_of_all_messages_is_the_text_that_the_parsers_give(text, cuts):
-    parsed = CompletionParser(ThinkParser(), BracketParser()).read_whole(text)
+    parsed = parser_of(ThinkParser(), BracketParser()).read_whole(text)
     items, _ = read(text, cuts)
     messages = [item for item in items if isinstance(item, OutputMessage)]
     assert "".join(item.content[0].text for item in messages) == parsed.text
     calls = [item for item in items if isinstance(item, FunctionCallItem)]
     whole = [(call.name, call.arguments) for call in calls if call.status == "completed"]
-    assert whole == [*parsed.calls]
+    assert whole == [(call.name, call.arguments) for call in parsed.calls]
     for call, after in zip(items, [*items[1:], None], strict=True):
         if isinstance(call, FunctionCallItem) and call.status == "incomplete":
             assert call.arguments in after.content[0].text

@@ -1,0 +1,198 @@
+"""The parsers of a model's completions: a new parser for each, and what they ask of its text."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from quire.call_grammar import checked
+from quire.frontend.chat.call_ids import is_call_id
+from quire.frontend.chat.completion_parser import CompletionParser, ReasoningStage, ToolStage
+from quire.frontend.chat.parser_guard import guarded
+from quire.frontend.chat.tool_schemas import normalized
+from quire.interfaces.reasoning import ReasoningParser, ReasoningParserCapabilities
+from quire.interfaces.tool_parsing import CallGrammar, ToolParser, ToolParserCapabilities
+from quire.outputs import CompletionOutput
+from quire.plugins.registry import Source
+
+P = TypeVar("P")
+C = TypeVar("C")
+
+Tools = Sequence[Mapping[str, Any]] | None  # in OpenAI's format
+
+
+@dataclass(frozen=True, slots=True)
+class ParserChoice(Generic[P, C]):
+    """A chosen parser class, the plugin that provides it, and its capabilities."""
+
+    parser: type[P]
+    source: Source
+    capabilities: C
+
+
+ReasoningParserChoice = ParserChoice[ReasoningParser, ReasoningParserCapabilities]
+ToolParserChoice = ParserChoice[ToolParser, ToolParserCapabilities]
+
+
+class CompletionParsers:
+    """Makes the parser of each completion.
+
+    Args:
+        reasoning: Reasoning parser in use, if any.
+        tools: Tool parser in use, if any.
+        special_tokens: Texts of the tokenizer's special tokens by their ids.
+
+    Attributes:
+        reads_reasoning: Whether there is a reasoning parser.
+        reads_calls: Whether there is a tool parser; without one, tool calls are not parsed.
+    """
+
+    def __init__(
+        self,
+        reasoning: ReasoningParserChoice | None = None,
+        tools: ToolParserChoice | None = None,
+        special_tokens: Mapping[int, str] | None = None,
+    ) -> None:
+        self.reasoning = reasoning
+        self.tools = tools
+        self.reads_reasoning = reasoning is not None
+        self.reads_calls = tools is not None
+        self._shown = {
+            with_tools: _marked(special_tokens or {}, self._markers(with_tools))
+            for with_tools in (False, True)
+        }
+
+    def shown_special_tokens(self, tools: Tools) -> frozenset[int]:
+        """Return the ids of special tokens that the parsers of a completion must see.
+
+        Args:
+            tools: Tools of the request.
+        """
+        return frozenset(self._shown[bool(tools)])
+
+    def call_grammar(
+        self, functions: Sequence[dict[str, Any]], *, at_least_one: bool
+    ) -> CallGrammar | None:
+        """Return the grammar of completions with calls of `functions`.
+
+        Args:
+            functions: `function` objects of OpenAI's tool definitions; the parser gets them with
+                `parameters` that are always an object's schema.
+            at_least_one: True if a completion consists of calls; False if it is free text in which
+                calls may be.
+
+        Returns:
+            None if there is no tool parser, or if it has no such grammar.
+
+        Raises:
+            RequestError: The parser refuses the functions, or the parameters of one are not the
+                schema of an object.
+            RequestFailedError: The parser failed; the message names its plugin.
+        """
+        if (tools := self.tools) is None:
+            return None
+        given = normalized(functions)
+        return guarded(
+            lambda: checked(tools.parser.call_grammar(given, at_least_one=at_least_one)),
+            tools.source,
+            "building the grammar of tool calls",
+        )
+
+    def prompt_call_id(self, call_id: str, name: str, number: int) -> str:
+        """Return the id that the chat template gets for a call of an earlier turn.
+
+        The arguments are those of `ToolParser.prompt_call_id`.
+
+        Raises:
+            RequestFailedError: The parser failed; the message names its plugin.
+        """
+        if (tools := self.tools) is None:
+            return call_id
+        make = tools.parser.prompt_call_id
+        return guarded(
+            lambda: _checked_id(make(call_id, name, number), call_id),
+            tools.source,
+            "making the id of a call",
+        )
+
+    def __call__(
+        self, prompt_text: str, *, tools: Tools, skip_special_tokens: bool = True
+    ) -> CompletionParser:
+        """Return a parser for one completion.
+
+        Args:
+            prompt_text: Rendered prompt, which may contain the start of the reasoning.
+            tools: Tools of the request; tool calls are parsed if there are any.
+            skip_special_tokens: Whether texts for the user have no special tokens.
+
+        Raises:
+            RequestFailedError: A plugin's parser cannot be built.
+        """
+        reads_calls = self.tools is not None and self.tools.capabilities.calls_end_reasoning
+        return CompletionParser(
+            self._reasoning_stage(prompt_text),
+            self._tool_stage(tools) if tools else None,
+            reads_calls_first=reads_calls,
+            removed=self._shown[bool(tools)].values() if skip_special_tokens else (),
+        )
+
+    def split(
+        self,
+        outputs: Iterable[CompletionOutput],
+        prompt_text: str,
+        tools: Tools,
+        *,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        """Move reasoning and tool calls of whole completions out of their texts, in place.
+
+        Args:
+            outputs: Completions of one prompt.
+            prompt_text: Rendered prompt.
+            tools: Tools of the request; tool calls are parsed if there are any.
+            skip_special_tokens: Whether texts for the user have no special tokens.
+
+        Raises:
+            RequestFailedError: A parser failed; the message names its plugin.
+        """
+        for output in outputs:
+            parser = self(prompt_text, tools=tools, skip_special_tokens=skip_special_tokens)
+            parsed = parser.read_whole(output.text)
+            output.text = parsed.text
+            output.reasoning = parsed.reasoning
+            output.tool_calls = [*parsed.calls]
+
+    def _reasoning_stage(self, prompt_text: str) -> ReasoningStage | None:
+        if (choice := self.reasoning) is None:
+            return None
+        return ReasoningStage(
+            guarded(lambda: choice.parser(prompt_text), choice.source), choice.source
+        )
+
+    def _tool_stage(self, tools: Sequence[Mapping[str, Any]]) -> ToolStage | None:
+        if (choice := self.tools) is None:
+            return None
+        functions = [dict(tool["function"]) for tool in tools]
+        parser = guarded(lambda: choice.parser.for_tools(functions), choice.source)
+        return ToolStage(parser, choice.source, choice.capabilities.call_id_length)
+
+    def _markers(self, with_tools: bool) -> Sequence[str]:
+        tools = self.tools if with_tools else None
+        return [
+            *(() if self.reasoning is None else self.reasoning.capabilities.markers),
+            *(() if tools is None else tools.capabilities.markers),
+        ]
+
+
+def _marked(special_tokens: Mapping[int, str], markers: Sequence[str]) -> dict[int, str]:
+    """Return the special tokens that are part of a marker."""
+    return {
+        token_id: text
+        for token_id, text in special_tokens.items()
+        if text and any(text in marker for marker in markers)
+    }
+
+
+def _checked_id(call_id: str, given: str) -> str:
+    if call_id != given and not is_call_id(call_id):
+        raise ValueError(f"the id of a call cannot be {call_id!r:.100}")
+    return call_id

@@ -1,0 +1,21 @@
+"""Parsers of completions and their choices, as tests need them."""
+
+from quire.frontend.chat.completion_parser import CompletionParser, ReasoningStage, ToolStage
+from quire.frontend.chat.completion_parsers import ParserChoice
+from quire.interfaces.reasoning import ReasoningParserCapabilities
+from quire.interfaces.tool_parsing import ToolParserCapabilities
+
+
+def parser_of(reasoning=None, tools=None, **options):
+    """Return a parser of one completion with parsers that no plugin provides."""
+    return CompletionParser(ReasoningStage(reasoning), ToolStage(tools), **options)
+
+
+def thinking(parser, source, **capabilities):
+    """Return the choice of a reasoning parser."""
+    return ParserChoice(parser, source, ReasoningParserCapabilities(**capabilities))
+
+
+def calling(parser, source, **capabilities):
+    """Return the choice of a tool parser."""
+    return ParserChoice(parser, source, ToolParserCapabilities(**capabilities))
