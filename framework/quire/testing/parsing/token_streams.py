@@ -46,7 +46,7 @@ class TokenStream:
             ValueError: The tokens are those of another text.
         """
         backend = FastBackend(self.tokenizer)
-        stream = decoding_of(backend).stream((), skip_special_tokens=False)
+        stream = decoding_of(backend).stream((), frozenset())
         token_ids = backend.encode(text, add_special_tokens=False)
         deltas = [*map(stream.feed, token_ids), stream.close()]
         if "".join(deltas) != text:
