@@ -25,7 +25,6 @@ from quire.compose.choices.choosing import (
     check_present,
     choose_named,
     choose_optional,
-    choose_parser,
 )
 from quire.compose.choices.grid_choice import (
     check_devices,
@@ -44,6 +43,7 @@ from quire.compose.choices.kernel_choice import (
 )
 from quire.compose.choices.lora_choice import choose_lora, choose_shipped_lora
 from quire.compose.choices.model_choice import choose_model
+from quire.compose.choices.parser_choice import ParsedModel, choose_parser
 from quire.compose.choices.probes import Probe, cause_of
 from quire.compose.choices.quantization_choice import (
     QuantizationQuery,
@@ -197,6 +197,7 @@ def _compose(
         settings, registries, model, description, machine, device, dtype.value, unavailable
     )
     parts = settings.parts
+    parsed = ParsedModel(checkpoint.architecture, chat_template)
     lora_source = choose_lora(registries, settings.lora, model)
     composition = Composition(
         quire_version=version("quire"),
@@ -212,9 +213,9 @@ def _compose(
         structured_output=choose_structured_output(
             registries.structured_output, parts.structured_output
         ),
-        tool_parser=choose_parser(registries.tool_parsers, parts.tool_call_parser, chat_template),
+        tool_parser=choose_parser(registries.tool_parsers, parts.tool_call_parser, parsed),
         reasoning_parser=choose_parser(
-            registries.reasoning_parsers, parts.reasoning_parser, chat_template
+            registries.reasoning_parsers, parts.reasoning_parser, parsed
         ),
         lora_source=lora_source,
         shipped_lora_source=choose_shipped_lora(registries, lora_source, checkpoint.adapters),

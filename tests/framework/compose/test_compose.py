@@ -95,7 +95,8 @@ def sampler(field="acme_field", default="1.0", stage="filter", states=""):
     return source.replace("STATES", states).replace("STAGE", stage)
 
 
-def parser(markers="'<acme>',", priority="0"):
+def parser(markers="'<acme>',", priority="0", architectures="()"):
+    priority = f"{priority}, architectures={architectures}"
     return PARSER.replace("MARKERS", markers).replace("PRIORITY", priority)
 
 
@@ -452,7 +453,7 @@ def test_the_tool_parser_is_found_by_the_chat_template(site):
     choice = composed(HERMES_TEMPLATE).tool_parser
     assert choice.name == "hermes"
     assert "the chat template has" in choice.reason
-    assert reasons(choice) == {"acme": "the chat template has no <acme>"}
+    assert reasons(choice)["acme"] == "the chat template has no <acme>"
     assert composed("<acme>").tool_parser.name == "acme"
 
 
@@ -460,14 +461,29 @@ def test_among_parsers_that_match_the_priority_decides(site):
     site.install("acme", parser(priority="9"))
     choice = composed(HERMES_TEMPLATE + "<acme>").tool_parser
     assert choice.name == "acme"
-    assert reasons(choice) == {"hermes": "acme has priority"}
+    assert reasons(choice)["hermes"] == "acme has priority"
 
 
 def test_a_parser_of_lower_priority_is_not_taken_for_its_name(site):
     site.install("acme", parser(priority="-1"))
     choice = composed(HERMES_TEMPLATE + "<acme>").tool_parser
     assert choice.name == "hermes"
-    assert reasons(choice) == {"acme": "hermes has priority"}
+    assert reasons(choice)["acme"] == "hermes has priority"
+
+
+def test_a_parser_may_be_for_an_architecture(site):
+    site.install("acme", parser(architectures="('Gpt5', 'Gpt6')"))
+    choice = composed(HERMES_TEMPLATE + "<acme>").tool_parser
+    assert (choice.name, reasons(choice)["acme"]) == ("hermes", "it is for Gpt5 and Gpt6")
+
+
+def test_a_parser_for_the_models_architecture_is_taken(site):
+    site.install("acme", parser(architectures="('LlamaForCausalLM',)", priority="1"))
+    choice = composed(HERMES_TEMPLATE + "<acme>").tool_parser
+    assert choice.name == "acme"
+    assert choice.reason == (
+        "auto: the chat template has <acme> and the model is a LlamaForCausalLM"
+    )
 
 
 def test_no_parser_is_taken_when_none_matches():

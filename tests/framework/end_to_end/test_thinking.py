@@ -12,7 +12,7 @@ from quire.config import ServerSettings
 from quire.errors import GrammarError
 from quire.server.app import create_app
 from quire.testing.checkpoints import write_checkpoint
-from quire_tool_parsers.hermes import HermesToolParser
+from quire_tool_parsers import families
 
 TEMPLATE = (
     "{# <tool_call> <think> #}"
@@ -83,7 +83,7 @@ def test_the_text_after_the_thinking_follows_its_constraint(llm):
 
 
 def test_a_forced_call_follows_the_thinking(llm):
-    calls = HermesToolParser.call_grammar([TOOL["function"]], at_least_one=True)
+    calls = families.hermes.call_grammar([TOOL["function"]], at_least_one=True)
     completions = [a for a in complete(llm, calls=calls) if a.tool_calls]
     assert len(completions) >= 2
     for completion in completions:

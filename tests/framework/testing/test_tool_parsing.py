@@ -14,7 +14,8 @@ from quire.interfaces.tool_parsing import (
     ToolParser,
 )
 from quire.testing.tool_parsing import ReadCompletion, ToolParserContract, ToolSample, read_events
-from quire_tool_parsers.hermes import HermesToolParser
+from quire_tool_parsers import families
+from quire_tool_parsers.text_writer import TextWriter
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 SAMPLES = (
@@ -34,11 +35,11 @@ SAMPLES = (
 
 
 class TestHermes(ToolParserContract):
-    parser = HermesToolParser
+    parser = families.hermes
     samples = SAMPLES
 
 
-class SpellsArgumentsAnew(HermesToolParser):
+class SpellsArgumentsAnew(families.hermes):
     def feed(self, delta):
         return [self.respelled(event) for event in super().feed(delta)]
 
@@ -48,88 +49,89 @@ class SpellsArgumentsAnew(HermesToolParser):
         return event
 
 
-class KeepsBlanks(HermesToolParser):
+class KeepsBlanks(families.hermes):
     """Returns the line break before a call as content, at the end of the completion."""
 
     def close(self):
         return [*super().close(), TextDelta("\n")]
 
 
-class SeesTagsInOnePiece(HermesToolParser):
+class SeesTagsInOnePiece(families.hermes):
     """Emits part of a tag as text at once."""
 
     def feed(self, delta):
         events = super().feed(delta)
-        if self._tag and not self._is_closing:
-            events.append(TextDelta(self._tag))
-            self._tag = ""
+        if self._buffer and self._state == self._read_text:
+            events.append(TextDelta(self._buffer))
+            self._buffer = ""
         return events
 
 
-class LosesSingleBlanks(HermesToolParser):
+class LosesSingleBlanks(families.hermes):
     def feed(self, delta):
         return super().feed("" if delta == " " else delta)
 
 
-class Strict(HermesToolParser):
+class Strict(families.hermes):
     """Raises on an unfinished call."""
 
     def close(self):
-        if self._call is not None:
+        if self._reader is not None:
             raise ValueError("the call is not complete")
         return super().close()
 
 
-class KeepsAPartialClosingTag(HermesToolParser):
+class KeepsAPartialClosingTag(families.hermes):
     def close(self):
-        self._is_closing = False
+        if self._state == self._read_gap:
+            self._raw, self._state = [], self._read_text
         return super().close()
 
 
-class LosesBrokenCalls(HermesToolParser):
+class LosesBrokenCalls(families.hermes):
     def close(self):
-        self._call = None
+        self._reader, self._raw = None, []
         return super().close()
 
 
-class LosesAnnouncedCalls(HermesToolParser):
+class LosesAnnouncedCalls(families.hermes):
     """Loses unfinished calls whose start was emitted, and the blanks before them."""
 
     def close(self):
-        if self._call is not None and self._is_announced:
-            self._call, self._blanks = None, ""
+        if self._reader is not None and self._is_announced:
+            self._reader, self._raw, self._text = None, [], TextWriter()
         return super().close()
 
 
-class InventsText(HermesToolParser):
+class InventsText(families.hermes):
     """Adds text before the text of an unfinished call."""
 
     def close(self):
-        is_broken_off = self._call is not None
+        is_broken_off = self._reader is not None
         events = super().close()
         return [TextDelta("Sorry: "), *events] if is_broken_off else events
 
 
-class GivesTheNameOnly(HermesToolParser):
+class GivesTheNameOnly(families.hermes):
     """Returns only the name of a call that ends after it."""
 
     def close(self):
-        if self._call is not None and self._call.name:
-            name, self._call = self._call.name, None
+        if self._reader is not None and self._reader.name:
+            name, self._reader, self._raw = self._reader.name, None, []
             return [*super().close(), TextDelta(name)]
         return super().close()
 
 
-class EndsCallsByItself(HermesToolParser):
+class EndsCallsByItself(families.hermes):
     """Completes an unfinished call with the missing braces."""
 
     def close(self):
-        if self._call is not None and self._is_announced and not self._call._arguments:
+        if self._reader is not None and self._is_announced and not self._reader._arguments:
             return [ToolCallArguments(self._index, "{}"), ToolCallEnd(self._index)]
         return super().close()
 
 
-class SplitsInTwo(HermesToolParser):
+class SplitsInTwo(families.hermes):
     """Counts pieces, and parses the end of a long stream differently."""
 
     num_pieces = 0
@@ -140,29 +142,28 @@ class SplitsInTwo(HermesToolParser):
 
     def close(self):
         is_stream = self.num_pieces > 3
-        return [*super().close(), *([TextDelta("~")] if is_stream and self._has_text else [])]
+        return [*super().close(), *([TextDelta("~")] if is_stream and self._text._has_text else [])]
 
 
 class GivesUpInAStream(SplitsInTwo):
     """Loses unfinished calls that came in many pieces."""
 
     def close(self):
-        if self.num_pieces > 3 and self._call is not None and not self._is_announced:
-            self._call = None
-        return HermesToolParser.close(self)
+        if self.num_pieces > 3 and self._reader is not None and not self._is_announced:
+            self._reader, self._raw = None, []
+        return families.hermes.close(self)
 
 
 class ForgetsGarbledCalls(SplitsInTwo):
     """Loses calls that break in the middle and came in many pieces."""
 
-    def _break_call(self):
-        if self.num_pieces > 3 and self._call.is_broken:
-            self._leave_call()
-            return iter(())
-        return super()._break_call()
+    def _give_up(self):
+        if self.num_pieces > 3:
+            self._raw.clear()
+        return super()._give_up()
 
 
-class Shared(HermesToolParser):
+class Shared(families.hermes):
     """Shares one text among all instances."""
 
     one: ClassVar = []
@@ -174,7 +175,7 @@ class Shared(HermesToolParser):
     def close(self):
         text = "".join(self.one)
         self.one.clear()
-        parser = HermesToolParser()
+        parser = families.hermes()
         return parser.feed(text) + parser.close()
 
 

@@ -5,11 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from quire.plugins.kinds import KINDS
 from quire.plugins.registry import Registrar, Source, import_reference
 from quire.testing.tool_parsing import ToolParserContract
-from quire_tool_parsers import plugin
-from quire_tool_parsers.hermes import HermesToolParser
+from quire_tool_parsers import families, plugin
+from quire_tool_parsers.format_parser import FormatParser
 
 PAGE = Path(__file__).parents[3] / "docs" / "plugins" / "tool_parsers.md"
 FORCED = """
@@ -31,19 +33,52 @@ if calls != [("find", '{"days": 2}'), ("find", "{}")]:
 BLOCK = re.compile(r"```\w+\n# (\S+)\n(.*?)```", re.DOTALL)
 
 
-def test_hermes_is_offered_for_templates_with_its_tag():
+@pytest.fixture(scope="module")
+def entries():
     kind = next(kind for kind in KINDS if kind.name == "tool_parsers")
     registrar = Registrar(kind, Source("quire_tool_parsers", "quire", "0"))
     plugin.register_tool_parsers(registry=registrar)
-    (entry,) = registrar.entries
-    assert (entry.name, entry.capabilities.template_markers) == ("hermes", ("<tool_call>",))
-    assert import_reference(entry.reference, "the parser") is HermesToolParser
+    return {entry.name: entry for entry in registrar.entries}
+
+
+def test_every_family_is_offered_by_the_names_that_users_know(entries):
+    known = """
+        hermes llama3_json llama4_pythonic pythonic mistral qwen3_coder qwen3_xml deepseek_v3
+        deepseek_v31 deepseek_v32 kimi_k2 glm45 glm47 granite granite4 internlm jamba phi4_mini_json
+        xlam olmo3 step3 minimax_m2 hunyuan_a13b ernie45 seed_oss gemma4 functiongemma longcat
+        gigachat3
+    """
+    assert set(known.split()) <= set(entries)
+
+
+def test_every_name_is_of_a_parser_of_its_format(entries):
+    for entry in entries.values():
+        assert issubclass(import_reference(entry.reference, "the parser"), FormatParser)
+    assert import_reference(entries["glm47"].reference, "the parser") is families.glm45
+
+
+def test_auto_takes_a_family_by_its_first_name(entries):
+    assert entries["hermes"].capabilities.template_markers == ("<tool_call>",)
+    assert entries["qwen3_json"].capabilities.template_markers == ()
+
+
+def test_capabilities_have_the_texts_of_the_format(entries):
+    assert entries["hermes"].capabilities.markers == ("<tool_call>", "</tool_call>")
+    assert {"[TOOL_CALLS]", "[ARGS]"} <= set(entries["mistral"].capabilities.markers)
+    assert {"<|tool_call>", '<|"|>'} <= set(entries["gemma4"].capabilities.markers)
+    assert "<arg_value>" in entries["glm45"].capabilities.markers
+    assert entries["mistral"].capabilities.call_id_length == 9
+
+
+def test_a_family_that_the_table_lacks_is_no_attribute():
+    with pytest.raises(AttributeError, match="no family of tool calls is named 'hermes9'"):
+        families.hermes9  # noqa: B018 - it raises
 
 
 def test_the_table_of_contents_is_light():
     program = (
         "import sys, quire_tool_parsers.plugin as _;"
-        "print(*{'torch', 'outlines_core', 'quire_tool_parsers.hermes'} & set(sys.modules))"
+        "print(*{'torch', 'outlines_core', 'quire_tool_parsers.families'} & set(sys.modules))"
     )
     run = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

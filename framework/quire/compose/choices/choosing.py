@@ -72,38 +72,6 @@ def choose_optional(
     return None if wanted == NONE else choose_named(registry, wanted, default)
 
 
-def choose_parser(registry: Registry[Any], wanted: str, chat_template: str) -> Choice | None:
-    """Choose a parser; `auto` takes one with all its markers in the chat template.
-
-    Raises:
-        PluginError: No plugin offers the name, or several do and none of them is quire's.
-    """
-    if wanted != AUTO:
-        return choose_optional(registry, wanted)
-    matches, rejected = [], []
-    for name in registry:
-        entry, reason = find_offer(registry, name)
-        reason = reason or _missing_marker(entry, chat_template)
-        if reason is None:
-            matches.append(entry)
-        else:
-            rejected.append(Rejection(name, reason))
-    if not matches:
-        return None
-    best = max(matches, key=lambda entry: entry.capabilities.priority)
-    rejected += [Rejection(e.name, f"{best.name} has priority") for e in matches if e is not best]
-    reason = f"auto: the chat template has {' '.join(best.capabilities.template_markers)}"
-    return Choice(registry.kind.title, best, reason, tuple(rejected))
-
-
-def _missing_marker(entry: Entry, chat_template: str) -> str | None:
-    markers = entry.capabilities.template_markers
-    if not markers:
-        return "it declares no markers for auto"
-    missing = [marker for marker in markers if marker not in chat_template]
-    return f"the chat template has no {missing[0]}" if missing else None
-
-
 def check_present(entry: Entry) -> None:
     """Check that an entry's module exists, without importing it.
 

@@ -31,7 +31,7 @@ from quire.server.routes.openai.chat_completions import Chat, ChatOptions
 from quire.server.routes.openai.chat_pieces import ChatPieces
 from quire.server.wire.protocol import ChatBody, ChatDelta
 from quire.server.wire.sender import Sender
-from quire_tool_parsers.hermes import HermesToolParser
+from quire_tool_parsers import families
 
 BROKEN = '<tool_call>\n{"name": "a", "arguments": {"x": nonsense}}\n</tool_call>\n'
 GOOD = '<tool_call>\n{"name": "b", "arguments": {"x": 1}}\n</tool_call>\n'
@@ -70,7 +70,7 @@ def calls_of(choice):
 
 def streamed(text, size, allows_parallel):
     """Return the calls that a stream begins, and its finish reason."""
-    pieces = ChatPieces(ChoiceEvents(parser_of(None, HermesToolParser()), allows_parallel))
+    pieces = ChatPieces(ChoiceEvents(parser_of(None, families.hermes()), allows_parallel))
     begun = []
     texts = [text[i : i + size] for i in range(0, len(text), size)]
     for i, piece in enumerate(texts, 1):
@@ -91,7 +91,7 @@ def streamed(text, size, allows_parallel):
     ],
 )
 def test_without_parallel_calls_the_first_that_ends_is_kept(whole, text, kept, size):
-    choice = whole(text, tools=HermesToolParser, allows_parallel=False)
+    choice = whole(text, tools=families.hermes, allows_parallel=False)
     begun, finish_reason = streamed(text, size, allows_parallel=False)
     assert calls_of(choice) == kept
     assert "c" not in begun
@@ -100,12 +100,12 @@ def test_without_parallel_calls_the_first_that_ends_is_kept(whole, text, kept, s
 
 def test_with_parallel_calls_all_that_end_are_kept(whole):
     text = GOOD + BROKEN + LATER
-    assert [name for name, _ in calls_of(whole(text, tools=HermesToolParser))] == ["b", "c"]
+    assert [name for name, _ in calls_of(whole(text, tools=families.hermes))] == ["b", "c"]
     assert {"b", "c"} <= set(streamed(text, 3, allows_parallel=True)[0])
 
 
 def test_a_completion_whose_only_call_breaks_has_none(whole):
-    choice = whole(BROKEN, tools=HermesToolParser, allows_parallel=False)
+    choice = whole(BROKEN, tools=families.hermes, allows_parallel=False)
     assert (calls_of(choice), choice["finish_reason"]) == ([], "stop")
     assert streamed(BROKEN, 3, allows_parallel=False)[1] == "stop"
 
@@ -250,10 +250,10 @@ def test_log_probabilities_are_kept_in_order_and_the_stop_string_with_the_end(wh
 def test_no_two_calls_of_any_completions_have_one_id(whole):
     ids = []
     for _ in range(2):
-        choice = whole(GOOD + LATER, tools=HermesToolParser)
+        choice = whole(GOOD + LATER, tools=families.hermes)
         ids += [call["id"] for call in choice["message"]["tool_calls"]]
         piece = take(
-            ChatPieces(ChoiceEvents(parser_of(None, HermesToolParser()), True)),
+            ChatPieces(ChoiceEvents(parser_of(None, families.hermes()), True)),
             GOOD,
             "stop",
         )

@@ -20,7 +20,7 @@ from quire.interfaces.tool_parsing import (
 )
 from quire.testing.tool_parsing import ReadCompletion, ToolParserContract, ToolSample, read_events
 from quire_structured_output.outlines.call_regex import calls_regex
-from quire_tool_parsers.hermes import HermesToolParser
+from quire_tool_parsers import families
 
 ARGUMENTS = '{ "city" : "Oslo",\n  "days": [1, 2.5e3, {"a": null}] }'
 TRICKY = '{"text": "}{ \\" \\\\ </tool_call> <tool_call> \\u00e9 é 👩‍👩‍👧"}'
@@ -33,7 +33,7 @@ def call(name: str, arguments: str) -> str:
 class TestHermes(ToolParserContract):
     """The kit that every tool parser passes."""
 
-    parser = HermesToolParser
+    parser = families.hermes
     samples: ClassVar[Sequence[ToolSample]] = (
         ToolSample("Just text. 1 < 2, <tool> and\n\n", "Just text. 1 < 2, <tool> and\n\n"),
         ToolSample("", ""),
@@ -60,7 +60,7 @@ class TestHermes(ToolParserContract):
 
 
 def events(*pieces: str) -> list[ToolEvent]:
-    parser = HermesToolParser()
+    parser = families.hermes()
     found = [event for piece in pieces for event in parser.feed(piece)]
     return found + parser.close()
 
@@ -73,10 +73,11 @@ BROKEN = (
     '<tool_call>\n{"name": "find", "arguments": {"city": "Os',
     '<tool_call>{"name": "find", "arguments": {"city": Oslo}}</tool_call>',
     '<tool_call>{"name": "find", "arguments": {"city": "Oslo"]}</tool_call>',
-    '<tool_call>{"name": "find", "arguments": "{}"}</tool_call>',
+    '<tool_call>{"name": "find", "arguments": "[]"}</tool_call>',
+    '<tool_call>{"name": "find", "arguments": "Oslo"}</tool_call>',
+    '<tool_call>{"name": "find", "arguments": null}</tool_call>',
     '<tool_call>{"name": "find", "arguments": {"n": 01}}</tool_call>',
     '<tool_call>{"name": "find", "arguments": {"n": "a\nb"}}</tool_call>',
-    '<tool_call>{"name": "find"}</tool_call>',
     '<tool_call>{"name": "", "arguments": {}}</tool_call>',
     '<tool_call>{"name": 7, "arguments": {}}</tool_call>',
     '<tool_call>{"name": "a", "name": "b", "arguments": {}}</tool_call>',
@@ -137,6 +138,15 @@ def test_what_is_code_and_no_call_is_text(text, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_call_without_arguments_has_none():
+    assert read('<tool_call>{"name": "find"}</tool_call>').calls == [("find", "{}")]
+
+
+def test_arguments_may_be_a_string_of_json():
+    text = '<tool_call>{"name": "find", "arguments": "{\\"city\\": \\"Oslo\\"}"}</tool_call>'
+    assert read(text).calls == [("find", '{"city": "Oslo"}')]
+
+
 def test_a_call_behind_a_broken_one_counts():
     broken = '<tool_call>{"name": "a", "arguments": {"x":'
     completion = read(f"{broken}{call('b', '{}')}")
@@ -144,7 +154,7 @@ def test_a_call_behind_a_broken_one_counts():
 
 
 def test_the_name_is_announced_before_the_arguments_arrive():
-    parser = HermesToolParser()
+    parser = families.hermes()
     assert parser.feed('<tool_call>\n{"name": "fin') == []
     assert parser.feed('d"') == [ToolCallStart(0, "find")]
     assert parser.feed(', "arguments": {"ci') == [ToolCallArguments(0, '{"ci')]
@@ -156,7 +166,7 @@ def test_the_name_is_announced_before_the_arguments_arrive():
 
 
 def test_arguments_before_the_name_are_held_back():
-    parser = HermesToolParser()
+    parser = families.hermes()
     assert parser.feed('<tool_call>{"arguments": {"a": 1}, "name": "f') == []
     assert parser.feed('"}') == [
         ToolCallStart(0, "f"),
@@ -175,7 +185,7 @@ def test_arguments_before_the_name_are_held_back():
     ],
 )
 def test_a_call_is_text_as_soon_as_it_is_broken(written, passed_on):
-    parser = HermesToolParser()
+    parser = families.hermes()
     begun = '<tool_call>{"name": "f", "arguments": '
     parser.feed(begun)
     found = parser.feed(written)
@@ -205,7 +215,7 @@ def test_an_incomplete_closing_tag_is_not_text():
 
 
 def test_text_is_passed_on_at_once():
-    parser = HermesToolParser()
+    parser = families.hermes()
     assert parser.feed("Hello <b") == [TextDelta("Hello <b")]
     assert parser.feed(" <tool") == []
     assert parser.feed("kit>") == [TextDelta(" <toolkit>")]
@@ -284,7 +294,7 @@ class TestCallGrammar:
     }
 
     def matches(self, text: str, *tools: dict[str, object]) -> bool:
-        calls = HermesToolParser.call_grammar(tools, at_least_one=True)
+        calls = families.hermes.call_grammar(tools, at_least_one=True)
         assert calls is not None
         return re.fullmatch(calls_regex(calls).expression, text) is not None
 
@@ -360,12 +370,12 @@ class TestCallGrammar:
 
     def test_calls_in_free_text_begin_with_the_tag(self):
         tools = [self.weather, self.bare]
-        forced = HermesToolParser.call_grammar(tools, at_least_one=True)
-        free = HermesToolParser.call_grammar(tools, at_least_one=False)
+        forced = families.hermes.call_grammar(tools, at_least_one=True)
+        free = families.hermes.call_grammar(tools, at_least_one=False)
         assert (forced.triggers, free.triggers) == ((), ("<tool_call>",))
         assert free.shapes == forced.shapes
         assert all(shape.pieces[0].startswith("<tool_call>") for shape in free.shapes)
 
     def test_without_tools_there_is_no_grammar(self):
         for at_least_one in (False, True):
-            assert HermesToolParser.call_grammar([], at_least_one=at_least_one) is None
+            assert families.hermes.call_grammar([], at_least_one=at_least_one) is None

@@ -1,0 +1,124 @@
+"""The format of a model family's calls, as data: which texts mark them, and their notation."""
+
+from typing import Literal
+
+import msgspec
+
+Notation = Literal["json", "header", "tagged", "python", "braces"]
+
+
+class JsonKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Keys of a call that is a JSON object.
+
+    Attributes:
+        name: Keys of the name.
+        arguments: Keys of the arguments.
+        is_required: Whether a call without arguments has their key as well.
+    """
+
+    name: tuple[str, ...] = ("name",)
+    arguments: tuple[str, ...] = ("arguments", "parameters")
+    is_required: bool = False
+
+
+class Tags(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Markers within a call whose arguments stand between tags.
+
+    Attributes:
+        name_close: Marker after the name; empty: the name ends before a blank, or the next marker.
+        parameter_open: Marker before the name of an argument.
+        key_close: Marker after the name of an argument.
+        value_open: Marker before the value, which may be missing; empty: there is none.
+        parameter_close: Marker after the value.
+        trims_newline: Whether one line break on each side of a value does not belong to it.
+        string_attribute: Text behind the name of an argument that is a string; empty: the tool's
+            schema says what is one.
+        other_attribute: The same of one that is no string.
+    """
+
+    parameter_open: str
+    parameter_close: str
+    name_close: str = ""
+    key_close: str = ">"
+    value_open: str = ""
+    trims_newline: bool = False
+    string_attribute: str = ""
+    other_attribute: str = ""
+
+
+class CallIds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ids of calls that the chat template of a family takes; any by default.
+
+    Attributes:
+        length: Number of letters and digits of an id; None: any number.
+        text: Text of an id, with `{name}` and `{number}` for the name of the tool and the number of
+            calls before it; empty: it is free.
+    """
+
+    length: int | None = None
+    text: str = ""
+
+
+class CallFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The format of calls, and what `auto` and the host of a parser need to know of its family.
+
+    A section is what stands around one or several calls; most formats have a marker around each
+    call, or around all of them, and some have both.
+
+    Attributes:
+        notations: How a call is written: the first one that its first character allows.
+        section_open: Markers that open a section; empty: calls stand in the text.
+        section_close: Markers that close a section, which may be missing.
+        call_open: Markers that open a call; empty: a call begins with its own first character.
+        call_close: Markers that close a call, which may be missing.
+        separators: Texts between two calls, beside blanks.
+        is_list: Whether the model writes calls as a JSON list. Calls are read with and without one.
+        is_bare: Whether a call may begin without a marker at the start of the text; then its name
+            must be that of a tool.
+        keys: Keys of a call in the notation json.
+        header: Pattern of the header in the notation header, with a group `name`, and a group `id`
+            if the model writes the ids of calls.
+        header_markers: Texts in the header that may be special tokens.
+        tags: Markers within a call in the notation tagged.
+        quote: Marker on both sides of a string in the notation braces.
+        aliases: Further names of the parser.
+        template_markers: Texts that the chat template must all contain for `auto`.
+        architectures: Architectures of models for which `auto` may choose the parser; empty: all.
+        priority: Rank among the parsers that match for `auto`.
+        calls_end_reasoning: Whether a call ends the reasoning that it is in; False: calls in the
+            reasoning are ignored.
+        call_ids: Ids of calls that the chat template takes.
+    """
+
+    notations: tuple[Notation, ...] = ("json",)
+    section_open: tuple[str, ...] = ()
+    section_close: tuple[str, ...] = ()
+    call_open: tuple[str, ...] = ()
+    call_close: tuple[str, ...] = ()
+    separators: tuple[str, ...] = ()
+    is_list: bool = False
+    is_bare: bool = False
+    keys: JsonKeys = JsonKeys()
+    header: str = r"(?P<name>\S+)"
+    header_markers: tuple[str, ...] = ()
+    tags: Tags | None = None
+    quote: str = '"'
+    aliases: tuple[str, ...] = ()
+    template_markers: tuple[str, ...] = ()
+    architectures: tuple[str, ...] = ()
+    priority: int = 10
+    calls_end_reasoning: bool = True
+    call_ids: CallIds = CallIds()
+
+    def markers(self) -> tuple[str, ...]:
+        """Return the texts of the format that may be or contain special tokens."""
+        tags, quotes = self.tags, (self.quote,) if "braces" in self.notations else ()
+        within = () if tags is None else (
+            tags.name_close, tags.parameter_open, tags.key_close, tags.value_open,
+            tags.parameter_close,
+        )  # fmt: skip
+        texts = (
+            *self.section_open, *self.section_close, *self.call_open, *self.call_close,
+            *self.separators, *self.header_markers, *within, *quotes,
+        )  # fmt: skip
+        return tuple(dict.fromkeys(text for text in texts if text))

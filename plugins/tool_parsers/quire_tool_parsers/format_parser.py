@@ -1,0 +1,283 @@
+"""The parser of all formats that are data: text, and calls as a `CallFormat` describes them.
+
+A call starts when its name is complete, and its arguments are streamed. If the call breaks later,
+it has no end event, and all of its text follows as text. So joined text and finished calls are the
+same for every split of the stream. A call that is complete is valid even if its closing marker is
+missing.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, Self
+
+from quire.interfaces.tool_parsing import (
+    CallGrammar,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    ToolEvent,
+    ToolParser,
+)
+from quire_tool_parsers.argument_types import ArgumentTypes
+from quire_tool_parsers.call_format import CallFormat
+from quire_tool_parsers.call_grammar import call_grammar
+from quire_tool_parsers.call_reader import CallReader
+from quire_tool_parsers.json_scan import BLANKS
+from quire_tool_parsers.markers import Markers
+from quire_tool_parsers.readers import new_reader, notation_of
+from quire_tool_parsers.text_writer import TextWriter
+
+Events = Iterator[ToolEvent]
+MAX_PART = 512  # characters; what is left of a part is copied with each step
+
+
+class FormatParser(ToolParser):
+    """Parser with four states: text, between calls, inside a call, and behind one.
+
+    Attributes:
+        format: Format of the calls.
+    """
+
+    format: ClassVar[CallFormat]
+
+    def __init__(self, tools: Sequence[dict[str, Any]] = ()) -> None:
+        form = self.format
+        self._types = ArgumentTypes(tools)
+        self._openers = Markers({*form.section_open, *form.call_open})
+        self._openers_or_close = Markers({*self._openers.texts, *form.section_close})
+        self._gap = Markers(
+            {*form.section_open, *form.section_close, *form.call_open, *form.separators}
+        )
+        self._call_close = Markers(form.call_close)
+        self._gap_or_close = Markers({*self._gap.texts, *form.call_close})
+        self._text = TextWriter()
+        self._buffer = ""
+        self._raw: list[str] = []  # consumed since the last text or call: text, if no call comes
+        self._state: Callable[[bool], Events] = self._read_text
+        self._needs_more = False
+        self._is_in_section = False
+        self._is_list = False
+        self._has_calls = False  # in the section
+        self._is_bare = False
+        self._reader: CallReader | None = None
+        self._index = 0
+        self._is_announced = False
+
+    @classmethod
+    def for_tools(cls, tools: Sequence[dict[str, Any]]) -> Self:
+        """Return a parser of a completion with calls of `tools`."""
+        return cls(tools)
+
+    @classmethod
+    def call_grammar(
+        cls, tools: Sequence[dict[str, Any]], *, at_least_one: bool
+    ) -> CallGrammar | None:
+        """Return a grammar of calls of `tools`: nothing else, or in otherwise free text.
+
+        Raises:
+            GrammarError: The parameters of a tool are not an object.
+        """
+        return call_grammar(cls.format, tools, at_least_one=at_least_one)
+
+    def feed(self, delta: str) -> list[ToolEvent]:
+        """Parse the next piece of output; return the events that are certain by now."""
+        return [event for part in _parts(delta) for event in self._feed_part(part)]
+
+    def close(self) -> list[ToolEvent]:
+        """Return what was held back; an unfinished call is text."""
+        return _joined([*self._run(is_last=True), *self._end(), *self._text.close()])
+
+    def _feed_part(self, part: str) -> list[ToolEvent]:
+        self._buffer += part
+        return _joined(self._run(is_last=False))
+
+    def _run(self, *, is_last: bool) -> Events:
+        self._needs_more = False
+        while self._buffer and not self._needs_more:
+            yield from self._state(is_last)
+
+    def _end(self) -> Events:
+        """Yield what an unfinished call or section has consumed, as text."""
+        if self._reader is not None:
+            self._reader.read("", is_last=True)
+            if self._reader.is_complete:
+                yield from self._emit(self._reader)
+                return
+            self._leave_call()
+        is_behind_calls = self._has_calls and self._state != self._read_text
+        yield from self._give_up()
+        rest = self._take(len(self._buffer))
+        if not (is_behind_calls and self._gap_or_close.may_begin(rest.lstrip(BLANKS))):
+            yield from self._text.write(rest)
+
+    def _read_text(self, is_last: bool) -> Events:
+        """Read text up to the next marker."""
+        if self.format.is_bare and self._text.is_at_front and not self._is_in_section:
+            rest = self._buffer.lstrip(BLANKS)
+            if not rest and not is_last:
+                self._needs_more = True
+                return
+            if rest and (rest[0] in "[" or notation_of(self.format, rest[0])):
+                self._is_bare = True
+                self._open_section(self._take(len(self._buffer) - len(rest)))
+                return
+        markers = self._openers_or_close if self._is_in_section else self._openers
+        found = markers.find(self._buffer, is_last=is_last)
+        if found is None:
+            certain = len(self._buffer) if is_last else markers.num_certain(self._buffer)
+            yield from self._text.write(self._take(certain))
+            self._needs_more = True
+            return
+        start, marker = found
+        yield from self._text.write(self._take(start))
+        self._take(len(marker))
+        self._open(marker)
+
+    def _open(self, marker: str) -> None:
+        form = self.format
+        if self._is_in_section and marker in form.section_close:
+            self._is_in_section = False
+            return
+        self._open_section(marker)
+        if marker in form.call_open:
+            self._is_in_section = bool(form.section_close)
+            self._begin_call()
+
+    def _open_section(self, raw: str) -> None:
+        self._raw = [raw]
+        self._is_in_section, self._has_calls, self._is_list = True, False, False
+        self._state = self._read_gap
+
+    def _read_gap(self, is_last: bool) -> Events:
+        """Read what is before, between and behind the calls of a section."""
+        del is_last
+        form = self.format
+        rest = self._buffer.lstrip(BLANKS)
+        num_blanks = len(self._buffer) - len(rest)
+        if not rest or self._gap.may_begin(rest):
+            self._needs_more = True
+            return
+        marker = self._gap.at_start(rest)
+        if marker in form.section_close:
+            yield from self._close_section(num_blanks, marker)
+        elif marker is not None and marker in form.call_open:
+            self._raw.append(self._take(num_blanks + len(marker)))
+            self._begin_call()
+        elif marker is not None and (marker in form.section_open or self._has_calls):
+            self._raw.append(self._take(num_blanks + len(marker)))
+        elif self._is_bracket(rest[0]):
+            self._raw.append(self._take(num_blanks + 1))
+            if rest[0] == "]":
+                self._raw.clear()
+        elif not form.call_open and notation_of(form, rest[0]):
+            self._raw.append(self._take(num_blanks))
+            self._begin_call()
+        else:
+            yield from self._give_up()
+
+    def _is_bracket(self, character: str) -> bool:
+        """Whether a character belongs to the list that calls may be in."""
+        if character == "[" and not self._is_list and not self._has_calls:
+            self._is_list = True
+            return True
+        if character == "]" and self._is_list and self._has_calls:
+            self._is_list = False
+            return True
+        return character == "," and self._is_list and self._has_calls
+
+    def _close_section(self, num_blanks: int, marker: str) -> Events:
+        self._is_in_section = False
+        self._raw.append(self._take(num_blanks + len(marker)))
+        if self._has_calls:
+            self._raw.clear()
+        yield from self._give_up()
+
+    def _give_up(self) -> Events:
+        """Go on with text; what was consumed without a call is text."""
+        raw = "".join(self._raw)
+        self._raw.clear()
+        self._is_bare = False
+        self._state = self._read_text
+        if not self._has_calls:
+            self._is_in_section = False
+            yield from self._text.write(raw)
+        elif raw.strip(BLANKS):
+            yield from self._text.write(raw)
+
+    def _begin_call(self) -> None:
+        self._reader, self._is_announced = None, False
+        self._state = self._read_call
+
+    def _read_call(self, is_last: bool) -> Events:
+        if self._reader is None:
+            rest = self._buffer.lstrip(BLANKS)
+            if not rest:
+                self._needs_more = True
+                return
+            self._reader = new_reader(self.format, rest[0], self._types)
+            if self._reader is None:
+                yield from self._give_up()
+                return
+        reader = self._reader
+        used = reader.read(self._buffer, is_last=is_last)
+        self._raw.append(self._take(used))
+        yield from self._emit(reader)
+        self._needs_more = not (reader.is_complete or reader.is_broken)
+
+    def _emit(self, reader: CallReader) -> Events:
+        """Yield the events of what a reader has read."""
+        if reader.name is not None and not self._is_announced and self._is_known(reader):
+            self._is_announced = True
+            yield ToolCallStart(self._index, reader.name, reader.id)
+        if self._is_announced and (piece := reader.take_arguments()):
+            yield ToolCallArguments(self._index, piece)
+        if reader.is_complete and self._is_announced:
+            yield ToolCallEnd(self._index)
+            self._leave_call()
+            self._raw.clear()
+            self._has_calls = True
+            self._text.end_call()
+            self._state = self._read_end
+        elif reader.is_complete or reader.is_broken:
+            self._leave_call()
+            yield from self._give_up()
+
+    def _is_known(self, reader: CallReader) -> bool:
+        return not self._is_bare or not self._types.names or reader.name in self._types.names
+
+    def _leave_call(self) -> None:
+        self._index += self._is_announced
+        self._reader, self._is_announced = None, False
+
+    def _read_end(self, is_last: bool) -> Events:
+        """Read the closing marker of a call, if there is one."""
+        del is_last
+        rest = self._buffer.lstrip(BLANKS)
+        if not rest or self._call_close.may_begin(rest):
+            self._needs_more = True
+            return
+        if (marker := self._call_close.at_start(rest)) is not None:
+            self._take(len(self._buffer) - len(rest) + len(marker))
+        self._state = self._read_gap if self._is_in_section else self._read_text
+        yield from ()
+
+    def _take(self, length: int) -> str:
+        taken, self._buffer = self._buffer[:length], self._buffer[length:]
+        return taken
+
+
+def _parts(delta: str) -> Iterator[str]:
+    """Yield a delta in parts, so that the work is linear in its length."""
+    return (delta[start : start + MAX_PART] for start in range(0, len(delta), MAX_PART))
+
+
+def _joined(events: Events | list[ToolEvent]) -> list[ToolEvent]:
+    """Return the events with adjacent text deltas joined."""
+    joined: list[ToolEvent] = []
+    for event in events:
+        last = joined[-1] if joined else None
+        if isinstance(event, TextDelta) and isinstance(last, TextDelta):
+            joined[-1] = TextDelta(last.text + event.text)
+        else:
+            joined.append(event)
+    return joined

@@ -1,0 +1,51 @@
+"""The reader of each notation of calls."""
+
+import re
+from functools import cache
+
+from quire_tool_parsers.argument_types import ArgumentTypes
+from quire_tool_parsers.brace_reader import BraceReader
+from quire_tool_parsers.call_format import CallFormat, Notation
+from quire_tool_parsers.call_reader import CallReader
+from quire_tool_parsers.header_reader import HeaderReader
+from quire_tool_parsers.json_reader import JsonReader
+from quire_tool_parsers.python_reader import PythonReader
+from quire_tool_parsers.tagged_reader import TaggedReader
+
+
+def notation_of(form: CallFormat, first: str) -> Notation | None:
+    """Return the notation of a call that begins with a character; None if it begins none."""
+    for notation in form.notations:
+        if notation == "json":
+            if first == "{":
+                return notation
+        elif first.isalnum() or first in "_\"'":
+            return notation
+    return None
+
+
+def new_reader(form: CallFormat, first: str, types: ArgumentTypes) -> CallReader | None:
+    """Return a reader of a call that begins with a character; None if no call begins so.
+
+    Args:
+        form: Format of the call.
+        first: Its first character that is no blank.
+        types: Types of arguments.
+    """
+    match notation_of(form, first):
+        case "json":
+            return JsonReader(form.keys)
+        case "header":
+            return HeaderReader(_pattern(form.header))
+        case "tagged" if form.tags is not None:
+            return TaggedReader(form.tags, (*form.call_close, *form.section_close), types)
+        case "python":
+            return PythonReader()
+        case "braces":
+            return BraceReader(form.quote, types)
+    return None
+
+
+@cache
+def _pattern(header: str) -> re.Pattern[str]:
+    return re.compile(header, re.DOTALL)
