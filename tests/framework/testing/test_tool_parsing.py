@@ -179,16 +179,16 @@ class Shared(families.hermes):
         return parser.feed(text) + parser.close()
 
 
-class DropsWhatIsNoCall(HermesToolParser):
+class DropsWhatIsNoCall(families.hermes):
     """Drops the text of a call that breaks off before its name."""
 
     def close(self):
-        if self._call is not None and not self._is_announced:
-            self._call = None
+        if self._reader is not None and not self._is_announced:
+            self._reader, self._raw = None, []
         return super().close()
 
 
-class ByCharacters(HermesToolParser):
+class ByCharacters(families.hermes):
     """Reads characters, so that every split gives the same."""
 
     def feed(self, delta):
@@ -224,8 +224,8 @@ class DropsTextBehindCalls(ByCharacters):
 class TurnsTextRound(ByCharacters):
     """Returns lines in reverse order at the end."""
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, tools=()):
+        super().__init__(tools)
         self.lines = [[]]
 
     def read_one(self, character):
@@ -239,11 +239,11 @@ class TurnsTextRound(ByCharacters):
         return [event for line in reversed(self.lines) for event in line] + super().close()
 
 
-class HoldsEverything(HermesToolParser):
+class HoldsEverything(families.hermes):
     """Parses at the end."""
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, tools=()):
+        super().__init__(tools)
         self.pieces = []
 
     def feed(self, delta):
@@ -258,20 +258,20 @@ class SearchesAgain(HoldsEverything):
     """Joins all that it was fed with every delta."""
 
     def feed(self, delta):
-        events = HermesToolParser.feed(self, delta)
+        events = families.hermes.feed(self, delta)
         self.pieces.append(delta)
         self.num_tags = "".join(self.pieces).count("<tool_call>")
         return events
 
     def close(self):
-        return HermesToolParser.close(self)
+        return families.hermes.close(self)
 
 
 class LoopsAgain(SearchesAgain):
     """Looks at all deltas with every delta."""
 
     def feed(self, delta):
-        events = HermesToolParser.feed(self, delta)
+        events = families.hermes.feed(self, delta)
         self.pieces.append(delta)
         self.num_tags = 0
         for piece in self.pieces:
@@ -279,7 +279,7 @@ class LoopsAgain(SearchesAgain):
         return events
 
 
-class SlicesTheRest(HermesToolParser):
+class SlicesTheRest(families.hermes):
     """Copies the rest of a delta after each character."""
 
     def feed(self, delta):
@@ -305,7 +305,7 @@ class TrimsValues(ByCharacters):
         return [] if is_second else super().read_one(character)
 
 
-class Recurses(HermesToolParser):
+class Recurses(families.hermes):
     """Calls itself for each bracket of a delta."""
 
     def feed(self, delta):
@@ -316,7 +316,7 @@ class Recurses(HermesToolParser):
         return self.depth(delta.replace("{", "", 1)) + 1 if "{" in delta else 0
 
 
-class TakesATagForOne(HermesToolParser):
+class TakesATagForOne(families.hermes):
     """Fails at two tags, one directly behind the other."""
 
     def feed(self, delta):
@@ -398,14 +398,14 @@ def test_what_a_parser_costs_is_seen_by_counting_only(wrong):
 
 def test_a_sample_with_a_string_argument_is_asked_for():
     without = type(
-        "Kit", (ToolParserContract,), {"parser": HermesToolParser, "samples": SAMPLES[:3]}
+        "Kit", (ToolParserContract,), {"parser": families.hermes, "samples": SAMPLES[:3]}
     )
     with pytest.raises(AssertionError, match="give a sample of a call with a string argument"):
         without().test_arguments_keep_blanks_and_unicode()
 
 
 def test_tools_reach_the_parser():
-    class NeedsTools(HermesToolParser):
+    class NeedsTools(families.hermes):
         @classmethod
         def for_tools(cls, tools):
             assert [tool["name"] for tool in tools] == ["f"]
