@@ -183,8 +183,8 @@ class DropsWhatIsNoCall(families.hermes):
     """Drops the text of a call that breaks off before its name."""
 
     def close(self):
-        if self._reader is not None and not self._is_announced:
-            self._reader, self._raw = None, []
+        if self._state != self._read_text and not self._is_announced:
+            self._reader, self._raw, self._buffer = None, [], ""
         return super().close()
 
 
