@@ -206,7 +206,7 @@ def assembled(
         composition=composition,
         core=core,
         tokenizer=composed.tokenizer,
-        chat_template=composed.chat_template,
+        chat_template=composed.chat_template.with_call_ids(parts.completion_parsers.prompt_call_id),
         intake=intake,
         completion_parsers=parts.completion_parsers,
         adapters=parts.adapters,

@@ -6,6 +6,7 @@ output is bounded, and any error that it raises becomes a `ChatTemplateError`.
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from quire.errors import (
 from quire.frontend.chat.conversation import STRICT, normalize_messages, normalize_tools
 from quire.frontend.chat.final_message import cut_at_end_mark, with_end_mark
 from quire.frontend.chat.marked_texts import MarkedTexts
+from quire.frontend.chat.prompt_call_ids import PromptCallId, as_sent, with_prompt_ids
 from quire.frontend.chat.rendered_prompt import RenderedPrompt
 from quire.frontend.text.checkpoint_file import read_json_object
 from quire.frontend.text.special_spellings import SpecialSpellings
@@ -48,6 +50,8 @@ class ChatTemplate:
         max_characters: Largest number of characters of a rendered prompt.
         plain_spellings: Special tokens that a conversation cannot use: in its texts they are plain
             text.
+        call_ids: Function that returns the id which the template gets for a call; see
+            `ToolParser.prompt_call_id`.
     """
 
     def __init__(
@@ -56,7 +60,9 @@ class ChatTemplate:
         special_tokens: Mapping[str, str] | None = None,
         max_characters: int = MAX_PROMPT_CHARACTERS,
         plain_spellings: Collection[str] = (),
+        call_ids: PromptCallId = as_sent,
     ) -> None:
+        self._call_ids = call_ids
         self.templates = {"default": templates} if isinstance(templates, str) else dict(templates)
         self._special_tokens = dict(special_tokens or {})
         self._max_characters = max_characters
@@ -98,6 +104,12 @@ class ChatTemplate:
                 f"chat_template must be a Jinja file; {path} cannot be used: {error}"
             ) from error
 
+    def with_call_ids(self, call_ids: PromptCallId) -> "ChatTemplate":
+        """Return the same template with another function for the ids of calls."""
+        template = copy(self)
+        template._call_ids = call_ids
+        return template
+
     @property
     def exists(self) -> bool:
         """Whether there is a template to render with."""
@@ -136,7 +148,7 @@ class ChatTemplate:
         """
         names = dict(template_kwargs or {})
         self._check_names(names)
-        normal = normalize_messages(messages, unknown)
+        normal = with_prompt_ids(normalize_messages(messages, unknown), self._call_ids)
         given = names | {
             "messages": with_end_mark(messages, normal) if continue_final_message else normal,
             "tools": normalize_tools(tools),
