@@ -126,6 +126,19 @@ class CompletionState:
         self._texts.append(self._stream.close())
         self.finish_reason = "abort"
 
+    def stop(self, unread: Sequence[Delta]) -> None:
+        """End the completion with reason "stop", where its reader wants no more of it.
+
+        Args:
+            unread: Last deltas that were returned, which the reader has not read: they are removed.
+        """
+        num_tokens = len(self._token_ids) - sum(len(delta.token_ids) for delta in unread)
+        del self._token_ids[num_tokens:], self._logprobs[num_tokens:]
+        text = "".join(self._texts)
+        self._texts = [text[: len(text) - sum(len(delta.text) for delta in unread)]]
+        self._emitted = _Emitted(1, num_tokens, len(self._prompt_logprobs))
+        self.finish_reason, self._stop_reason = "stop", None
+
     def delta(self) -> Delta:
         """Return everything added since the last delta."""
         self._decode()
@@ -353,6 +366,26 @@ class PromptState:
         """
         unfinished = self.unfinished_ids
         return [self._abort(self._completions[request_id], error) for request_id in unfinished]
+
+    def stop(self, index: int, unread: Sequence[Delta]) -> str | None:
+        """End one completion, of which its reader wants no more.
+
+        Args:
+            index: Number of the completion.
+            unread: Its last deltas, which the reader has not read.
+
+        Returns:
+            Id of the engine request that must be aborted; None if it has ended by itself.
+        """
+        (completion,) = (c for c in self._completions.values() if c.request.child == index)
+        has_ended, request_id = completion.finish_reason is not None, completion.request.request_id
+        completion.stop(unread)
+        if has_ended:
+            return None
+        self._end(
+            [completion], EngineOutput(request_id=request_id, token_ids=[], finish_reason="stop")
+        )
+        return request_id
 
     def outputs(self) -> list[CompletionOutput]:
         """Return the completions so far: all of them, or the n best of `best_of`."""

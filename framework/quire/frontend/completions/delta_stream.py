@@ -73,6 +73,17 @@ class DeltaStream:
             self._end()
         self._wake()
 
+    def take_unread(self, index: int) -> list[Delta]:
+        """Remove and return the deltas of one completion that the reader has not read."""
+        unread = [delta for delta in self._deltas if delta.index == index]
+        self._deltas = deque(delta for delta in self._deltas if delta.index != index)
+        return unread
+
+    def end_if_finished(self) -> None:
+        """End the stream after the queued deltas if the reader has stopped its last completion."""
+        if self.completions.is_finished and not self._is_over:
+            self._end()
+
     def fail(self, error: QuireError) -> None:
         """End the stream with an error after the queued deltas. Called on the event loop."""
         if not self._is_over:

@@ -151,6 +151,21 @@ class Dispatch:
         """Abort a request from outside its reader; the reader gets the last deltas."""
         self._call(stream.loop, partial(self._abort_stream, stream))
 
+    def stop(self, stream: DeltaStream, index: int) -> None:
+        """End one completion of a stream, of which the reader wants no more. Called by the reader.
+
+        Args:
+            stream: Stream whose completions are read in parts.
+            index: Number of the completion.
+        """
+        request_id = stream.completions.stop(index, stream.take_unread(index))
+        if request_id is not None:
+            with self._lock:
+                self._streams.pop(request_id, None)
+                self.backlog.remove([request_id])
+            self._abort([request_id])
+        stream.end_if_finished()
+
     # -- in the engine's thread ----------------------------------------------------------------
 
     def _add(self, streams: Sequence[DeltaStream], core: EngineCoreClient) -> None:

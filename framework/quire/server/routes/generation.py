@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from quire.server.wire.sender import Sender
 LARGE = 1024  # tokens or candidates; more of them are processed in a thread
 
 Part = TypeVar("Part", Delta, CompletionOutput)
+IsComplete = Callable[[Delta], bool]
 
 
 class Generation:
@@ -42,6 +43,9 @@ class Generation:
         body: Body of the request, which has its priority and its timeout.
         sender: Client that sent the request, and when.
         is_prompt_only: True if the request is about the prompts, so completions are left out.
+        until: Function for each choice of one prompt, which reads its deltas and returns whether
+            no more of it is wanted; then the choice ends as if the model had ended it. Empty:
+            choices end by themselves.
 
     Attributes:
         encoded: Encoded prompts; empty before the first delta.
@@ -58,7 +62,9 @@ class Generation:
         sender: Sender,
         *,
         is_prompt_only: bool = False,
+        until: Sequence[IsComplete] = (),
     ) -> None:
+        self._until = until
         self._tokens: TokenReservation | None = None
         self.frontend = frontend
         self._budget = budget
@@ -145,7 +151,7 @@ class Generation:
     async def outputs(self) -> list[CompletionOutput]:
         """Generate; return the completion of each choice, and raise what `deltas` raises."""
         try:
-            await self._begin(is_whole=True)
+            await self._begin(is_whole=not self._until)
             if len(self._streams) == 1:
                 async for delta in self._streams[0]:
                     self._shown(0, delta)
@@ -191,6 +197,9 @@ class Generation:
 
     def _shown(self, prompt_index: int, delta: Delta) -> tuple[int, Delta] | None:
         """Count a delta; return its choice, and what to show of it now."""
+        if self._until and delta.finish_reason is None and self._until[delta.index](delta):
+            delta = msgspec.structs.replace(delta, finish_reason="stop")
+            self.frontend.dispatch.stop(self._streams[prompt_index], delta.index)
         if delta.finish_reason is not None and finish_reason_of(delta) is not None:
             self._num_running -= 1
         shown = _without_completion(delta) if self._is_prompt_only else delta

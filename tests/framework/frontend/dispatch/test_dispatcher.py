@@ -409,3 +409,42 @@ def test_a_request_whose_engine_dies_in_its_turn_fails(run):
             dispatch.start(completions())
 
     run(test)
+
+
+def test_a_completion_that_its_reader_stops_is_aborted_and_ends_where_it_was_read(run):
+    core = ScriptedCore(lambda request: Reply([9] * 100), step_s=0.001)
+
+    async def test(dispatch, core, completions):
+        state = completions(max_tokens=100, n=2)
+        stream, num_read = dispatch.start(state), [0, 0]
+        async for delta in stream:
+            num_read[delta.index] += len(delta.token_ids)
+            if delta.index == 0 and num_read[0] == 5:
+                dispatch.stop(stream, 0)
+            assert num_read[0] <= 5
+        assert num_read == [5, 100]
+        stopped, other = state.outputs()
+        assert (len(stopped.token_ids), stopped.finish_reason) == (5, "stop")
+        assert (len(other.token_ids), other.finish_reason) == (100, "length")
+        await eventually(lambda: core.aborted == [requests_of(stream)[0].request_id])
+        assert [record.finish_reason for record in state.records] == ["stop", "length"]
+        assert (dispatch.streams(), len(dispatch.backlog)) == ([], 0)
+
+    run(test, core)
+
+
+def test_a_completion_may_be_stopped_after_its_end(run):
+    core = ScriptedCore(lambda request: Reply([9] * 4))
+
+    async def test(dispatch, core, completions):
+        stream = dispatch.start(completions(max_tokens=4))
+        first = await anext(stream)
+        await eventually(lambda: stream.is_over)
+        dispatch.stop(stream, 0)
+        assert await read(stream) == []
+        (output,) = stream.completions.outputs()
+        assert (output.token_ids, output.text) == (first.token_ids, first.text)
+        assert core.aborted == []
+        assert [record.finish_reason for record in stream.completions.records] == ["length"]
+
+    run(test, core)

@@ -6,7 +6,7 @@ messages to a prompt, from tools to a constraint, and from a completion to its p
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import msgspec
 
 from quire.errors import InvalidRequestError
 from quire.frontend.async_frontend import AsyncFrontend
-from quire.frontend.chat.completion_parser import CompletionParser, ParsedCompletion
+from quire.frontend.chat.completion_parser import CompletionParser, ParsedCompletion, gather
 from quire.frontend.chat.rendered_prompt import RenderedPrompt
 from quire.frontend.unknown_fields import UnknownFields
 from quire.messages import AdapterRef
@@ -22,9 +22,9 @@ from quire.outputs import CompletionOutput
 from quire.sampling_params import BeamSearchParams, SamplingParams
 from quire.server.http.logprob_budget import LogprobBudget
 from quire.server.routes.chat.chat_prompt import RENDERED, rendered_chat
-from quire.server.routes.chat.choice_events import ChoiceEvents
+from quire.server.routes.chat.choice_events import ChoiceEvents, FirstCall, one_delta
 from quire.server.routes.chat.tool_choice import NO_TOOLS, ToolUse, tool_use
-from quire.server.routes.generation import Generation
+from quire.server.routes.generation import Generation, IsComplete
 from quire.server.wire.bodies import Body
 from quire.server.wire.params import prompt_options, sampling_params
 from quire.server.wire.protocol import ChatBody
@@ -52,13 +52,8 @@ class ChatTurn:
 
     def parsed(self, output: CompletionOutput) -> ParsedCompletion:
         """Return the parts of a whole completion."""
-        parser = self._parser()
-        if parser is None:
-            return ParsedCompletion(output.text, None, ())
-        parsed = parser.read_whole(output.text)
-        if self.tools.allows_parallel or len(parsed.calls) < 2:
-            return parsed
-        return replace(parsed, calls=parsed.calls[:1])
+        choice = ChoiceEvents(self._parser(), self.tools.allows_parallel)
+        return gather(choice.read(one_delta(output)))
 
     def _parser(self) -> CompletionParser | None:
         """Return a new parser; None if a completion is text and nothing else."""
@@ -156,8 +151,28 @@ class ChatTurns:
         shown = self.frontend.completion_parsers.shown_special_tokens(tools.tools)
         prompt = rendered.as_prompt(shown, add_special_tokens=bool(typed.add_special_tokens))
         prompts = [prompt | prompt_options(typed)]
-        generation = Generation(self.frontend, self.budget, prompts, params, adapter, typed, sender)
+        generation = Generation(
+            self.frontend,
+            self.budget,
+            prompts,
+            params,
+            adapter,
+            typed,
+            sender,
+            until=self._ends(rendered.text, tools, params),
+        )
         return ChatTurn(generation, tools)
+
+    def _ends(
+        self, prompt_text: str, tools: ToolUse, params: SamplingParams | BeamSearchParams
+    ) -> list[IsComplete]:
+        """Return what ends each choice with its first call; empty if choices end by themselves."""
+        if tools.allows_parallel or tools.constraint is not None:
+            return []
+        if isinstance(params, BeamSearchParams) or params.best_of is not None:
+            return []  # which completions are kept is known at the end
+        make = partial(self.frontend.completion_parsers, prompt_text, tools=tools.tools)
+        return [FirstCall(make()).is_in for _ in range(params.n)]
 
     async def num_prompt_tokens(self, body: Body[ChatBody]) -> int:
         """Return the number of tokens of a prompt, which may be longer than the model takes.

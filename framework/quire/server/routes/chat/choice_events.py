@@ -3,12 +3,7 @@
 from collections.abc import Iterator
 
 from quire.frontend.chat.completion_parser import CompletionEvent, CompletionParser
-from quire.interfaces.tool_parsing import (
-    TextDelta,
-    ToolCallArguments,
-    ToolCallEnd,
-    ToolCallStart,
-)
+from quire.interfaces.tool_parsing import TextDelta, ToolCallEnd
 from quire.outputs import CompletionOutput, Delta
 from quire.server.wire.finish_reason import finish_reason_of
 from quire.server.wire.protocol import FinishReason
@@ -20,7 +15,8 @@ class ChoiceEvents:
     Args:
         parser: Parser that splits the text into reasoning, content and tool calls; None if all of
             it is content.
-        allows_parallel: Whether calls after the first complete one are kept.
+        allows_parallel: Whether there may be several calls; otherwise the choice ends with the
+            first complete one, and what is behind it is left out.
 
     Attributes:
         finish_reason: Finish reason in OpenAI's terms; None while the choice is incomplete.
@@ -30,7 +26,7 @@ class ChoiceEvents:
         self.finish_reason: FinishReason | None = None
         self._parser = parser
         self._allows_parallel = allows_parallel
-        self._ended: set[int] = set()  # the other calls broke off
+        self._has_call = False  # that is complete
 
     def read(self, delta: Delta) -> list[CompletionEvent]:
         """Return the events that a delta adds."""
@@ -38,22 +34,31 @@ class ChoiceEvents:
             events: list[CompletionEvent] = [TextDelta(delta.text)] if delta.text else []
         else:
             events = list(self._kept(self._parser, delta))
-        self.finish_reason = finish_reason_of(delta, bool(self._ended))
+        self.finish_reason = finish_reason_of(delta, self._has_call)
         return events
 
     def _kept(self, parser: CompletionParser, delta: Delta) -> Iterator[CompletionEvent]:
         for event in _events(parser, delta):
-            match event:
-                case ToolCallStart(index) | ToolCallArguments(index) | ToolCallEnd(index):
-                    if not self._is_kept(index):
-                        continue
-                    if isinstance(event, ToolCallEnd):
-                        self._ended.add(index)
+            if self._has_call and not self._allows_parallel:
+                return
+            self._has_call |= isinstance(event, ToolCallEnd)
             yield event
 
-    def _is_kept(self, index: int) -> bool:
-        """Whether a call is kept; one that broke off does not exclude the next."""
-        return self._allows_parallel or self._ended <= {index}
+
+class FirstCall:
+    """Finds the end of the first tool call of a completion; one that breaks off is none.
+
+    Args:
+        parser: Parser of the completion.
+    """
+
+    def __init__(self, parser: CompletionParser) -> None:
+        self._parser = parser
+
+    def is_in(self, delta: Delta) -> bool:
+        """Read the next delta; return whether it has the end of the call."""
+        events = self._parser.feed(delta.text) if delta.text else []
+        return any(isinstance(event, ToolCallEnd) for event in events)
 
 
 def one_delta(output: CompletionOutput) -> Delta:

@@ -35,12 +35,14 @@ class ToolUse:
         constraint: Structured-output constraint that forces a call, if one is forced.
         allows_parallel: Whether a completion may have more than one call.
         strict_calls: Constraint of the calls in free text, if a tool is strict.
+        is_named: Whether the request names the function that is called.
     """
 
     tools: list[dict[str, Any]]
     constraint: StructuredOutputsParams | None = None
     allows_parallel: bool = True
     strict_calls: StructuredOutputsParams | None = None
+    is_named: bool = False
 
 
 NO_TOOLS = ToolUse([])
@@ -79,7 +81,8 @@ def tool_use(body: ChatBody, frontend: AsyncFrontend, unknown: UnknownFields) ->
         raise InvalidRequestError(
             f"tool_choice names {name!r:.80}, which is not among the tools", param="tool_choice"
         )
-    return ToolUse(named, _forced(named, frontend, False), allows_parallel=False)
+    forced = _forced(named, frontend, allows_parallel=False)
+    return ToolUse(named, forced, allows_parallel=False, is_named=True)
 
 
 def checked_tools(tools: Sequence[dict[str, Any]], unknown: UnknownFields) -> list[dict[str, Any]]:

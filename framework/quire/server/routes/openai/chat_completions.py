@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
@@ -29,11 +29,14 @@ from quire.server.wire.protocol import (
     ChatLogprobs,
     ChatMessage,
     ChunkChoice,
+    FinishReason,
     FunctionCall,
     MessageToolCall,
     Usage,
 )
 from quire.server.wire.sender import Sender
+
+End = TypeVar("End", FinishReason, FinishReason | None)
 
 _EMPTY = ChatDelta()
 
@@ -123,7 +126,7 @@ class Chat:
                     yield await in_thread_if(self.generation.is_large_delta(delta), chunk)
                 piece, make = pieces[index].read(delta), partial(self._logprobs, delta.logprobs)
                 logprobs = await in_thread_if(self.generation.is_large_delta(delta), make)
-                end = pieces[index].finish_reason
+                end = self._shown_end(pieces[index].finish_reason)
                 token_ids = delta.token_ids if self.options.token_ids else UNSET
                 if piece == _EMPTY and logprobs is None and end is None and not token_ids:
                     continue  # the parser holds text back
@@ -151,10 +154,14 @@ class Chat:
             index=index,
             message=message,
             logprobs=self._logprobs(output.logprobs),
-            finish_reason=finish_reason_of(output, bool(calls)),
+            finish_reason=self._shown_end(finish_reason_of(output, bool(calls))),
             stop_reason=output.stop_reason,
             token_ids=output.token_ids if self.options.token_ids else UNSET,
         )
+
+    def _shown_end(self, end: End) -> End | Literal["stop"]:
+        """Return a finish reason; the call of a named function is no reason, as in OpenAI's API."""
+        return "stop" if end == "tool_calls" and self.turn.tools.is_named else end
 
     def _prompt_token_ids(self) -> list[int] | UnsetType:
         return self.generation.encoded[0].token_ids if self.options.token_ids else UNSET

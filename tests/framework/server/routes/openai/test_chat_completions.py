@@ -199,9 +199,13 @@ def test_without_tools_calls_are_not_parsed(client, served):
 )
 def test_a_forced_call_is_a_grammar_of_the_tool_parser(client, served, choice, allowed, separator):
     served.texts.by_prompt = {"Time": "[[get_time {}]]"}
-    response = ask(client, "Time", tools=[WEATHER, CLOCK], tool_choice=choice).choices[0]
+    fields = {"tools": [WEATHER, CLOCK], "tool_choice": choice}
+    response = ask(client, "Time", **fields).choices[0]
     assert response.message.tool_calls[0].function.name == "get_time"
-    assert response.finish_reason == "tool_calls"
+    is_named = isinstance(choice, dict) and choice["type"] == "function"
+    assert response.finish_reason == ("stop" if is_named else "tool_calls")
+    ends = [c.choices[0].finish_reason for c in stream(client, "Time", **fields)]
+    assert ends[-1] == response.finish_reason
     calls = served.core.requests[0].params.structured_outputs.calls
     assert [shape.tool for shape in calls.shapes] == allowed
     assert calls.separator == separator
@@ -214,6 +218,44 @@ def test_without_parallel_calls_only_the_first_is_kept(client, served):
     assert [call.function.name for call in response.message.tool_calls] == ["get_weather"]
     pieces = joined(stream(client, "Weather", **fields))
     assert list(pieces["calls"]) == [0]
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 3, 100])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_without_parallel_calls_the_first_one_ends_the_generation(
+    client, served, wait_for, streamed, tokens_per_step
+):
+    call = '[[get_weather {"city": "Rome"}]]'
+    served.texts.by_prompt = {"Weather": [f"Sure: {call} and more", "no call", call * 9]}
+    served.core.tokens_per_step = tokens_per_step
+    fields = {"tools": [WEATHER], "parallel_tool_calls": False, "n": 3, "stream": streamed}
+    if streamed:
+        chunks = [*ask(client, "Weather", **fields, stream_options={"include_usage": True})]
+        texts = [
+            "".join(
+                c.choices[0].delta.content or ""
+                for c in chunks
+                if c.choices and c.choices[0].index == i
+            )
+            for i in range(3)
+        ]
+        ends = {c.choices[0].index: c.choices[0].finish_reason for c in chunks if c.choices}
+        usage = chunks[-1].usage
+    else:
+        response = ask(client, "Weather", **fields)
+        texts = [choice.message.content or "" for choice in response.choices]
+        ends = {choice.index: choice.finish_reason for choice in response.choices}
+        usage = response.usage
+    assert texts == ["Sure: ", "no call", ""]
+    assert ends == {0: "tool_calls", 1: "stop", 2: "tool_calls"}
+    requests = served.core.requests
+    if tokens_per_step < 100:
+        wait_for(lambda: len(served.core.aborted) == 2 and not served.core.running)
+        encode = served.frontend.tokenizer.encode
+        most = [len(encode(t)) + tokens_per_step for t in (f"Sure: {call}", "no call", call)]
+        assert usage.completion_tokens <= sum(most)
+    assert len(requests) == 3
+    assert served.frontend.dispatch.streams() == []
 
 
 def test_tools_without_a_parser_of_their_calls_are_refused(serve):

@@ -43,7 +43,9 @@ def whole(tokenizer):
     """Return the full choice of a completion, with parsers of the test's own."""
     frontends = []
 
-    def read(text, end="stop", tools=None, reasoning=None, allows_parallel=True, **fields):
+    def read(
+        text, end="stop", tools=None, reasoning=None, allows_parallel=True, is_named=False, **fields
+    ):
         choices = reasoning and thinking(reasoning, SOURCE), tools and calling(tools, SOURCE)
         core = ScriptedCore(Texts(tokenizer))
         frontends.append(make_frontend(tokenizer, core, CompletionParsers(*choices)))
@@ -52,7 +54,8 @@ def whole(tokenizer):
             ChatBody(messages=[]), Sender(),
         )  # fmt: skip
         asyncio.run(generation.outputs())
-        use = ToolUse([{"function": {"name": "a"}}] if tools else [], None, allows_parallel)
+        shown = [{"function": {"name": "a"}}] if tools else []
+        use = ToolUse(shown, None, allows_parallel, is_named=is_named)
         turn = ChatTurn(generation, use)
         chat = Chat(generation, turn, 0, ChatOptions(), generation.envelope("chatcmpl"))
         output = CompletionOutput(index=0, text=text, token_ids=[], finish_reason=end, **fields)
@@ -225,12 +228,18 @@ def test_a_completion_ends_by_its_calls_only_if_one_of_them_ended(
     assert choice["message"]["content"] == content
 
 
-def test_behind_the_first_call_that_ends_no_other_is_kept(whole):
+def test_without_parallel_calls_nothing_is_kept_behind_the_first_that_ends(whole):
     pieces = make_pieces(allows_parallel=False)
-    assert take(pieces, "A{}.").tool_calls[0].function.arguments == "{}"
-    assert take(pieces, "C{}.x") == ChatDelta(content="x")
-    choice = whole("A{}.C{}.x", tools=Letters, allows_parallel=False)
-    assert calls_of(choice) == [("A", "{}")]
+    assert take(pieces, "xA{}.").tool_calls[0].function.arguments == "{}"
+    assert take(pieces, "C{}.x") == ChatDelta()
+    choice = whole("xA{}.C{}.x", tools=Letters, allows_parallel=False)
+    assert (calls_of(choice), choice["message"]["content"]) == ([("A", "{}")], "x")
+
+
+@pytest.mark.parametrize(("text", "end"), [("A{}.", "stop"), ("A{}.", "length"), ("A", "stop")])
+def test_the_call_of_a_named_function_is_no_reason_for_an_end(whole, text, end):
+    choice = whole(text, end, tools=Letters, is_named=True)
+    assert choice["finish_reason"] == end
 
 
 def test_a_choice_without_an_end_is_an_error(whole):
