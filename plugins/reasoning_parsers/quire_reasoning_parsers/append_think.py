@@ -4,8 +4,8 @@ The conversation goes on with what the model wrote, so the content is that text 
 that a template has written is put before it.
 """
 
+from quire.interfaces.markers import Markers
 from quire.interfaces.reasoning import ContentDelta, ReasoningEvent, ReasoningParser
-from quire_reasoning_parsers.markers import Markers
 from quire_reasoning_parsers.tag_format import TagFormat
 
 
@@ -46,7 +46,7 @@ class AppendThinkParser(ReasoningParser):
 
     def _look_for_markers(self, text: str) -> None:
         while found := self._markers.find(text, is_last=False):
-            start, end = found
-            self._is_thinking = text[start:end] in self.format.open
-            text = text[end:]
+            start, marker = found
+            self._is_thinking = marker in self.format.open
+            text = text[start + len(marker) :]
         self._held = text[self._markers.num_certain(text) :]

@@ -11,13 +11,13 @@ cannot be a header is content.
 import re
 from collections.abc import Callable, Iterator
 
+from quire.interfaces.markers import Markers
 from quire.interfaces.reasoning import (
     ContentDelta,
     ReasoningDelta,
     ReasoningEvent,
     ReasoningParser,
 )
-from quire_reasoning_parsers.markers import Markers
 
 CHANNEL, MESSAGE = "<|channel|>", "<|message|>"
 STARTS = ("<|start|>", CHANNEL)
@@ -75,11 +75,11 @@ class ChannelRouter(ReasoningParser):
         text = self._buffer
         found = _HEADER_ENDS.find(text, is_last=is_last)
         header = text[: found[0] if found else _HEADER_ENDS.num_certain(text)]
-        ending = text[found[0] : found[1]] if found else ""
+        ending = found[1] if found else ""
         is_over = is_last or bool(found)
         if not self._may_be_header(header) or (is_over and self._is_text(header, ending)):
             self._begin_text(is_analysis=False)
-            marker = _MARKERS.at_start(text)
+            marker = _MARKERS.at_start(text) or ""
             self._buffer = text[len(marker) :]
             yield from self._emit(marker)
         elif is_over:
@@ -117,10 +117,9 @@ class ChannelRouter(ReasoningParser):
     def _read_text(self, is_last: bool) -> Events:
         text = self._buffer
         if found := _TEXT_ENDS.find(text, is_last=is_last):
-            start, end = found
-            is_end = text[start:end] in ENDS
+            start, marker = found
             yield from self._emit(text[:start])
-            self._buffer = text[end if is_end else start :]
+            self._buffer = text[start + len(marker) if marker in ENDS else start :]
             self._begin_header()
             return
         self._needs_more = True

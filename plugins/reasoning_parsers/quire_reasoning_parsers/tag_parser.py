@@ -10,13 +10,13 @@ Blanks next to the markers are dropped. Reasoning that is never closed extends t
 from collections.abc import Iterator
 from typing import ClassVar
 
+from quire.interfaces.markers import Markers
 from quire.interfaces.reasoning import (
     ContentDelta,
     ReasoningDelta,
     ReasoningEvent,
     ReasoningParser,
 )
-from quire_reasoning_parsers.markers import Markers
 from quire_reasoning_parsers.tag_format import TagFormat
 
 BLANKS = " \t\r\n"
@@ -161,9 +161,9 @@ class TagParser(ReasoningParser):
         """Take the certain text before the next marker, and the marker if it is there."""
         text = self._buffer
         if found := markers.find(text, is_last=is_last):
-            start, end = found
-            self._buffer = text[end:]
-            self._pass(text[start:end])
+            start, marker = found
+            self._buffer = text[start + len(marker) :]
+            self._pass(marker)
             return text[: _end_of_words(text[:start])]
         self._needs_more = True
         certain = len(text) if is_last else _end_of_words(text[: markers.num_certain(text)])

@@ -9,6 +9,7 @@ missing.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
+from quire.interfaces.markers import Markers
 from quire.interfaces.tool_parsing import (
     CallGrammar,
     TextDelta,
@@ -23,7 +24,6 @@ from quire_tool_parsers.call_format import CallFormat
 from quire_tool_parsers.call_grammar import call_grammar
 from quire_tool_parsers.call_reader import CallReader
 from quire_tool_parsers.json_scan import BLANKS
-from quire_tool_parsers.markers import Markers
 from quire_tool_parsers.readers import new_reader, notation_of
 from quire_tool_parsers.text_writer import TextWriter
 

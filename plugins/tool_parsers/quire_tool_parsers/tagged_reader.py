@@ -8,11 +8,11 @@ the call goes on, so that such a tag within a value is text.
 import json
 import re
 
+from quire.interfaces.markers import Markers
 from quire_tool_parsers.argument_types import ArgumentTypes, is_text, json_text
 from quire_tool_parsers.call_format import Tags
 from quire_tool_parsers.call_reader import CallReader
 from quire_tool_parsers.json_scan import BLANKS
-from quire_tool_parsers.markers import Markers
 
 MAX_NAME = 512  # characters of a tag
 
