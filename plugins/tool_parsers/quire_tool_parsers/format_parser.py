@@ -24,6 +24,7 @@ from quire_tool_parsers.call_format import CallFormat
 from quire_tool_parsers.call_grammar import call_grammar
 from quire_tool_parsers.call_reader import CallReader
 from quire_tool_parsers.json_scan import BLANKS
+from quire_tool_parsers.prompt_ids import prompt_id
 from quire_tool_parsers.readers import new_reader, notation_of
 from quire_tool_parsers.text_writer import TextWriter
 
@@ -67,6 +68,11 @@ class FormatParser(ToolParser):
     def for_tools(cls, tools: Sequence[dict[str, Any]]) -> Self:
         """Return a parser of a completion with calls of `tools`."""
         return cls(tools)
+
+    @classmethod
+    def prompt_call_id(cls, call_id: str, name: str, number: int) -> str:
+        """Return the id that the chat template gets for a call of an earlier turn."""
+        return prompt_id(cls.format.call_ids, call_id, name, number)
 
     @classmethod
     def call_grammar(

@@ -1,0 +1,205 @@
+"""Tool calls of gpt-oss: the messages to functions in its series of messages (harmony).
+
+    <|start|>assistant<|channel|>commentary to=functions.find <|constrain|>json<|message|>{}<|call|>
+
+A message to a function is a call, wherever the recipient stands in the header. All other text is
+left as it is: the reasoning parser reads its channels. Behind a call there is no reasoning, so
+there the headers of messages are dropped.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Self
+
+from quire.interfaces.tool_parsing import (
+    TextDelta,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    ToolEvent,
+    ToolParser,
+)
+from quire_tool_parsers.arguments_reader import ArgumentsReader
+from quire_tool_parsers.json_scan import BLANKS
+from quire_tool_parsers.markers import Markers
+
+START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+ENDS = ("<|call|>", "<|end|>", "<|return|>")
+MARKERS = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
+MAX_HEADER = 512  # characters; a longer one is text
+MAX_PART = 512  # characters; what is left of a part is copied with each step
+
+_TEXT_ENDS = Markers((START, CHANNEL))
+_TEXT_ENDS_BEHIND_CALLS = Markers((START, CHANNEL, *ENDS))
+_HEADER_ENDS = Markers((START, MESSAGE, *ENDS))
+_BODY_ENDS = Markers(ENDS)
+_RECIPIENT = re.compile(r"\bto\s*=\s*(?P<prefix>(?:functions\.)*)(?P<name>[^\s<]+)")
+_TO = "to="
+
+Events = Iterator[ToolEvent]
+
+
+class HarmonyParser(ToolParser):
+    """Parser with four states: text, a header, the body of a call, and behind one.
+
+    Args:
+        names: Names of the request's tools, which are recipients without `functions.` as well.
+    """
+
+    def __init__(self, names: Collection[str] = ()) -> None:
+        self._names = frozenset(names)
+        self._buffer = ""
+        self._state: Callable[[bool], Events] = self._read_front
+        self._needs_more = False
+        self._raw: list[str] = []  # text of the call that is read
+        self._reader: ArgumentsReader | None = None
+        self._index = 0
+        self._has_calls = False  # complete ones
+        self._skips_blanks = False
+
+    @classmethod
+    def for_tools(cls, tools: Sequence[dict[str, Any]]) -> Self:
+        """Return a parser of a completion with calls of `tools`."""
+        return cls([tool["name"] for tool in tools])
+
+    def feed(self, delta: str) -> list[ToolEvent]:
+        """Parse the next piece of output; return the events that are certain by now."""
+        events: list[ToolEvent] = []
+        for start in range(0, len(delta), MAX_PART):
+            self._buffer += delta[start : start + MAX_PART]
+            events += self._run(is_last=False)
+        return events
+
+    def close(self) -> list[ToolEvent]:
+        """Return what was held back; an unfinished call is text."""
+        return [*self._run(is_last=True), *self._break_call()]
+
+    def _run(self, *, is_last: bool) -> Events:
+        self._needs_more = False
+        while self._buffer and not self._needs_more:
+            yield from self._state(is_last)
+
+    def _read_front(self, is_last: bool) -> Events:
+        """Read the start of the completion, whose header the prompt may have opened."""
+        rest = self._buffer.lstrip(BLANKS)
+        if not is_last and len(rest) < len(_TO) and _TO.startswith(rest):
+            self._needs_more = True
+            return
+        self._state = self._read_header if rest.startswith(_TO) else self._read_text
+        yield from ()
+
+    def _read_text(self, is_last: bool) -> Events:
+        """Read text up to the next header."""
+        markers = _TEXT_ENDS_BEHIND_CALLS if self._has_calls else _TEXT_ENDS
+        found = markers.find(self._buffer, is_last=is_last)
+        if found is None:
+            certain = len(self._buffer) if is_last else markers.num_certain(self._buffer)
+            yield from self._emit(self._take(certain))
+            self._needs_more = True
+            return
+        start, marker = found
+        yield from self._emit(self._take(start))
+        if marker in ENDS:
+            self._take(len(marker))
+        else:
+            self._state = self._read_header
+
+    def _read_header(self, is_last: bool) -> Events:
+        """Read a header up to its end, which shows whether a call follows."""
+        found = _HEADER_ENDS.find(self._buffer, 1, is_last=is_last)
+        if found is None:
+            if is_last or len(self._buffer) > MAX_HEADER:
+                yield from self._leave_header()
+            self._needs_more = not is_last and self._state == self._read_header
+            return
+        start, marker = found
+        name = self._recipient(self._buffer[:start]) if marker == MESSAGE else None
+        if name is not None:
+            yield from self._begin_call(name, self._take(start + len(marker)))
+        elif marker == MESSAGE:
+            header = self._take(start + len(marker))
+            yield from self._emit("" if self._has_calls else header)
+            self._state = self._read_text
+        else:
+            yield from self._emit(self._take(start))
+            self._state = self._read_header if marker == START else self._read_text
+
+    def _leave_header(self) -> Events:
+        """Go on with text, from behind the marker that has opened what is no header."""
+        marker = _TEXT_ENDS.at_start(self._buffer)
+        self._state = self._read_text
+        yield from self._emit(self._take(len(marker or _TO)))
+
+    def _recipient(self, header: str) -> str | None:
+        """Return the function that a message is for; None if it is for none."""
+        for found in _RECIPIENT.finditer(header):
+            if found["prefix"] or found["name"] in self._names:
+                return found["name"]
+        return None
+
+    def _begin_call(self, name: str, header: str) -> Events:
+        self._raw = [header]
+        self._reader = ArgumentsReader()
+        self._state = self._read_body
+        yield ToolCallStart(self._index, name)
+
+    def _read_body(self, is_last: bool) -> Events:
+        """Read the arguments of a call; a message without a text has none."""
+        reader = self._reader
+        if reader is None:
+            return
+        rest = self._buffer.lstrip(BLANKS)
+        if not reader.has_begun and not is_last and (not rest or _BODY_ENDS.may_begin(rest)):
+            self._needs_more = True
+            return
+        if not reader.has_begun and _BODY_ENDS.at_start(rest):
+            yield ToolCallArguments(self._index, "{}")
+            yield from self._end_call()
+            return
+        self._raw.append(self._take(reader.read(self._buffer, is_last=is_last)))
+        if piece := reader.take_arguments():
+            yield ToolCallArguments(self._index, piece)
+        if reader.is_complete:
+            yield from self._end_call()
+        elif reader.is_broken:
+            yield from self._break_call()
+
+    def _end_call(self) -> Events:
+        yield ToolCallEnd(self._index)
+        self._leave_call()
+        self._raw.clear()
+        self._has_calls = self._skips_blanks = True
+        self._state = self._read_behind
+
+    def _break_call(self) -> Events:
+        """Yield the text of a call that is none."""
+        if self._reader is not None:
+            self._leave_call()
+            yield from self._emit("".join(self._raw))
+
+    def _leave_call(self) -> None:
+        self._reader = None
+        self._index += 1
+        self._state = self._read_text
+
+    def _read_behind(self, is_last: bool) -> Events:
+        """Read the end of a message behind its call."""
+        del is_last
+        rest = self._buffer.lstrip(BLANKS)
+        if not rest or _BODY_ENDS.may_begin(rest):
+            self._needs_more = True
+            return
+        self._take(len(self._buffer) - len(rest) + len(_BODY_ENDS.at_start(rest) or ""))
+        self._state = self._read_text
+        yield from ()
+
+    def _emit(self, text: str) -> Events:
+        if self._skips_blanks:
+            text = text.lstrip(BLANKS)
+        if text:
+            self._skips_blanks = False
+            yield TextDelta(text)
+
+    def _take(self, length: int) -> str:
+        taken, self._buffer = self._buffer[:length], self._buffer[length:]
+        return taken
