@@ -32,7 +32,7 @@ class Markers:
             is_last: Whether nothing follows the text.
         """
         found = self._pattern.search(text, start)
-        if found is None or (not is_last and self.may_begin(text[found.start() :])):
+        if found is None or (not is_last and self.num_certain(text) <= found.start()):
             return None
         return found.start(), found.group()
 

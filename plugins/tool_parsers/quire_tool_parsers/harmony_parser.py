@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Self
 
+from quire.interfaces.markers import Markers
 from quire.interfaces.tool_parsing import (
     TextDelta,
     ToolCallArguments,
@@ -21,7 +22,6 @@ from quire.interfaces.tool_parsing import (
 )
 from quire_tool_parsers.arguments_reader import ArgumentsReader
 from quire_tool_parsers.json_scan import BLANKS
-from quire_tool_parsers.markers import Markers
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 ENDS = ("<|call|>", "<|end|>", "<|return|>")

@@ -34,6 +34,20 @@ def test_no_markers_are_never_found():
     assert (none.at_start("text"), none.num_certain("text")) == (None, 4)
 
 
+def test_a_marker_within_one_that_may_come_waits():
+    nested = Markers(("abc", "b"))
+    assert nested.find("ab", is_last=False) is None
+    assert nested.find("abc", is_last=False) == (0, "abc")
+    assert nested.find("abd", is_last=False) == nested.find("ab", is_last=True) == (1, "b")
+
+
+@given(st.text("<a>bx", max_size=12), st.text("<a>bx", max_size=12))
+def test_what_is_found_is_found_whatever_follows(text, more):
+    for markers in (MARKERS, Markers(("ab<a", "b", "b<b"))):
+        found = markers.find(text, is_last=False)
+        assert found is None or markers.find(text + more, is_last=True) == found
+
+
 @given(st.text("<a>bx", max_size=12), st.text("<a>bx", max_size=12))
 def test_the_certain_part_of_a_text_has_the_same_markers_whatever_follows(text, more):
     if MARKERS.find(text, is_last=False) is not None:
