@@ -517,7 +517,8 @@ class PartSettings:
     )
     tool_call_parser: str = option(
         "auto",
-        "Tool-call parser; auto: detected from the chat template.",
+        "Tool-call parser: a name, or a file with a table of a format (./NAME.toml) or a Python "
+        "class (./NAME.py); auto: detected from the chat template and the architecture.",
         kind="tool_parsers",
         choices=("auto",),
     )

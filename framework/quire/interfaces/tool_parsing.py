@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from quire.call_grammar import CallGrammar as CallGrammar
 from quire.call_grammar import CallShape as CallShape
@@ -91,7 +91,29 @@ ToolEvent = TextDelta | ToolCallStart | ToolCallArguments | ToolCallEnd
 
 
 class ToolParser(ABC):
-    """Splits model output into text and tool calls. Stateful; one parser per completion."""
+    """Splits model output into text and tool calls. Stateful; one parser per completion.
+
+    Attributes:
+        capabilities: Capabilities of a parser that a user's file defines; those of a plugin's
+            parser are declared at registration.
+    """
+
+    capabilities: ClassVar[ToolParserCapabilities] = ToolParserCapabilities()
+
+    @classmethod
+    def from_file_text(cls, text: str) -> type[ToolParser]:
+        """Return a parser class that a user's file describes, with its `capabilities`.
+
+        A plugin registers a class that has this method under a suffix, such as `.toml`: it makes
+        the parsers of all files with this suffix that users name.
+
+        Args:
+            text: Text of the file.
+
+        Raises:
+            ValueError: The text describes no parser; the message names the field and the way out.
+        """
+        raise NotImplementedError(f"{cls.__name__} is not made from files")
 
     @classmethod
     def for_tools(cls, tools: Sequence[dict[str, Any]]) -> Self:

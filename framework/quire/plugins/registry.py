@@ -85,6 +85,7 @@ class Entry:
         reference: Import string, "package.module:attribute".
         passed_over: Other plugins that offer the name, if the user has set no preference; set by
             the registry when it returns the entry.
+        code: Code of the entry if a user's file defines it; None: that of `reference`.
     """
 
     kind: Kind
@@ -94,6 +95,7 @@ class Entry:
     api: int = 1
     capabilities: Any = None
     passed_over: tuple[Source, ...] = ()
+    code: Any = None
 
     def preference(self, source: Source) -> str:
         """Return the option that selects a plugin for the name."""
@@ -237,6 +239,8 @@ class Registry(Generic[T]):
     def load(self, entry: Entry) -> T:
         """Import and return the code behind one entry; raises as `get` does."""
         check_api(entry)
+        if entry.code is not None:
+            return cast("T", entry.code)
         what = f"{self.kind.title} {entry.name!r} of {entry.source}"
         found = import_reference(entry.reference, what)
         _check_interface(found, self.kind.interface, f"{what}: {entry.reference}")

@@ -23,6 +23,8 @@ from quire_tool_parsers.argument_types import ArgumentTypes
 from quire_tool_parsers.call_format import CallFormat
 from quire_tool_parsers.call_grammar import call_grammar
 from quire_tool_parsers.call_reader import CallReader
+from quire_tool_parsers.family_table import capabilities_of
+from quire_tool_parsers.format_file import read_format
 from quire_tool_parsers.json_scan import BLANKS
 from quire_tool_parsers.prompt_ids import prompt_id
 from quire_tool_parsers.readers import new_reader, notation_of
@@ -63,6 +65,30 @@ class FormatParser(ToolParser):
         self._reader: CallReader | None = None
         self._index = 0
         self._is_announced = False
+
+    @classmethod
+    def from_file_text(cls, text: str) -> type[ToolParser]:
+        """Return the parser of the format that a user's file describes.
+
+        Raises:
+            ValueError: The file describes none.
+        """
+        return cls.of_format("UserFormat", read_format(text))
+
+    @classmethod
+    def of_format(cls, name: str, form: CallFormat) -> "type[FormatParser]":
+        """Return a parser class of a format.
+
+        Args:
+            name: Name of the class.
+            form: Format of the calls.
+        """
+        body = {
+            "__doc__": f"Parser of {name} calls.",
+            "format": form,
+            "capabilities": capabilities_of(form),
+        }
+        return type(name, (FormatParser,), body)
 
     @classmethod
     def for_tools(cls, tools: Sequence[dict[str, Any]]) -> Self:

@@ -8,6 +8,7 @@ from quire.interfaces.tool_parsing import ToolParser, ToolParserCapabilities
 from quire_tool_parsers.family_table import capabilities_of, read_table
 
 FAMILIES = "quire_tool_parsers.families"
+TABLE_SUFFIX, TABLE_READER = ".toml", "quire_tool_parsers.format_parser:FormatParser"
 HARMONY = "quire_tool_parsers.harmony_parser:HarmonyParser"
 HARMONY_NAMES = ("openai", "gpt-oss")
 HARMONY_CAPABILITIES = ToolParserCapabilities(
@@ -21,7 +22,8 @@ HARMONY_CAPABILITIES = ToolParserCapabilities(
 
 @hookimpl
 def register_tool_parsers(registry: Registrar[type[ToolParser]]) -> None:
-    """Register a parser for each family of the table, and the one of harmony."""
+    """Register the parsers of the table, that of harmony, and the reader of users' tables."""
+    registry.add(TABLE_SUFFIX, TABLE_READER, capabilities=ToolParserCapabilities())
     for name, form in read_table().items():
         names = (name, *form.aliases)
         _add_names(registry, names, f"{FAMILIES}:{name}", capabilities_of(form))

@@ -110,7 +110,8 @@ def _of_word(word: Word, options: Mapping[str, Option], registries: Registries) 
 
 
 def _of_option(option: Option, registries: Registries) -> KnownValues:
-    names = tuple(registries[option.kind]) if option.kind else ()
+    registry = registries[option.kind] if option.kind else ()
+    names = (name for name in registry if not name.startswith("."))  # those are suffixes of files
     return KnownValues((*option.choices, *names), option.is_path)
 
 

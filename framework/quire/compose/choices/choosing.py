@@ -78,7 +78,7 @@ def check_present(entry: Entry) -> None:
     Raises:
         PluginLoadError: The module does not exist.
     """
-    if locate(entry.reference) is None:
+    if entry.code is None and locate(entry.reference) is None:
         raise PluginLoadError(
             f"{entry.kind.title} {entry.name!r} of {entry.source} refers to {entry.reference!r}, "
             "and there is no such module"

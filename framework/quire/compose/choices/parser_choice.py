@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.compose.choices.choosing import AUTO, choose_optional, find_offer
+from quire.compose.choices.parser_file import choose_file, is_file
 from quire.compose.composition import Choice, Rejection
+from quire.errors import UnknownNameError
 from quire.plugins.registry import Entry, Registry
 
 
@@ -19,6 +21,20 @@ class ParsedModel:
 
     architecture: str
     chat_template: str
+
+
+def choose_tool_parser(registry: Registry[Any], wanted: str, model: ParsedModel) -> Choice | None:
+    """Choose the tool-call parser: that of a file, or as `choose_parser` does.
+
+    Raises:
+        PluginError: No plugin offers the name, or several do and none of them is quire's; or a file
+            defines no parser.
+    """
+    if is_file(registry, wanted):
+        return choose_file(registry, wanted)
+    if wanted in registry and wanted.startswith("."):
+        raise UnknownNameError(f"{wanted!r} is the suffix of files; name a file, ./NAME{wanted}")
+    return choose_parser(registry, wanted, model)
 
 
 def choose_parser(registry: Registry[Any], wanted: str, model: ParsedModel) -> Choice | None:

@@ -1,0 +1,91 @@
+"""Tool-call parsers that users bring in a file: a Python class, or a table of a format."""
+
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from quire.compose.choices.choosing import all_others
+from quire.compose.composition import Choice
+from quire.errors import PluginLoadError
+from quire.interfaces.tool_parsing import ToolParser, ToolParserCapabilities
+from quire.plugins.python_file import load_class
+from quire.plugins.registry import Entry, Registry, Source
+
+PYTHON = ".py"
+MAX_FILE_BYTES = 2**20
+
+
+def is_file(registry: Registry[Any], wanted: str) -> bool:
+    """Whether the name of a parser is the path of a file."""
+    path, _ = _split(wanted)
+    return "/" in wanted or path.suffix == PYTHON or (path.suffix in registry and path.stem != "")
+
+
+def choose_file(registry: Registry[Any], wanted: str) -> Choice:
+    """Choose the parser that a file defines.
+
+    Args:
+        registry: Registry of tool-call parsers, which has a reader for each suffix.
+        wanted: Path of the file, and behind a colon the name of a class in a Python file.
+
+    Raises:
+        PluginLoadError: The file defines no parser; the message names it, and what is wrong.
+    """
+    path, name = _split(wanted)
+    content = _content(path)
+    if path.suffix == PYTHON:
+        parser: type[ToolParser] = load_class(path, name, ToolParser)
+        reference = f"{path.stem}:{parser.__name__}"
+    else:
+        reader = _reader(registry, path)
+        parser, reference = _made(registry, reader, path, content), reader.reference
+    if not isinstance(parser.capabilities, ToolParserCapabilities):
+        raise PluginLoadError(
+            f"{path}: capabilities of {parser.__name__} must be ToolParserCapabilities(...), got "
+            f"{parser.capabilities!r}"
+        )
+    source = Source(wanted, "file", sha256(content).hexdigest()[:12])
+    entry = Entry(
+        registry.kind, wanted, reference, source, capabilities=parser.capabilities, code=parser
+    )
+    return Choice(registry.kind.title, entry, "by setting", all_others(registry, wanted))
+
+
+def _split(wanted: str) -> tuple[Path, str | None]:
+    """Return the path of a file, and the name of a class behind it."""
+    path, colon, name = wanted.rpartition(":")
+    if colon and path.endswith(PYTHON) and name.isidentifier():
+        return Path(path), name
+    return Path(wanted), None
+
+
+def _content(path: Path) -> bytes:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise PluginLoadError(
+            f"the tool-call parser {str(path)!r} is a path, and the file cannot be read: "
+            f"{error.strerror}; names of parsers are listed by `quire plugins list`"
+        ) from error
+    if len(content) > MAX_FILE_BYTES:
+        raise PluginLoadError(f"{path} has {len(content)} bytes; the limit is {MAX_FILE_BYTES}")
+    return content
+
+
+def _reader(registry: Registry[Any], path: Path) -> Entry:
+    """Return the entry whose code reads files with the suffix of a path."""
+    if path.suffix not in registry:
+        known = ", ".join([PYTHON, *(name for name in registry if name.startswith("."))])
+        raise PluginLoadError(
+            f"a tool-call parser cannot be read from {str(path)!r}; files may have the suffix "
+            f"{known}"
+        )
+    return registry.entry(path.suffix)
+
+
+def _made(registry: Registry[Any], reader: Entry, path: Path, content: bytes) -> type[ToolParser]:
+    code: type[ToolParser] = registry.load(reader)
+    try:
+        return code.from_file_text(content.decode("utf-8"))
+    except ValueError as error:
+        raise PluginLoadError(f"{path}: {error}") from error
