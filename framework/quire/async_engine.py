@@ -107,9 +107,11 @@ class AsyncEngine:
                 its `output` what was generated before.
             EngineDeadError: The engine stopped.
         """
-        rendered = self.frontend.chat_template.render(messages, tools)
-        params = sampling_params or SamplingParams()
         parsers = self.frontend.completion_parsers
+        rendered = self.frontend.chat_template.render(
+            messages, tools, finds_opening=parsers.reads_reasoning
+        )
+        params = sampling_params or SamplingParams()
         result = await self.frontend.generate_whole(
             rendered.as_prompt(parsers.shown_special_tokens(tools)),
             params,
@@ -119,7 +121,7 @@ class AsyncEngine:
         )
         parsers.split(
             result.outputs,
-            rendered.text,
+            rendered.opening or "",
             tools,
             skip_special_tokens=params.skip_special_tokens,
         )

@@ -213,18 +213,23 @@ class LLM:
         conversations = _as_conversations(messages)
         engine = self._running
         each_tools = _tools_for_each(tools, len(conversations))
+        openings: dict[int, str] = {}
 
         def render(index: int) -> Prompt:
             rendered = engine.chat_template.render(
-                conversations[index], each_tools[index], chat_template_kwargs
+                conversations[index],
+                each_tools[index],
+                chat_template_kwargs,
+                finds_opening=engine.completion_parsers.reads_reasoning,
             )
+            openings[index] = rendered.opening or ""
             parsers = engine.completion_parsers
             return rendered.as_prompt(parsers.shown_special_tokens(each_tools[index]))
 
         def split(index: int, result: RequestOutput) -> None:
             engine.completion_parsers.split(
                 result.outputs,
-                result.prompt or "",
+                openings[index],
                 each_tools[index],
                 skip_special_tokens=_skips_special_tokens(sampling_params, index),
             )

@@ -62,14 +62,15 @@ class _Request:
         frontend = engine.frontend
         self._is_chat = not arguments.raw and frontend.chat_template.exists
         self._prompt: Prompt = prompt
+        self._opening = ""  # of the assistant's turn
         if self._is_chat:
             system = arguments.system
             messages = [{"role": "system", "content": system}] if system else []
             messages.append({"role": "user", "content": prompt})
-            rendered = frontend.chat_template.render(messages, tools)
+            finds_opening = frontend.completion_parsers.reads_reasoning
+            rendered = frontend.chat_template.render(messages, tools, finds_opening=finds_opening)
             shown = frontend.completion_parsers.shown_special_tokens(tools)
-            self._prompt, prompt = rendered.as_prompt(shown), rendered.text
-        self._text = prompt
+            self._prompt, self._opening = rendered.as_prompt(shown), rendered.opening or ""
 
     async def complete(self) -> None:
         """Generate, and print the completions and the statistics."""
@@ -95,7 +96,7 @@ class _Request:
         if not self._is_chat:
             return CompletionParser()
         return self._engine.frontend.completion_parsers(
-            self._text,
+            self._opening,
             tools=self._tools,
             skip_special_tokens=self._params.skip_special_tokens,
         )
@@ -113,7 +114,7 @@ class _Request:
             parsers = self._engine.frontend.completion_parsers
             parsers.split(
                 output.outputs,
-                self._text,
+                self._opening,
                 self._tools,
                 skip_special_tokens=self._params.skip_special_tokens,
             )

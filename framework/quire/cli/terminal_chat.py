@@ -74,9 +74,11 @@ async def _stream_completion(
     engine: AsyncEngine, messages: list[dict[str, Any]], params: SamplingParams, adapter: str | None
 ) -> str:
     """Print a completion piece by piece; return its text without the reasoning."""
-    rendered = engine.frontend.chat_template.render(messages)
     parsers = engine.frontend.completion_parsers
-    parser = parsers(rendered.text, tools=None, skip_special_tokens=params.skip_special_tokens)
+    finds_opening = parsers.reads_reasoning
+    rendered = engine.frontend.chat_template.render(messages, finds_opening=finds_opening)
+    skips = params.skip_special_tokens
+    parser = parsers(rendered.opening or "", tools=None, skip_special_tokens=skips)
     prompt = rendered.as_prompt(parsers.shown_special_tokens(None))
     printer = CompletionPrinter()
     try:

@@ -32,22 +32,25 @@ class Markers:
             is_last: Whether nothing follows the text.
         """
         found = self._pattern.search(text, start)
-        if found is None or (not is_last and self.num_certain(text) <= found.start()):
+        if found is None or (not is_last and self.num_certain(text, start) <= found.start()):
             return None
         return found.start(), found.group()
 
-    def at_start(self, text: str) -> str | None:
-        """Return the marker that a text begins with, if any."""
-        found = self._pattern.match(text)
+    def at_start(self, text: str, start: int = 0) -> str | None:
+        """Return the marker that a text begins with, if any; from a position on, if one is given.
+
+        With positions, no text is copied for each marker in it.
+        """
+        found = self._pattern.match(text, start)
         return None if found is None else found.group()
 
-    def may_begin(self, text: str) -> bool:
+    def may_begin(self, text: str, start: int = 0) -> bool:
         """Whether a text is the beginning of a marker, and more text could make it one."""
-        return text in self._beginnings
+        return len(text) - start < self._longest and text[start:] in self._beginnings
 
-    def num_certain(self, text: str) -> int:
+    def num_certain(self, text: str, start: int = 0) -> int:
         """Return the length of a text without the beginning of a marker at its end."""
-        for length in range(min(len(text), self._longest - 1), 0, -1):
-            if text[-length:] in self._beginnings:
-                return len(text) - length
+        for at in range(max(start, len(text) - self._longest + 1), len(text)):
+            if text[at:] in self._beginnings:
+                return at
         return len(text)

@@ -43,6 +43,7 @@ def make_thinking(
         capabilities.end_marker,
         tokenizer,
         start_marker=capabilities.start_marker,
+        markers=capabilities.markers,
     )
 
 

@@ -45,8 +45,8 @@ class AppendThinkParser(ReasoningParser):
         return []
 
     def _look_for_markers(self, text: str) -> None:
-        while found := self._markers.find(text, is_last=False):
+        end = 0
+        while found := self._markers.find(text, end, is_last=False):
             start, marker = found
-            self._is_thinking = marker in self.format.open
-            text = text[start + len(marker) :]
-        self._held = text[self._markers.num_certain(text) :]
+            self._is_thinking, end = marker in self.format.open, start + len(marker)
+        self._held = text[self._markers.num_certain(text, end) :]

@@ -32,6 +32,8 @@ _MARKERS = Markers({*STARTS, "<|constrain|>", MESSAGE, *ENDS})
 _ROLE = re.compile(r"\s*(?:assistant)?\s*(?:to=[^\s<]*)?\s*")
 _RECIPIENT = re.compile(r"to=[^\s<]*")
 _NAME = re.compile("analysis|commentary|final")
+_KNOWN = re.compile(r"<\|\w+\|>|to=[^\s<]*|(?:assistant|analysis|commentary|final|json|code|text)")
+_LETTER = re.compile(r"\w")
 
 Events = Iterator[ReasoningEvent]
 
@@ -47,7 +49,7 @@ class ChannelRouter(ReasoningParser):
         self._is_header = not marker
         self._is_analysis = bool(marker) and _is_analysis(header)
         self._state: Callable[[bool], Events] = self._read_text if marker else self._read_header
-        self._buffer = ""
+        self._text, self._at = "", 0  # read up to there
         self._needs_more = False
         self._kinds: set[type[ReasoningEvent]] = set()
         self._is_new = False  # whether the text is that of a message that has just begun
@@ -59,7 +61,7 @@ class ChannelRouter(ReasoningParser):
 
     def feed(self, delta: str) -> list[ReasoningEvent]:
         """Parse the next piece of output; return the events that are certain by now."""
-        self._buffer += delta
+        self._text, self._at = self._text[self._at :] + delta, 0
         return [*self._run(is_last=False)]
 
     def close(self) -> list[ReasoningEvent]:
@@ -68,24 +70,26 @@ class ChannelRouter(ReasoningParser):
 
     def _run(self, *, is_last: bool) -> Events:
         self._needs_more = False
-        while self._buffer and not self._needs_more:
+        while self._at < len(self._text) and not self._needs_more:
             yield from self._state(is_last)
 
     def _read_header(self, is_last: bool) -> Events:
-        text = self._buffer
-        found = _HEADER_ENDS.find(text, is_last=is_last)
-        header = text[: found[0] if found else _HEADER_ENDS.num_certain(text)]
+        text, at = self._text, self._at
+        near = text[at : at + MAX_HEADER + len(MESSAGE) + 1]
+        found = _HEADER_ENDS.find(near, is_last=is_last)
+        header = near[: found[0] if found else _HEADER_ENDS.num_certain(near)]
         ending = found[1] if found else ""
-        is_over = is_last or bool(found)
+        is_over = bool(found) or (is_last and at + len(near) == len(text))
         if not self._may_be_header(header) or (is_over and self._is_text(header, ending)):
             self._begin_text(is_analysis=False)
-            marker = _MARKERS.at_start(text) or ""
-            self._buffer = text[len(marker) :]
+            marker = _MARKERS.at_start(text, at) or ""
+            self._at += len(marker)
             yield from self._emit(marker)
         elif is_over:
-            self._buffer = text[len(header) + len(ending) :] if ending else ""
+            self._at += len(header if found else near) + len(ending)
             if ending == MESSAGE:
                 self._begin_text(is_analysis=_is_analysis(self._begun + header))
+            yield from self._emit(_words_beside(header))
             self._begun = ""
         else:
             self._needs_more = True
@@ -97,9 +101,9 @@ class ChannelRouter(ReasoningParser):
         if self._begun:
             return True
         role = _ROLE.match(text)
-        rest = text if role is None else text[role.end() :]
-        is_marked = bool(_MARKERS.at_start(rest)) or _MARKERS.may_begin(rest)
-        return is_marked or any(word.startswith(rest) for word in WORDS)
+        start = 0 if role is None else role.end()
+        is_marked = bool(_MARKERS.at_start(text, start)) or _MARKERS.may_begin(text, start)
+        return is_marked or any(word.startswith(text[start:]) for word in WORDS)
 
     def _is_text(self, header: str, ending: str) -> bool:
         """Whether the words before a marker are no header, as they have no marker of one."""
@@ -115,17 +119,16 @@ class ChannelRouter(ReasoningParser):
         self._state = self._read_header
 
     def _read_text(self, is_last: bool) -> Events:
-        text = self._buffer
-        if found := _TEXT_ENDS.find(text, is_last=is_last):
+        text, at = self._text, self._at
+        if found := _TEXT_ENDS.find(text, at, is_last=is_last):
             start, marker = found
-            yield from self._emit(text[:start])
-            self._buffer = text[start + len(marker) if marker in ENDS else start :]
+            self._at = start + len(marker) if marker in ENDS else start
+            yield from self._emit(text[at:start])
             self._begin_header()
             return
         self._needs_more = True
-        certain = len(text) if is_last else _TEXT_ENDS.num_certain(text)
-        self._buffer = text[certain:]
-        yield from self._emit(text[:certain])
+        self._at = len(text) if is_last else _TEXT_ENDS.num_certain(text, at)
+        yield from self._emit(text[at : self._at])
 
     def _emit(self, text: str) -> Events:
         if not text:
@@ -142,3 +145,13 @@ def _is_analysis(header: str) -> bool:
     channel = _RECIPIENT.sub("", header.rpartition(CHANNEL)[2])
     name = _NAME.search(channel)
     return name is not None and name.group() == "analysis"
+
+
+def _words_beside(header: str) -> str:
+    """Return the words of a header that are none of the format's, so that no text is lost."""
+    words = _KNOWN.sub(" ", header).split()
+    return " ".join(word for word in words if _LETTER.search(word) and not _may_be_known(word))
+
+
+def _may_be_known(word: str) -> bool:
+    return any(known.startswith(word) for known in WORDS)

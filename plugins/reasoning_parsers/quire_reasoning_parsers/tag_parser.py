@@ -7,6 +7,7 @@ the text before it was already returned as content; only at the start it is drop
 Blanks next to the markers are dropped. Reasoning that is never closed extends to the end.
 """
 
+import re
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -22,6 +23,8 @@ from quire_reasoning_parsers.tag_format import TagFormat
 BLANKS = " \t\r\n"
 MAX_BLANKS = 64  # that are dropped before a marker, so that no more are held back
 BETWEEN_PARTS = "\n"  # of reasoning that was closed and opened again
+
+_BLANKS = re.compile(f"[{BLANKS}]*")
 
 Events = Iterator[ReasoningEvent]
 
@@ -41,7 +44,7 @@ class TagParser(ReasoningParser):
         self._openers, self._closers = Markers(form.open), Markers(form.close)
         self._front = Markers({*form.open, *form.close, *form.wrapper_open})
         self._ends = self._openers if form.opens_anywhere else None  # of the content
-        self._buffer = ""
+        self._text, self._at = "", 0  # read up to there
         self._needs_more = False
         self._drops_blanks = False  # at the start of the content
         self._has_reasoning = False
@@ -58,7 +61,7 @@ class TagParser(ReasoningParser):
 
     def feed(self, delta: str) -> list[ReasoningEvent]:
         """Parse the next piece of output; return the events that are certain by now."""
-        self._buffer += delta
+        self._text, self._at = self._text[self._at :] + delta, 0
         return [*self._run(is_last=False)]
 
     def close(self) -> list[ReasoningEvent]:
@@ -96,20 +99,20 @@ class TagParser(ReasoningParser):
 
     def _run(self, *, is_last: bool) -> Events:
         self._needs_more = False
-        while self._buffer and not self._needs_more:
+        while self._at < len(self._text) and not self._needs_more:
             yield from self._state(is_last)
 
     def _start_content(self, is_last: bool) -> Events:
         """Read the markers before the content."""
-        rest = self._buffer.lstrip(BLANKS)
-        num_blanks = len(self._buffer) - len(rest)
+        text, at = self._text, self._end_of_blanks()
         if self._drops_blanks:
-            self._buffer, num_blanks = rest, 0
-        is_far = num_blanks > MAX_BLANKS
-        if not (is_last or is_far) and (not rest or self._front.may_begin(rest)):
+            self._at = at
+        is_far = at - self._at > MAX_BLANKS
+        is_uncertain = at == len(text) or self._front.may_begin(text, at)
+        if is_uncertain and not (is_last or is_far):
             self._needs_more = True
-        elif not is_far and (marker := self._front.at_start(rest)):
-            self._buffer = rest[len(marker) :]
+        elif not is_far and (marker := self._front.at_start(text, at)):
+            self._at = at + len(marker)
             self._pass(marker)
         else:
             self._state = self._read_content
@@ -117,41 +120,51 @@ class TagParser(ReasoningParser):
 
     def _start_reasoning(self, is_last: bool) -> Events:
         """Drop blanks, the label and a second opening marker."""
-        self._buffer = rest = self._buffer.lstrip(BLANKS)
-        if not is_last and self._is_uncertain(rest):
+        self._at = at = self._end_of_blanks()
+        if not is_last and self._is_uncertain(at):
             self._needs_more = True
-        elif marker := self._openers.at_start(rest):
-            self._buffer = rest[len(marker) :]
-        elif self._label and self._begins_with_label(rest):
-            self._buffer, self._label = rest[len(self._label) :], ""
+        elif marker := self._openers.at_start(self._text, at):
+            self._at += len(marker)
+        elif self._label and self._is_label(at):
+            self._at += len(self._label)
+            self._label = ""
         else:
             self._state = self._read_reasoning
         yield from ()
 
-    def _is_uncertain(self, rest: str) -> bool:
-        """Whether the start of the reasoning may be the beginning of a marker or a label."""
-        if self._openers.may_begin(rest) or self._label.startswith(rest):
-            return True
-        has_label = bool(self._label) and rest.startswith(self._label)
-        return has_label and self._closers.may_begin(rest[len(self._label) :])
+    def _end_of_blanks(self) -> int:
+        found = _BLANKS.match(self._text, self._at)
+        return self._at if found is None else found.end()
 
-    def _begins_with_label(self, rest: str) -> bool:
+    def _is_uncertain(self, at: int) -> bool:
+        """Whether the start of the reasoning may be the beginning of a marker or a label."""
+        text, label = self._text, self._label
+        if len(text) - at <= len(label) and label.startswith(text[at:]):
+            return True
+        has_label = bool(label) and text.startswith(label, at)
+        return self._openers.may_begin(text, at) or (
+            has_label and self._closers.may_begin(text, at + len(label))
+        )
+
+    def _is_label(self, at: int) -> bool:
         """Whether the label is the first line, or all there is."""
-        following = rest[len(self._label) :]
-        is_line = following[:1] in ("", "\r", "\n") or bool(self._closers.at_start(following))
-        return is_line and rest.startswith(self._label)
+        end = at + len(self._label)
+        is_line = self._text[end : end + 1] in ("", "\r", "\n") or bool(
+            self._closers.at_start(self._text, end)
+        )
+        return is_line and self._text.startswith(self._label, at)
 
     def _read_reasoning(self, is_last: bool) -> Events:
         text = self._take_until(self._closers, is_last)
         if is_last and self._is_thinking:
-            text = text[: _end_of_words(text)]
+            text = text[: _end_of_words(text, 0, len(text))]
         if text:
             yield ReasoningDelta(self._separator + text)
             self._separator, self._has_reasoning = "", True
 
     def _read_content(self, is_last: bool) -> Events:
         if self._ends is None:
-            text, self._buffer = self._buffer, ""
+            text, self._at = self._text[self._at :], len(self._text)
         else:
             text = self._take_until(self._ends, is_last)
         if text:
@@ -159,18 +172,19 @@ class TagParser(ReasoningParser):
 
     def _take_until(self, markers: Markers, is_last: bool) -> str:
         """Take the certain text before the next marker, and the marker if it is there."""
-        text = self._buffer
-        if found := markers.find(text, is_last=is_last):
+        text, at = self._text, self._at
+        if found := markers.find(text, at, is_last=is_last):
             start, marker = found
-            self._buffer = text[start + len(marker) :]
+            self._at = start + len(marker)
             self._pass(marker)
-            return text[: _end_of_words(text[:start])]
+            return text[at : _end_of_words(text, at, start)]
         self._needs_more = True
-        certain = len(text) if is_last else _end_of_words(text[: markers.num_certain(text)])
-        self._buffer = text[certain:]
-        return text[:certain]
+        certain = markers.num_certain(text, at)
+        self._at = len(text) if is_last else _end_of_words(text, at, certain)
+        return text[at : self._at]
 
 
-def _end_of_words(text: str) -> int:
-    """Return the length of a text without the blanks at its end that are held back."""
-    return max(len(text.rstrip(BLANKS)), len(text) - MAX_BLANKS)
+def _end_of_words(text: str, start: int, end: int) -> int:
+    """Return where the blanks at the end of a part of a text begin that are held back."""
+    least = max(start, end - MAX_BLANKS)
+    return least + len(text[least:end].rstrip(BLANKS))

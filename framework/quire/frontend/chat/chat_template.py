@@ -7,6 +7,7 @@ output is bounded, and any error that it raises becomes a `ChatTemplateError`.
 import json
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,15 @@ from quire.errors import (
     InvalidRequestError,
     SettingsError,
 )
-from quire.frontend.chat.conversation import STRICT, normalize_messages, normalize_tools
-from quire.frontend.chat.final_message import cut_at_end_mark, with_end_mark
+from quire.frontend.chat.conversation import (
+    STRICT,
+    Message,
+    normalize_messages,
+    normalize_tools,
+)
+from quire.frontend.chat.final_message import cut_at_end_mark, marked_at_end, with_end_mark
 from quire.frontend.chat.marked_texts import MarkedTexts
+from quire.frontend.chat.opening import opening_of
 from quire.frontend.chat.prompt_call_ids import PromptCallId, as_sent, with_prompt_ids
 from quire.frontend.chat.rendered_prompt import RenderedPrompt
 from quire.frontend.text.checkpoint_file import read_json_object
@@ -128,6 +135,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        finds_opening: bool = False,
         unknown: UnknownFields = STRICT,
     ) -> RenderedPrompt:
         """Return the prompt for a conversation, special tokens included.
@@ -139,6 +147,8 @@ class ChatTemplate:
                 mapping, so that a client cannot set the other parameters.
             add_generation_prompt: True to end with the start of the assistant's turn.
             continue_final_message: True to end within the last message, after its text.
+            finds_opening: Whether the prompt says what the template wrote behind the conversation,
+                for a reasoning parser. This takes a second rendering.
             unknown: What happens to fields of messages that do not exist.
 
         Raises:
@@ -149,15 +159,30 @@ class ChatTemplate:
         names = dict(template_kwargs or {})
         self._check_names(names)
         normal = with_prompt_ids(normalize_messages(messages, unknown), self._call_ids)
-        given = names | {
-            "messages": with_end_mark(messages, normal) if continue_final_message else normal,
-            "tools": normalize_tools(tools),
-        }
-        texts = MarkedTexts(given, self._plain_spellings, self.source)
-        variables = self._special_tokens | texts.variables
-        variables |= {"documents": None, "add_generation_prompt": add_generation_prompt}
-        rendered = texts.rendered(self._render(self._choose(bool(tools)), variables))
-        return cut_at_end_mark(rendered, normal) if continue_final_message else rendered
+        names |= {"tools": normalize_tools(tools), "documents": None}
+
+        def written(messages: list[Message], *, add_generation_prompt: bool) -> RenderedPrompt:
+            given = names | {"messages": messages}
+            texts = MarkedTexts(given, self._plain_spellings, self.source)
+            variables = self._special_tokens | texts.variables
+            variables["add_generation_prompt"] = add_generation_prompt
+            return texts.rendered(self._render(self._choose(bool(tools)), variables))
+
+        if continue_final_message:
+            marked = with_end_mark(messages, normal)
+            prompt = written(marked, add_generation_prompt=add_generation_prompt)
+            return cut_at_end_mark(prompt, normal)
+        prompt = written(normal, add_generation_prompt=add_generation_prompt)
+        if not finds_opening:
+            return prompt
+        opening = opening_of(
+            prompt.text,
+            lambda: written(normal, add_generation_prompt=False).text,
+            lambda: (
+                written(marked_at_end(normal), add_generation_prompt=add_generation_prompt).text
+            ),
+        )
+        return replace(prompt, opening=opening)
 
     def _check_names(self, kwargs: Mapping[str, Any]) -> None:
         reserved = {*PARAMETERS, *FUNCTIONS, *self._special_tokens}

@@ -30,6 +30,11 @@ def with_end_mark(
         raise InvalidRequestError(
             "continue_final_message needs a last message with content", param="messages"
         )
+    return marked_at_end(normal)
+
+
+def marked_at_end(normal: Sequence[Message]) -> list[Message]:
+    """Return messages of which the last has a mark behind its text."""
     return [*normal[:-1], normal[-1] | {"content": normal[-1]["content"] + END_MARK}]
 
 
@@ -43,10 +48,12 @@ def cut_at_end_mark(rendered: RenderedPrompt, normal: Sequence[Message]) -> Rend
     text = rendered.text[: max(end, 0)]
     if not rendered.text.startswith(END_MARK, end):
         text = text.rstrip()
-    if end < 0 or normal[-1]["content"].strip() not in text:
+    continued = normal[-1]["content"].strip()
+    if end < 0 or continued not in text:
         raise ChatTemplateError(
             "the chat template does not write the last message as it is, so it cannot be "
             "continued; leave out continue_final_message",
             param="continue_final_message",
         )
-    return RenderedPrompt(text, tuple(at for at in rendered.breaks if at < len(text)))
+    breaks = tuple(at for at in rendered.breaks if at < len(text))
+    return RenderedPrompt(text, breaks, text[text.rfind(continued) :])

@@ -12,10 +12,14 @@ class RenderedPrompt:
     Attributes:
         text: Text of the prompt, special tokens included.
         breaks: Positions in the text that no special token spans; see `SpecialSpellings`.
+        opening: End of the text that the template wrote behind the conversation, or the text of the
+            assistant that is continued, and may have opened the reasoning; None: it was not looked
+            for.
     """
 
     text: str
     breaks: tuple[int, ...] = ()
+    opening: str | None = None
 
     def as_prompt(
         self, shown_special_tokens: Collection[int] = (), *, add_special_tokens: bool = False
@@ -29,4 +33,6 @@ class RenderedPrompt:
         prompt: dict[str, Any] = {"prompt": self.text, "add_special_tokens": add_special_tokens}
         if shown_special_tokens:
             prompt["shown_special_tokens"] = shown_special_tokens
-        return prompt | ({"special_token_breaks": self.breaks} if self.breaks else {})
+        if self.breaks:
+            prompt["special_token_breaks"] = self.breaks
+        return prompt if self.opening is None else prompt | {"opening": self.opening}

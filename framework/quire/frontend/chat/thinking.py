@@ -1,5 +1,6 @@
 """The model's reasoning: where a structured-output constraint starts, and its budget of tokens."""
 
+from collections.abc import Collection
 from functools import cached_property
 
 from quire.errors import GrammarError, InvalidRequestError
@@ -8,7 +9,7 @@ from quire.frontend.plugin_failure import plugin_failure
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.messages import ThinkingBudget
 
-NUM_LAST_TOKENS = 64  # of a prompt given as token ids, searched for the start of the reasoning
+NUM_LAST_TOKENS = 1024  # of a prompt without a template, searched for the start of the reasoning
 
 
 class Thinking:
@@ -19,6 +20,7 @@ class Thinking:
         end_marker: Text that ends the reasoning, if the parser declares it.
         tokenizer: Tokenizer of the model.
         start_marker: Text by which a completion opens the reasoning, if the parser declares it.
+        markers: All texts with special tokens that the parser reads.
     """
 
     def __init__(
@@ -27,38 +29,41 @@ class Thinking:
         end_marker: str | None,
         tokenizer: Tokenizer,
         start_marker: str | None = None,
+        markers: Collection[str] = (),
     ) -> None:
         self._parser = parser
         self._end_marker = end_marker
         self._tokenizer = tokenizer
         self._start_marker = start_marker
+        self._markers = "\n".join(filter(None, (*markers, start_marker, end_marker)))
 
     @cached_property
     def has_end_token(self) -> bool:
         """Whether one token ends the reasoning, so that a budget can force it."""
         return self._token_id(self._end_marker) is not None
 
-    def end_token_id(self, text: str | None, token_ids: list[int]) -> int | None:
+    def end_token_id(self, opening: str | None, token_ids: list[int]) -> int | None:
         """Return the token that ends the reasoning; None if the prompt does not start one.
 
         Args:
-            text: Text of the prompt, if it was given as text.
+            opening: Text that a chat template wrote behind the conversation, or the text of the
+                assistant that is continued; None: unknown.
             token_ids: Token ids of the prompt.
 
         Raises:
             GrammarError: The prompt starts the reasoning, and no single token ends it.
             RequestFailedError: The parser failed.
         """
-        return self._marker_id() if self._is_open(text, token_ids) else None
+        return self._marker_id() if self._is_open(opening, token_ids) else None
 
     def budget(
-        self, max_tokens: int, text: str | None, token_ids: list[int], *, has_constraint: bool
+        self, max_tokens: int, opening: str | None, token_ids: list[int], *, has_constraint: bool
     ) -> ThinkingBudget:
         """Return the budget of a request.
 
         Args:
             max_tokens: Number of tokens that it may think.
-            text: Text of the prompt, if it was given as text.
+            opening: The same as of `end_token_id`.
             token_ids: Token ids of the prompt.
             has_constraint: Whether the completion has a constraint. If the prompt does not open the
                 reasoning, the constraint applies at once, and the completion cannot open it.
@@ -74,14 +79,13 @@ class Thinking:
                 f"that of the reasoning parser is {self._end_marker!r}",
                 param="thinking_token_budget",
             )
-        is_open = self._is_open(text, token_ids)
+        is_open = self._is_open(opening, token_ids)
         can_open = not (is_open or has_constraint)
         start = self._token_id(self._start_marker) if can_open else None
         return ThinkingBudget(max_tokens, end, start, is_open)
 
-    def _is_open(self, text: str | None, token_ids: list[int]) -> bool:
-        if text is None:
-            text = self._tokenizer.decode(token_ids[-NUM_LAST_TOKENS:], skip_special_tokens=False)
+    def _is_open(self, opening: str | None, token_ids: list[int]) -> bool:
+        text = self._last_turn(token_ids) if opening is None else opening
         try:
             return self._parser.parser(text).is_thinking
         except Exception as error:
@@ -91,6 +95,19 @@ class Thinking:
                 "while parsing a prompt",
                 subject="on this prompt",
             ) from error
+
+    def _last_turn(self, token_ids: list[int]) -> str:
+        """Return the end of a prompt, from its last special token that is not a marker on."""
+        last = token_ids[-NUM_LAST_TOKENS:]
+        start = next((at for at in range(len(last) - 1, -1, -1) if last[at] in self._ends), 0)
+        return self._tokenizer.decode(last[start:], skip_special_tokens=False)
+
+    @cached_property
+    def _ends(self) -> frozenset[int]:
+        """The special tokens that no marker has, which separate turns."""
+        tokenizer = self._tokenizer
+        token_ids = tokenizer.special_token_ids.union(tokenizer.eos_token_ids)
+        return frozenset(i for i in token_ids if tokenizer.token_text(i) not in self._markers)
 
     def _token_id(self, marker: str | None) -> int | None:
         """Return the token that is a marker; None if none is."""

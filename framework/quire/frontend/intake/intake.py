@@ -258,7 +258,13 @@ class Intake:
         check_token_ids(token_ids, self._vocab_size, "prompt")
         shown = parts.get("shown_special_tokens") or ()
         check_token_ids([*shown], self._vocab_size, "shown_special_tokens")
-        return EncodedPrompt(text, list(token_ids), parts.get("cache_salt"), frozenset(shown))
+        return EncodedPrompt(
+            text,
+            list(token_ids),
+            parts.get("cache_salt"),
+            frozenset(shown),
+            opening=None if text is None else parts.get("opening"),
+        )
 
     def has_new_constraint(self, params: SamplingParams) -> bool:
         """Return whether the parameters have a constraint whose check may take long."""
@@ -361,7 +367,7 @@ class Intake:
             self._constraints.check(constraint)
             if self._thinking is None:
                 return None
-            return self._thinking.end_token_id(prompt.text, prompt.token_ids)
+            return self._thinking.end_token_id(prompt.opening, prompt.token_ids)
 
     def _resolve_budget(
         self, prompt: EncodedPrompt, params: SamplingParams
@@ -377,7 +383,7 @@ class Intake:
             )
         has_constraint = params.structured_outputs is not None
         budget = self._thinking.budget(
-            max_tokens, prompt.text, prompt.token_ids, has_constraint=has_constraint
+            max_tokens, prompt.opening, prompt.token_ids, has_constraint=has_constraint
         )
         if params.allowed_token_ids and budget.end_token_id not in params.allowed_token_ids:
             raise InvalidRequestError(

@@ -10,7 +10,7 @@ from quire.errors import InvalidRequestError
 
 PROMPT_KEYS = (
     "prompt", "prompt_token_ids", "add_special_tokens", "cache_salt", "truncate_prompt_tokens",
-    "truncation_side", "special_token_breaks", "shown_special_tokens",
+    "truncation_side", "special_token_breaks", "shown_special_tokens", "opening",
 )  # fmt: skip
 MAX_SALT_CHARACTERS = 128
 MAX_TRUNCATE_TOKENS = 2**31 - 1
@@ -19,9 +19,12 @@ _INT = {int}
 
 
 class EncodedPrompt(msgspec.Struct, frozen=True):
-    """A tokenized prompt, with its text if it was given as text.
+    """A tokenized prompt.
 
     Attributes:
+        text: Its text if it was given as text, and is not truncated.
+        opening: End of the text that a chat template wrote behind a conversation, or the text of
+            the assistant that is continued; None: unknown.
         shown_special_tokens: Ids of special tokens that the text of a completion has although
             `skip_special_tokens` leaves out others: its parsers read them.
     """
@@ -30,6 +33,7 @@ class EncodedPrompt(msgspec.Struct, frozen=True):
     token_ids: list[int]
     cache_salt: str | None = None
     shown_special_tokens: frozenset[int] = frozenset()
+    opening: str | None = None
 
 
 def prompt_parts(prompt: object) -> dict[str, Any]:
@@ -70,6 +74,7 @@ def _check_part(key: object, value: object) -> None:
         "truncation_side": object,
         "special_token_breaks": (list, tuple),
         "shown_special_tokens": (list, tuple, frozenset),
+        "opening": str,
     }
     if key not in types:
         raise InvalidRequestError(

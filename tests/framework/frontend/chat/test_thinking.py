@@ -53,14 +53,30 @@ def test_a_constraint_applies_after_the_token_that_ends_the_reasoning(tokenizer)
     assert thinking(bos).end_token_id(f"fox{OPENS}", [1]) == end
 
 
-@pytest.mark.parametrize("num_before", [0, NUM_LAST_TOKENS - 1, 200])
-def test_the_end_of_a_prompt_of_ids_is_looked_at(tokenizer, num_before):
+@pytest.mark.parametrize("num_before", [0, NUM_LAST_TOKENS - 1, 2000])
+def test_the_last_turn_of_a_prompt_without_a_template_is_looked_at(tokenizer, num_before):
     (fox, *_) = tokenizer.encode("f", add_special_tokens=False)
     opened = tokenizer.backend.token_to_id(OPENS)
     end = tokenizer.backend.token_to_id("<tool_call>")
     found = thinking(tokenizer)
     assert found.end_token_id(None, [fox] * num_before + [opened]) == end
     assert found.end_token_id(None, [opened] + [fox] * (num_before + 1)) is None
+
+
+def test_a_marker_before_the_last_turn_opens_nothing(tokenizer):
+    class Mentioned(Opened):
+        @property
+        def is_thinking(self):
+            return "fox" in self._text
+
+    (*fox,) = tokenizer.encode("fox", add_special_tokens=False)
+    turn = tokenizer.backend.token_to_id(OPENS)
+    end = tokenizer.backend.token_to_id("<tool_call>")
+    found = Thinking(reasoning(Mentioned, ACME), "<tool_call>", tokenizer)
+    assert found.end_token_id(None, [*fox, turn, *fox]) == end
+    assert found.end_token_id(None, [*fox, turn]) is None
+    marked = Thinking(reasoning(Mentioned, ACME), "<tool_call>", tokenizer, markers=[OPENS])
+    assert marked.end_token_id(None, [*fox, turn]) == end
 
 
 @pytest.mark.parametrize(

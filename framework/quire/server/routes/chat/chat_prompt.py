@@ -44,6 +44,7 @@ def rendered_chat(
         _template_kwargs(body),
         add_generation_prompt=_adds_generation_prompt(body),
         continue_final_message=bool(body.continue_final_message),
+        finds_opening=frontend.completion_parsers.reads_reasoning and not may_be_too_long,
         unknown=unknown,
     )
 

@@ -38,10 +38,13 @@ class ChatTurn:
     Attributes:
         generation: Its completions.
         tools: Tools that it may call.
+        opening: Text that the template wrote behind the conversation, or the text of the assistant
+            that is continued.
     """
 
     generation: Generation
     tools: ToolUse
+    opening: str
 
     def events(self) -> list[ChoiceEvents]:
         """Return the events of each choice, for a stream."""
@@ -61,7 +64,7 @@ class ChatTurn:
         if not (tools or parsers.reads_reasoning):
             return None
         return parsers(
-            self.generation.prompts[0]["prompt"],
+            self.opening,
             tools=tools,
             skip_special_tokens=self.generation.params.skip_special_tokens,
         )
@@ -151,6 +154,7 @@ class ChatTurns:
         shown = self.frontend.completion_parsers.shown_special_tokens(tools.tools)
         prompt = rendered.as_prompt(shown, add_special_tokens=bool(typed.add_special_tokens))
         prompts = [prompt | prompt_options(typed)]
+        opening = rendered.opening or ""
         generation = Generation(
             self.frontend,
             self.budget,
@@ -159,19 +163,19 @@ class ChatTurns:
             adapter,
             typed,
             sender,
-            until=self._ends(rendered.text, tools, params),
+            until=self._ends(opening, tools, params),
         )
-        return ChatTurn(generation, tools)
+        return ChatTurn(generation, tools, opening)
 
     def _ends(
-        self, prompt_text: str, tools: ToolUse, params: SamplingParams | BeamSearchParams
+        self, opening: str, tools: ToolUse, params: SamplingParams | BeamSearchParams
     ) -> list[IsComplete]:
         """Return what ends each choice with its first call; empty if choices end by themselves."""
         if tools.allows_parallel or tools.constraint is not None:
             return []
         if isinstance(params, BeamSearchParams) or params.best_of is not None:
             return []  # which completions are kept is known at the end
-        make = partial(self.frontend.completion_parsers, prompt_text, tools=tools.tools)
+        make = partial(self.frontend.completion_parsers, opening, tools=tools.tools)
         return [FirstCall(make()).is_in for _ in range(params.n)]
 
     async def num_prompt_tokens(self, body: Body[ChatBody]) -> int:

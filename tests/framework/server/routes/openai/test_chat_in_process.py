@@ -250,7 +250,7 @@ def test_a_long_conversation_is_rendered_beside_the_event_loop(own, length):
     assert is_beside == [length >= LARGE_BYTES]
 
 
-def test_the_reasoning_parser_sees_the_prompt(own, tokenizer):
+def test_the_reasoning_parser_sees_what_the_template_writes_behind_the_conversation(own, tokenizer):
     seen = []
 
     class Watched(ThinkParser):
@@ -260,7 +260,8 @@ def test_the_reasoning_parser_sees_the_prompt(own, tokenizer):
 
     app, core = own(CompletionParsers(thinking(Watched, SOURCE)))
     post(app, PATH, messages=HI, n=2)
-    assert seen == [prompt_of(core, tokenizer)] * 2
+    assert seen == ["<|im_start|>assistant\n"] * 2
+    assert prompt_of(core, tokenizer).endswith(seen[0])
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -56,7 +56,7 @@ def whole(tokenizer):
         asyncio.run(generation.outputs())
         shown = [{"function": {"name": "a"}}] if tools else []
         use = ToolUse(shown, None, allows_parallel, is_named=is_named)
-        turn = ChatTurn(generation, use)
+        turn = ChatTurn(generation, use, "")
         chat = Chat(generation, turn, 0, ChatOptions(), generation.envelope("chatcmpl"))
         output = CompletionOutput(index=0, text=text, token_ids=[], finish_reason=end, **fields)
         return json.loads(chat.whole([output]))["choices"][0]

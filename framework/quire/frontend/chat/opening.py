@@ -1,0 +1,52 @@
+"""The opening of the assistant's turn: what a chat template writes behind the conversation.
+
+It may open or close the model's reasoning. A conversation can have the same markers, so they are
+looked for in this part of the prompt only. It is found by comparison: a prompt without the start of
+the assistant's turn is what the opening comes after.
+"""
+
+from collections.abc import Callable
+
+from quire.errors import ChatTemplateError
+from quire.frontend.chat.final_message import END_MARK
+
+
+def opening_of(
+    prompt: str, render_without: Callable[[], str], render_marked: Callable[[], str]
+) -> str:
+    """Return the end of a prompt that the template wrote behind the conversation.
+
+    Args:
+        prompt: Rendered prompt.
+        render_without: Function that renders it without the start of the assistant's turn.
+        render_marked: Function that renders it with a mark behind the last text. It is called if a
+            template writes the same with and without the start.
+    """
+    without = _rendered(render_without)
+    if without and without != prompt:
+        return prompt[_common_length(prompt, without) :]
+    _, mark, opening = _rendered(render_marked).rpartition(END_MARK.strip())
+    opening = opening.removeprefix(" ")
+    return opening if mark and prompt.endswith(opening) else ""
+
+
+def _rendered(render: Callable[[], str]) -> str:
+    """Return a rendered prompt; empty if the template refuses it."""
+    try:
+        return render()
+    except ChatTemplateError:
+        return ""
+
+
+def _common_length(text: str, other: str) -> int:
+    """Return the length of the text that two texts begin with."""
+    if text.startswith(other):
+        return len(other)
+    low, high = 0, min(len(text), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if text.startswith(other[low:middle], low):
+            low = middle
+        else:
+            high = middle - 1
+    return low
