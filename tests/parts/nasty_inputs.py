@@ -135,7 +135,16 @@ def _prose() -> Iterator[NastyInput]:
         ):
             yield NastyInput(25, family, text, text)
     for family in ("pythonic", "llama4_pythonic"):
-        for text in ("[see below] for more", "[1, 2, 3]", "[Oslo](https://oslo.no)", "[]", "[x()"):
+        for text in (
+            "[see below] for more",
+            "[1, 2, 3]",
+            "[Oslo](https://oslo.no)",
+            "[]",
+            "[x()",
+            '"Oslo", he said.',
+            "'t is x",
+            "_x_",
+        ):
             yield NastyInput(25, family, text, text)
 
 

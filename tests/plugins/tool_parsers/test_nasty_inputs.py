@@ -21,6 +21,7 @@ WHOLE_KIT = (
     "test_a_marker_twice_raises_nothing",
     "test_hostile_texts_lose_nothing",
     "test_repeated_fragments_raise_nothing",
+    "test_each_fragment_ends",
     "test_text_is_passed_on",
     "test_text_beside_calls_is_kept",
     "test_arguments_keep_blanks_and_unicode",
