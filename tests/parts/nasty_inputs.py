@@ -2,7 +2,7 @@
 
 The numbers are those of the list in `tool_formats`, part 6; most have issues of other engines as
 their source. Truncated completions (15) and markers spelled by ordinary tokens (22) are splits of
-all of these. Reasoning and calls in one text (5, 6) and channels (21) have their own tests.
+all of these. Reasoning and calls in one text (5, 6) have their own tests.
 """
 
 from collections.abc import Iterator
@@ -56,9 +56,10 @@ def nasty_inputs(family: str) -> list[NastyInput]:
 def _of_every_family(family: str) -> Iterator[NastyInput]:
     spelling = SPELLINGS[family]
 
-    def said(number: int, *calls: Call, lead: str = "", tail: str = "") -> NastyInput:
-        content = lead.rstrip() + tail if tail else lead.rstrip()
-        return NastyInput(number, family, lead + spelling.write(calls) + tail, content, calls)
+    def said(number: int, *calls: Call, lead: str = "") -> NastyInput:
+        return NastyInput(
+            number, family, lead + spelling.write(calls), spelling.content(lead), calls
+        )
 
     yield said(1, ("ping", {}))
     if not spelling.is_single:
@@ -297,7 +298,33 @@ def _gemma() -> Iterator[NastyInput]:
     yield NastyInput(24, "gemma4", loop, loop)
 
 
+def _harmony() -> Iterator[NastyInput]:
+    body = '{"query": "x"}'
+    calls = (("find", {"query": "x"}),)
+    for header in (
+        "<|channel|>commentary to=functions.find <|constrain|>json",
+        "<|channel|>commentary to=functions.find",
+        "<|channel|>commentary to=functions.find json",
+        "<|channel|>commentary? to=functions.find <|constrain|>json",
+        "<|channel|>analysis to=functions.find <|constrain|>json",
+        "<|channel|>commentary<|channel|>commentary to=functions.find <|constrain|>json",
+        "<|start|>assistant to=functions.find<|channel|>commentary <|constrain|>json",
+        "<|start|>assistant<|channel|>commentary to=functions.find<|constrain|>json",
+    ):
+        for end in ("<|call|>", "<|end|>", ""):
+            yield NastyInput(21, "openai", f"{header}<|message|>{body}{end}", "", calls)
+    preamble = "<|channel|>commentary<|message|>I look.<|end|>"
+    call = f"<|start|>assistant<|channel|>commentary to=functions.find<|message|>{body}<|call|>"
+    yield NastyInput(21, "openai", preamble + call, preamble, calls)
+    for text in (
+        "<|channel|>commentary to=functions.find <|constrain|>json",
+        f"<|channel|>commentary to=functions.find<|message|>{body[:-1]}",
+        "<|channel|>final<|message|>No call to=functions.find here.<|return|>",
+    ):
+        yield NastyInput(21, "openai", text, text)
+
+
 _SPECIFIC = [
     *_objects(), *_prose(), *_python(), *_qwen_tags(), *_glm(), *_dsml(), *_kimi(), *_mistral(),
-    *_gemma(),
+    *_gemma(), *_harmony(),
 ]  # fmt: skip

@@ -52,7 +52,8 @@ def family_names() -> tuple[str, ...]:
     """Return the registered names: those with a spelling, and a name of each other parser."""
     names: set[str] = set()
     references: set[str] = set()
-    entries = list(load_plugins().registries.tool_parsers.offers())
+    offers = load_plugins().registries.tool_parsers.offers()
+    entries = [entry for entry in offers if not entry.name.startswith(".")]  # kinds of files
     for entry in sorted(entries, key=lambda each: each.name not in SPELLINGS):
         if entry.name in SPELLINGS or entry.reference not in references:
             names.add(entry.name)
@@ -91,7 +92,7 @@ class Completions:
             return ToolSample(lead, lead)
         calls = [self._call() for _ in range(num_calls)]
         expected = tuple((name, json.dumps(arguments)) for name, arguments in calls)
-        return ToolSample(lead + spelling.write(calls), lead.rstrip(" \n"), expected)
+        return ToolSample(lead + spelling.write(calls), spelling.content(lead), expected)
 
     def _call(self) -> Call:
         chance = self._chance

@@ -50,6 +50,7 @@ class Spelling:
         close: Text after the last call.
         is_bare: Whether calls stand alone at the front of a completion.
         is_single: Whether a completion has one call.
+        keeps_blanks: Whether blanks between text and a call belong to the text.
         forbidden: Texts that no string of an argument may have, as nothing escapes them.
     """
 
@@ -59,7 +60,12 @@ class Spelling:
     close: str = ""
     is_bare: bool = False
     is_single: bool = False
+    keeps_blanks: bool = False
     forbidden: tuple[str, ...] = ()
+
+    def content(self, text: str) -> str:
+        """Return what remains of a text in front of calls."""
+        return text if self.keeps_blanks else text.rstrip(" \n")
 
     def write(self, calls: Sequence[Call]) -> str:
         """Return the text of calls."""
@@ -262,5 +268,6 @@ SPELLINGS: dict[str, Spelling] = {
             "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>", "<|call|>"
         ),
         between="<|start|>assistant",
+        keeps_blanks=True,
     ),
 }  # fmt: skip
