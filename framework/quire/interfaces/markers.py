@@ -22,6 +22,8 @@ class Markers:
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._beginnings = frozenset(text[:end] for text in texts for end in range(1, len(text)))
         self._longest = max(map(len, texts), default=0)
+        firsts = "".join(sorted({re.escape(text[0]) for text in texts}))
+        self._first = re.compile(f"[{firsts}]" if firsts else "(?!)")
 
     def find(self, text: str, start: int = 0, *, is_last: bool) -> tuple[int, str] | None:
         """Return the position of the first marker, and the marker; None if there is none yet.
@@ -50,7 +52,9 @@ class Markers:
 
     def num_certain(self, text: str, start: int = 0) -> int:
         """Return the length of a text without the beginning of a marker at its end."""
-        for at in range(max(start, len(text) - self._longest + 1), len(text)):
-            if text[at:] in self._beginnings:
-                return at
+        at = max(start, len(text) - self._longest + 1)
+        while (found := self._first.search(text, at)) is not None:
+            if text[found.start() :] in self._beginnings:
+                return found.start()
+            at = found.end()
         return len(text)

@@ -1,18 +1,16 @@
 """Types of a tool's arguments, for formats that write values as plain text.
 
-The types are those that the tool's JSON schema allows. A text becomes the first kind of value that
-it is the text of and the schema allows: null, integer, number, boolean, object, array. Otherwise it
-is a string: what a model has written is never lost.
+The types are those that the tool's JSON schema allows, in `type`, `const`, `enum`, `anyOf`,
+`oneOf`, `allOf`, and in the definitions that it refers to.
 """
 
-import json
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-MAX_DEPTH = 16  # of alternatives in alternatives
+MAX_DEPTH = 100  # of alternatives in alternatives
 
-_TYPES = ("null", "integer", "number", "boolean", "object", "array", "string")
+STRING = frozenset({"string"})
+ANY_TYPE = frozenset({"null", "integer", "number", "boolean", "object", "array", "string"})
 
 
 class ArgumentTypes:
@@ -24,65 +22,94 @@ class ArgumentTypes:
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self._schemas = {tool["name"]: tool.get("parameters") for tool in tools}
+        self._known: dict[tuple[str, str], frozenset[str]] = {}
 
     @property
     def names(self) -> frozenset[str]:
         """Names of the tools."""
         return frozenset(self._schemas)
 
-    def of(self, tool: str, key: str) -> frozenset[str]:
-        """Return the types of an argument; those of one that is not declared are string."""
+    def of(self, tool: str, key: str, default: frozenset[str] = STRING) -> frozenset[str]:
+        """Return the types of an argument.
+
+        Args:
+            tool: Name of the tool.
+            key: Name of the argument.
+            default: Types of an argument whose schema does not say, or that has none.
+        """
+        if (tool, key) not in self._known:
+            self._known[tool, key] = frozenset(self._declared(tool, key))
+        return self._known[tool, key] or default
+
+    def _declared(self, tool: str, key: str) -> set[str]:
         schema = self._schemas.get(tool)
-        properties = schema.get("properties") if isinstance(schema, dict) else None
+        if not isinstance(schema, dict):
+            return set()
+        properties = schema.get("properties")
         declared = properties.get(key) if isinstance(properties, dict) else None
-        return frozenset(_types(declared, MAX_DEPTH)) or frozenset({"string"})
+        if declared is None:
+            declared = schema.get("additionalProperties")
+        return _Schemas(schema).types(declared, MAX_DEPTH)
 
 
-def json_text(text: str, types: frozenset[str]) -> str:
-    """Return the JSON text of a value.
+class _Schemas:
+    """The schemas within a tool's schema, each reference followed once.
 
     Args:
-        text: Text of the value.
-        types: Types that it may have.
+        root: The tool's schema.
     """
-    stripped = text.strip()
-    for name, read in _READERS.items():
-        if name in types and (found := read(stripped)) is not None:
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._seen: set[str] = set()
+
+    def types(self, schema: Any, depth: int) -> set[str]:
+        """Return the types that a schema allows; empty if it does not say."""
+        if not isinstance(schema, dict) or depth == 0:
+            return set()
+        if found := {
+            name
+            for name in _listed(schema.get("type"))
+            if isinstance(name, str) and name in ANY_TYPE
+        }:
             return found
-    return json.dumps(text, ensure_ascii=False)
+        if isinstance(reference := schema.get("$ref"), str):
+            return self.types(self._referred(reference), depth - 1)
+        if "const" in schema:
+            return {_type_of(schema["const"])}
+        if isinstance(values := schema.get("enum"), list):
+            return {_type_of(value) for value in values}
+        found = set[str]()
+        for keyword in ("anyOf", "oneOf", "allOf"):
+            for alternative in _listed(schema.get(keyword)):
+                found |= self.types(alternative, depth - 1)
+        return found or _implied(schema)
+
+    def _referred(self, reference: str) -> Any:
+        """Return what `#/$defs/Name` refers to; None if nothing, or if it was asked for before."""
+        if reference in self._seen:
+            return None
+        self._seen.add(reference)
+        place: Any = self._root
+        for step in reference.removeprefix("#/").split("/"):
+            place = place.get(step) if isinstance(place, dict) else None
+        return place
 
 
-def is_text(types: frozenset[str]) -> bool:
-    """Whether a value is a string, whatever it looks like."""
-    return types <= {"string"}
-
-
-def _types(schema: Any, depth: int) -> set[str]:
-    """Return the types that a schema allows; empty if it does not say."""
-    if not isinstance(schema, dict) or depth == 0:
-        return set()
-    given = schema.get("type")
-    found = {name for name in _listed(given) if name in _TYPES}
-    if found:
-        return found
-    for keyword in ("enum", "const"):
-        if keyword in schema:
-            values = schema["enum"] if keyword == "enum" else [schema["const"]]
-            return {_type_of(value) for value in _listed(values)}
-    for keyword in ("anyOf", "oneOf", "allOf"):
-        for alternative in _listed(schema.get(keyword)):
-            found |= _types(alternative, depth - 1)
-    if not found and "properties" in schema:
+def _implied(schema: Mapping[str, Any]) -> set[str]:
+    if "properties" in schema or "additionalProperties" in schema:
         return {"object"}
-    if not found and "items" in schema:
-        return {"array"}
-    return found
+    return {"array"} if "items" in schema else set()
 
 
 def _listed(value: Any) -> Iterable[Any]:
     if isinstance(value, list | tuple):
         return value
     return () if value is None else (value,)
+
+
+def _is_type(name: Any) -> bool:
+    return isinstance(name, str) and name in ANY_TYPE
 
 
 def _type_of(value: Any) -> str:
@@ -101,56 +128,3 @@ def _type_of(value: Any) -> str:
             return "array"
         case _:
             return "string"
-
-
-def _null(text: str) -> str | None:
-    return "null" if text.lower() in ("null", "none") else None
-
-
-def _integer(text: str) -> str | None:
-    digits = text[1:] if text[:1] in ("-", "+") else text
-    if not (digits.isascii() and digits.isdigit()) or len(digits) > 1000:
-        return None
-    sign = "-" if text[0] == "-" else ""
-    return sign + (digits.lstrip("0") or "0")
-
-
-def _number(text: str) -> str | None:
-    if (whole := _integer(text)) is not None:
-        return whole
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return repr(value) if math.isfinite(value) and "_" not in text else None
-
-
-def _boolean(text: str) -> str | None:
-    return {"true": "true", "1": "true", "false": "false", "0": "false"}.get(text.lower())
-
-
-def _container(opening: str) -> Callable[[str], str | None]:
-    def read(text: str) -> str | None:
-        if not text.startswith(opening):
-            return None
-        try:
-            value = json.loads(text, parse_constant=_refuse)
-            return json.dumps(value, ensure_ascii=False, allow_nan=False)
-        except (ValueError, RecursionError):
-            return None
-
-    return read
-
-
-def _refuse(name: str) -> Any:
-    raise ValueError(name)
-
-
-_READERS: dict[str, Callable[[str], str | None]] = {
-    "null": _null,
-    "integer": _integer,
-    "number": _number,
-    "boolean": _boolean,
-    "object": _container("{"),
-    "array": _container("["),
-}

@@ -1,29 +1,31 @@
 """Reader of a call in braces: `call:find{city:<|"|>Oslo<|"|>,days:[1,2],exact:true}`.
 
 Strings stand between two markers; other values are bare words, whose types the tool's schema knows.
-Strings in JSON's own quotes are read as well.
+Strings in JSON's own quotes are read as well, and so is one whose first marker is missing.
 """
 
-import json
+import re
 from collections.abc import Generator
+from typing import Any
 
-from quire_tool_parsers.argument_types import ArgumentTypes, json_text
+from quire_tool_parsers.argument_types import ANY_TYPE, ArgumentTypes
 from quire_tool_parsers.call_reader import ScanningReader
 from quire_tool_parsers.json_scan import (
     BLANKS,
     MAX_DEPTH,
     Characters,
+    Scan,
     after_blanks,
     parse,
     read_string,
     refuse,
 )
+from quire_tool_parsers.json_writing import escaped, string_text
+from quire_tool_parsers.written_values import json_text
 
-_ALL_TYPES = frozenset({"null", "integer", "number", "boolean", "string"})
-_MAX_WORD = 10_000  # characters of a bare value
-_MAX_NAME = 512  # characters
-
-Scan = Generator[None, str, str]  # returns the character after what was read
+_NAME_PART = re.compile(r"[\s\w.:-]*")
+_NAME = re.compile(r"\s*(?:call)?:?\s*(?P<name>[\w.-]+)\s*")
+_KEY = re.compile(r'[^:{}\[\],"\s]*')
 
 
 class BraceReader(ScanningReader):
@@ -37,34 +39,30 @@ class BraceReader(ScanningReader):
     def __init__(self, quote: str, types: ArgumentTypes) -> None:
         self._quote = quote
         self._types = types
+        first = re.escape(quote[0])
+        self._within_string = re.compile(f"[^{first}]*")
+        self._within_word = re.compile(rf"[^{first},}}\]]*")
         super().__init__()
 
     def scan(self) -> Characters:
         """Read the name and the arguments."""
-        name: list[str] = []
-        while (character := (yield)) != "{":
-            name.append(character)
-            if len(name) > _MAX_NAME:
-                refuse("a name is too long")
-        self.name = "".join(name).strip(BLANKS).removeprefix("call:").removeprefix(":") or None
-        if (
-            self.name is None
-            or not self.name.replace("_", "").replace("-", "").replace(".", "").isalnum()
-        ):
+        named = _NAME.fullmatch("".join((yield from _run(_NAME_PART))))
+        if (yield) != "{" or named is None:
             refuse("a call has a name")
+        self.name = named["name"]
         yield from self._read_object(MAX_DEPTH, is_outermost=True)
 
     def _read_object(self, depth: int, *, is_outermost: bool = False) -> Characters:
-        write, num_members = self._arguments.append, 0
+        write, keys = self._arguments.append, set[str]()
         write("{")
         character = yield from after_blanks()
         while character != "}":
-            key, character = yield from self._read_key(character)
-            if character != ":":
-                refuse("a colon is missing")
-            write(f"{', ' if num_members else ''}{json.dumps(key, ensure_ascii=False)}: ")
-            num_members += 1
-            types = self._types.of(self.name or "", key) if is_outermost else _ALL_TYPES
+            key = yield from self._read_key(character)
+            if key in keys:
+                refuse("a key occurs twice")
+            write(f"{', ' if keys else ''}{key}: ")
+            keys.add(key)
+            types = self._types_of(key) if is_outermost else ANY_TYPE
             character = yield from self._read_value((yield from after_blanks()), types, depth)
             if character == ",":
                 character = yield from after_blanks()
@@ -72,25 +70,22 @@ class BraceReader(ScanningReader):
                 refuse("a comma is missing")
         write("}")
 
-    def _read_key(self, first: str) -> Generator[None, str, tuple[str, str]]:
+    def _types_of(self, key: str) -> frozenset[str]:
+        return self._types.of(self.name or "", parse([key]), ANY_TYPE)
+
+    def _read_key(self, first: str) -> Scan:
+        """Read a key and its colon; return its JSON text."""
+        key: list[str] = []
         if first == '"':
-            literal: list[str] = []
-            yield from read_string(literal)
-            return parse(literal), (yield from after_blanks())
-        if first == self._quote[0]:
-            text: list[str] = []
-            yield from self._expect_quote()
-            yield from self._read_quoted(text)
-            return "".join(text), (yield from after_blanks())
-        key, character = [], first
-        while character not in ':{}[],"' + BLANKS:
-            key.append(character)
-            if len(key) > _MAX_NAME:
-                refuse("a name is too long")
-            character = yield
-        if character in BLANKS:
-            character = yield from after_blanks()
-        return "".join(key), character
+            yield from _read_json_string(key)
+        elif first == self._quote[0]:
+            yield from self._read_quoted(key)
+        else:
+            rest = yield from _run(_KEY)
+            key.append(string_text("".join([first, *rest]).strip()))
+        if (yield from after_blanks()) != ":":
+            refuse("a colon is missing")
+        return "".join(key)
 
     def _read_value(self, first: str, types: frozenset[str], depth: int) -> Scan:
         """Write a value as JSON; return the first non-blank character after it."""
@@ -98,48 +93,41 @@ class BraceReader(ScanningReader):
             refuse("values are nested too deeply")
         if first == "{":
             yield from self._read_object(depth - 1)
-            return (yield from after_blanks())
-        if first == "[":
-            return (yield from self._read_list(depth - 1))
-        if first == '"' and self._quote[0] != '"':
-            yield from read_string(self._arguments)
-            return (yield from after_blanks())
-        if first == self._quote[0]:
-            yield from self._expect_quote()
-            self._arguments.append('"')
-            yield from self._read_quoted(None)
-            self._arguments.append('"')
-            return (yield from after_blanks())
-        return (yield from self._read_word(first, types))
+        elif first == "[":
+            yield from self._read_list(depth - 1)
+        elif first == self._quote[0]:
+            yield from self._read_quoted(self._arguments)
+        elif first == '"':
+            yield from _read_json_string(self._arguments)
+        else:
+            return (yield from self._read_word(first, types))
+        return (yield from after_blanks())
 
-    def _read_list(self, depth: int) -> Scan:
-        write, num_items = self._arguments.append, 0
+    def _read_list(self, depth: int) -> Characters:
+        write, is_first = self._arguments.append, True
         write("[")
         character = yield from after_blanks()
         while character != "]":
-            if num_items:
+            if not is_first:
                 write(", ")
-            num_items += 1
-            character = yield from self._read_value(character, _ALL_TYPES, depth)
+            is_first = False
+            character = yield from self._read_value(character, ANY_TYPE, depth)
             if character == ",":
                 character = yield from after_blanks()
             elif character != "]":
                 refuse("a comma is missing")
         write("]")
-        return (yield from after_blanks())
 
     def _read_word(self, first: str, types: frozenset[str]) -> Scan:
         """Write a bare value; a quote behind it closes a string whose first quote is missing."""
         word, character = [], first
-        while character not in ",}]":
-            if character == self._quote[0]:
-                yield from self._expect_quote()
-                types, character = frozenset({"string"}), (yield from after_blanks())
-                break
-            word.append(character)
-            if len(word) > _MAX_WORD:
-                refuse("a value is too long")
+        if first not in ",}]":
+            word = [first, *(yield from _run(self._within_word))]
             character = yield
+        if character == self._quote[0]:
+            yield from self._expect_quote()
+            self._arguments.append(string_text("".join(word)))
+            return (yield from after_blanks())
         self._arguments.append(json_text("".join(word).strip(BLANKS), types))
         return character
 
@@ -149,19 +137,33 @@ class BraceReader(ScanningReader):
             if (yield) != expected:
                 refuse("a quote is broken")
 
-    def _read_quoted(self, text: list[str] | None) -> Characters:
-        """Read a string up to its quote; write it as JSON if there is no list for its text."""
+    def _read_quoted(self, out: list[str]) -> Characters:
+        """Append a string as JSON; the first character of its quote was read."""
+        yield from self._expect_quote()
+        out.append('"')
         quote, held = self._quote, ""
-        while True:
+        while held != quote:
+            if not held:
+                while run := (yield self._within_string):
+                    out.append(escaped(run))
             held += yield
-            if held == quote:
-                return
-            while held and not quote.startswith(held):
-                self._keep(held[0], text)
+            while not quote.startswith(held):
+                out.append(escaped(held[0]))
                 held = held[1:]
+        out.append('"')
 
-    def _keep(self, character: str, text: list[str] | None) -> None:
-        if text is None:
-            self._arguments.append(json.dumps(character, ensure_ascii=False)[1:-1])
-        else:
-            text.append(character)
+
+def _run(pattern: re.Pattern[str]) -> Generator[Any, str, list[str]]:
+    """Return the pieces of a run of characters."""
+    pieces: list[str] = []
+    while piece := (yield pattern):
+        pieces.append(piece)
+    return pieces
+
+
+def _read_json_string(out: list[str]) -> Characters:
+    """Append a string in JSON's quotes, the first of which was read."""
+    literal: list[str] = []
+    yield from read_string(literal)
+    parse(literal)
+    out += literal

@@ -26,18 +26,18 @@ class Tags(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         name_close: Marker after the name; empty: the name ends before a blank, or the next marker.
-        parameter_open: Marker before the name of an argument.
+        parameter_open: Markers before the name of an argument.
         key_close: Marker after the name of an argument.
         value_open: Marker before the value, which may be missing; empty: there is none.
-        parameter_close: Marker after the value.
+        parameter_close: Markers after the value.
         trims_newline: Whether one line break on each side of a value does not belong to it.
         string_attribute: Text behind the name of an argument that is a string; empty: the tool's
             schema says what is one.
         other_attribute: The same of one that is no string.
     """
 
-    parameter_open: str
-    parameter_close: str
+    parameter_open: tuple[str, ...]
+    parameter_close: tuple[str, ...]
     name_close: str = ""
     key_close: str = ">"
     value_open: str = ""
@@ -114,8 +114,8 @@ class CallFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Return the texts of the format that may be or contain special tokens."""
         tags, quotes = self.tags, (self.quote,) if "braces" in self.notations else ()
         within = () if tags is None else (
-            tags.name_close, tags.parameter_open, tags.key_close, tags.value_open,
-            tags.parameter_close,
+            tags.name_close, *tags.parameter_open, tags.key_close, tags.value_open,
+            *tags.parameter_close,
         )  # fmt: skip
         texts = (
             *self.section_open, *self.section_close, *self.call_open, *self.call_close,

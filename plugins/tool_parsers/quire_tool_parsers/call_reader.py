@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from quire_tool_parsers.json_scan import BrokenCallError, Characters
+from quire_tool_parsers.json_scan import BrokenCallError, Characters, run_end
 
 
 class CallReader(ABC):
@@ -48,12 +48,12 @@ class CallReader(ABC):
 
 
 class ScanningReader(CallReader):
-    """A reader that sees one character after the other, and consumes each."""
+    """A reader that asks for one character after the other, or for a run of them."""
 
     def __init__(self) -> None:
         super().__init__()
         self._scan = self.scan()
-        next(self._scan)
+        self._wanted = next(self._scan)
 
     @abstractmethod
     def scan(self) -> Characters:
@@ -62,14 +62,16 @@ class ScanningReader(CallReader):
     def read(self, text: str, *, is_last: bool) -> int:
         """Read text; return the number of characters consumed."""
         del is_last
-        send = self._scan.send
-        for i, character in enumerate(text):
-            try:
-                send(character)
-            except BrokenCallError:
-                self.is_broken = True
-                return i
-            except StopIteration:
-                self.is_complete = True
-                return i + 1
-        return len(text)
+        start = end = 0
+        try:
+            while start < len(text):
+                end = run_end(self._wanted, text, start)
+                self._wanted = self._scan.send(text[start:end])
+                start = end
+        except BrokenCallError:
+            self.is_broken = True
+            return start
+        except StopIteration:
+            self.is_complete = True
+            return end
+        return start

@@ -61,8 +61,8 @@ class FormatParser(ToolParser):
         self._is_in_section = False
         self._is_list = False
         self._has_calls = False  # in the section
-        self._may_be_bare = self.format.is_bare  # at the front
         self._is_bare = False
+        self._may_be_bare = form.is_bare
         self._reader: CallReader | None = None
         self._index = 0
         self._is_announced = False
@@ -145,14 +145,13 @@ class FormatParser(ToolParser):
 
     def _read_text(self, is_last: bool) -> Events:
         """Read text up to the next marker."""
-        if self._may_be_bare:
+        if self._may_be_bare and self._text.is_at_front and not self._is_in_section:
             rest = self._buffer.lstrip(BLANKS)
             if not rest and not is_last:
                 self._needs_more = True
                 return
-            self._may_be_bare = False
             if rest and (rest[0] in "[" or notation_of(self.format, rest[0])):
-                self._is_bare = True
+                self._is_bare, self._may_be_bare = True, False
                 self._open_section(self._take(len(self._buffer) - len(rest)))
                 return
         markers = self._openers_or_close if self._is_in_section else self._openers
@@ -277,7 +276,9 @@ class FormatParser(ToolParser):
             yield from self._give_up()
 
     def _is_known(self, reader: CallReader) -> bool:
-        return not self._is_bare or not self._types.names or reader.name in self._types.names
+        """Whether a call counts; the first one without a marker must be of a tool."""
+        is_first = self._is_bare and not self._has_calls
+        return not is_first or not self._types.names or reader.name in self._types.names
 
     def _leave_call(self) -> None:
         self._index += self._is_announced

@@ -5,6 +5,7 @@ They find the ends of values; `json` checks each complete one. An error that is 
 """
 
 import json
+import re
 from collections.abc import Generator
 from typing import Any, NoReturn
 
@@ -13,14 +14,33 @@ BARE = frozenset("0123456789+-.eEtruefalsn")  # numbers, true, false, null
 CLOSERS = {"{": "}", "[": "]"}
 MAX_DEPTH = 200
 
-Characters = Generator[None, str, Any]
+# A scanner yields None and is sent the next character; or it yields a pattern and is sent the next
+# characters that match it, which may be none, and may be less than the whole run.
+Characters = Generator[Any, str, Any]
+Scan = Generator[Any, str, str]  # returns the character after what was read
+
+_BLANKS = re.compile(f"[{BLANKS}]*")
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')  # characters of a string
 
 
 class BrokenCallError(ValueError):
     """The text cannot become a call any more."""
 
 
-def after_blanks() -> Generator[None, str, str]:
+def run_end(wanted: re.Pattern[str] | None, text: str, start: int) -> int:
+    """Return the end of what a scanner has asked for, in a text from a place on."""
+    if wanted is None:
+        return start + 1
+    found = wanted.match(text, start)
+    return start if found is None else found.end()
+
+
+def skip_blanks(text: str, start: int) -> int:
+    """Return the place of the first character from a place on that is no blank."""
+    return run_end(_BLANKS, text, start)
+
+
+def after_blanks() -> Scan:
     """Return the next non-blank character."""
     while (character := (yield)) in BLANKS:
         pass
@@ -44,6 +64,8 @@ def read_string(literal: list[str]) -> Characters:
     """Append a string's text, from its opening quote, already read, to the closing one."""
     literal.append('"')
     while True:
+        while run := (yield _PLAIN):
+            literal.append(run)
         character = yield
         if character < " ":
             refuse("a string has a control character")

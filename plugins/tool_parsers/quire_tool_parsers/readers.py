@@ -16,12 +16,20 @@ from quire_tool_parsers.tagged_reader import TaggedReader
 def notation_of(form: CallFormat, first: str) -> Notation | None:
     """Return the notation of a call that begins with a character; None if it begins none."""
     for notation in form.notations:
-        if notation == "json":
-            if first == "{":
-                return notation
-        elif first.isalnum() or first in "_\"'":
+        if _begins(notation, first):
             return notation
     return None
+
+
+def _begins(notation: Notation, first: str) -> bool:
+    match notation:
+        case "json":
+            return first == "{"
+        case "braces":
+            return first.isalnum() or first in "_:"
+        case "python":
+            return first.isalnum() or first == "_"
+    return first.isalnum() or first in "_\"'"
 
 
 def new_reader(form: CallFormat, first: str, types: ArgumentTypes) -> CallReader | None:
@@ -38,7 +46,9 @@ def new_reader(form: CallFormat, first: str, types: ArgumentTypes) -> CallReader
         case "header":
             return HeaderReader(_pattern(form.header))
         case "tagged" if form.tags is not None:
-            return TaggedReader(form.tags, (*form.call_close, *form.section_close), types)
+            closers = (*form.call_close, *form.section_close)
+            openers = (*form.call_open, *form.section_open)
+            return TaggedReader(form.tags, closers, openers, types)
         case "python":
             return PythonReader()
         case "braces":

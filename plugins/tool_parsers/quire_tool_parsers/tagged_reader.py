@@ -1,24 +1,26 @@
 """Reader of a call whose arguments stand between tags: `<parameter=city>Oslo</parameter>`.
 
 The value of an argument is plain text; the types of the tool's schema, or an attribute of the tag,
-say what it means. A string is written while it is read. A value ends at a closing tag behind which
-the call goes on, so that such a tag within a value is text.
+say what it means. A string is written while it is read. The body may also be one JSON object.
 """
 
-import json
 import re
 
 from quire.interfaces.markers import Markers
-from quire_tool_parsers.argument_types import ArgumentTypes, is_text, json_text
+from quire_tool_parsers.argument_types import STRING, ArgumentTypes
 from quire_tool_parsers.call_format import Tags
-from quire_tool_parsers.call_reader import CallReader
-from quire_tool_parsers.json_scan import BLANKS
+from quire_tool_parsers.call_reader import CallReader, ScanningReader
+from quire_tool_parsers.json_scan import Characters, parse, read_container, skip_blanks
+from quire_tool_parsers.json_writing import string_text
+from quire_tool_parsers.value_end import ValueEnd
+from quire_tool_parsers.value_writer import ValueWriter
 
 MAX_NAME = 512  # characters of a tag
 
-_QUOTED = re.compile(
-    r"""\s*(?:name\s*=\s*)?(["']?)(?P<name>[^"'\s<>]+)\1\s*(?P<attributes>.*)""", re.S
-)
+_QUOTED = re.compile(r"""(["'])(?P<name>.*?)\1(?P<attributes>.*)""", re.DOTALL)
+_NAME = re.compile(r"""[^\s<>"']+""")
+_END_OF_WORD = re.compile(r"\s")
+_BREAK = re.compile(r"(?:\r?\n)?")
 
 
 class TaggedReader(CallReader):
@@ -26,211 +28,193 @@ class TaggedReader(CallReader):
 
     Args:
         tags: Markers within the call.
-        ends: Markers that follow the last argument, and are not part of what this reads.
+        closers: Markers that follow the last argument, and are not part of what this reads.
+        openers: Markers of the next call.
         types: Types of arguments.
     """
 
-    def __init__(self, tags: Tags, ends: tuple[str, ...], types: ArgumentTypes) -> None:
+    def __init__(
+        self,
+        tags: Tags,
+        closers: tuple[str, ...],
+        openers: tuple[str, ...],
+        types: ArgumentTypes,
+    ) -> None:
         super().__init__()
         self._tags = tags
         self._types = types
-        self._ends = Markers(ends)
-        self._steps = Markers((tags.parameter_open, *ends))
-        self._value_ends = Markers((tags.parameter_close, *ends))
-        self._read_next = self._read_name
-        self._num_arguments = 0
-        self._types_of_value = frozenset[str]()
+        self._steps = Markers((*tags.parameter_open, *closers))
         self._openings = Markers(tuple(each for each in (tags.value_open, tags.key_close) if each))
-        self._value: list[str] = []  # pieces of one that is no string
-        self._trims = False
-        self._num_scanned = 0
+        self._value_end = ValueEnd(tags, closers, openers)
+        self._value = ValueWriter(None)
+        self._body: _Body | None = None
+        self._written_name = ""
+        self._attributes = ""
+        self._keys = set[str]()
+        self._read_next = self._read_name
 
     def read(self, text: str, *, is_last: bool) -> int:
         """Read text; return the number of characters consumed."""
-        used = 0
-        while not (self.is_complete or self.is_broken):
-            num = self._read_next(text[used:], is_last)
-            if num < 0:
+        consumed = 0
+        while consumed < len(text) or is_last:
+            place = self._read_next(text, consumed, is_last)
+            if place is None:
                 break
-            used += num
-        return used
+            consumed = place
+            if self.is_complete:
+                break
+        return consumed
 
-    # Each of the following reads one part, and returns the number of characters consumed; -1: it
-    # needs more text.
+    # Each of the following reads one part from a place on, and returns the place behind it; None:
+    # it needs more text, or the call is broken.
 
-    def _read_name(self, text: str, is_last: bool) -> int:
-        tags = self._tags
-        if tags.name_close:
-            found = self._header(text, tags.name_close, is_last)
-            if found is None:
-                return -1
-            header, end = found
-        else:
-            blanks = len(text) - len(text.lstrip(BLANKS))
-            step = self._steps.find(text, is_last=is_last)
-            space = re.search(r"\s", text[blanks:])
-            ends = [*([step[0]] if step else []), *([blanks + space.start()] if space else [])]
-            if not ends:
-                return self._wait(text, is_last)
-            end = min(ends)
-            header = text[blanks:end]
-        named = _QUOTED.fullmatch(header)
-        if named is None or named["attributes"]:
-            self.is_broken = True
-            return 0
-        self.name = named["name"]
-        self._arguments.append("{")
-        self._read_next = self._read_step
-        return end
-
-    def _read_step(self, text: str, is_last: bool) -> int:
-        """Read what is between two arguments: blanks, and the tag of the next one or the end."""
-        rest = text.lstrip(BLANKS)
-        marker = self._steps.at_start(rest)
-        if marker == self._tags.parameter_open:
-            self._read_next = self._read_key
-            return len(text) - len(rest) + len(marker)
-        if marker is not None:
-            self._arguments.append("}")
-            self.is_complete = True
-            return len(text) - len(rest)
-        if is_last or (rest and not self._steps.may_begin(rest)):
-            self.is_broken = True
-            return 0
-        return -1
-
-    def _read_key(self, text: str, is_last: bool) -> int:
-        found = self._header(text, self._tags.key_close, is_last)
+    def _read_name(self, text: str, start: int, is_last: bool) -> int | None:
+        found = self._named(text, start, is_last)
         if found is None:
-            return -1
+            return None
         header, end = found
-        named = _QUOTED.fullmatch(header)
-        if named is None:
-            self.is_broken = True
-            return 0
-        key, comma = named["name"], ", " if self._num_arguments else ""
-        self._arguments.append(f"{comma}{json.dumps(key, ensure_ascii=False)}: ")
-        self._num_arguments += 1
-        self._types_of_value = self._types_of(key, named["attributes"])
-        self._read_next = self._read_opening
-        return end
-
-    def _read_opening(self, text: str, is_last: bool) -> int:
-        """Read what may stand before a value: the tag of its key again, and its own tag."""
-        tags = self._tags
-        if tags.value_open:
-            rest = text.lstrip(BLANKS)
-            marker = self._openings.at_start(rest)
-            if marker is not None:
-                if marker == tags.value_open:
-                    self._begin_value()
-                return len(text) - len(rest) + len(marker)
-            if not is_last and (not rest or self._openings.may_begin(rest)):
-                return -1
-        self._begin_value()
-        return 0
-
-    def _begin_value(self) -> None:
-        self._value.clear()
-        self._num_scanned = 0
-        self._trims = self._tags.trims_newline
-        self._read_next = self._read_value
-        if self._is_text:
-            self._arguments.append('"')
-
-    def _read_value(self, text: str, is_last: bool) -> int:
-        """Read a value up to its end, as far as it is certain."""
-        if self._trims:
-            if text[:2] in ("", "\r") and not is_last:
-                return -1
-            self._trims = False
-            if text.startswith(("\n", "\r\n")):
-                return 2 if text[0] == "\r" else 1
-        end, behind = self._value_end(text, is_last)
-        self._add(text[:end])
-        if behind is None:
-            self._num_scanned = max(0, self._num_scanned - end)
-            if is_last:
-                self.is_broken = True
-            return end or -1
-        if not self._is_text:
-            types = self._types_of_value
-            self._arguments.append(json_text("".join(self._value), types))
-        else:
-            self._arguments.append('"')
+        quoted = _QUOTED.fullmatch(header)
+        name = header if quoted is None else quoted["name"]
+        if _NAME.fullmatch(name) is None or (quoted and quoted["attributes"].strip()):
+            return self._break()
+        self._written_name = name
         self._read_next = self._read_step
-        return behind
-
-    def _add(self, text: str) -> None:
-        if not text:
-            return
-        if self._is_text:
-            self._arguments.append(json.dumps(text, ensure_ascii=False)[1:-1])
-        else:
-            self._value.append(text)
-
-    def _value_end(self, text: str, is_last: bool) -> tuple[int, int | None]:
-        """Return the length of the value, and of it with its closing tag.
-
-        If the end is not there yet, the second is None, and the first the length that is certain.
-        """
-        held: int | None = None  # where the value ends if nothing else closes it
-        place = self._num_scanned
-        while (found := self._value_ends.find(text, place, is_last=is_last)) is not None:
-            start, marker = found
-            follows = self._follows(text[start + len(marker) :], marker, is_last)
-            if follows is None:
-                held = start if held is None else held
-                break
-            if follows:
-                behind = start + len(marker) if marker == self._tags.parameter_close else start
-                return self._trimmed(text, start), behind
-            if held is None and marker != self._tags.parameter_close:
-                held = start
-            place = start + len(marker)
-        self._num_scanned = place if held is not None else 0
-        if is_last and held is not None:
-            return self._trimmed(text, held), held
-        certain = self._value_ends.num_certain(text) if held is None else held
-        return self._trimmed(text, certain), None
-
-    def _follows(self, rest: str, marker: str, is_last: bool) -> bool | None:
-        """Whether what stands behind a marker shows that it ends the value; None: not yet."""
-        rest = rest.lstrip(BLANKS)
-        steps = self._steps if marker == self._tags.parameter_close else self._ends
-        if steps.at_start(rest) is not None:
-            return True
-        if not rest or steps.may_begin(rest):
-            return True if is_last else None
-        return False
-
-    def _trimmed(self, text: str, end: int) -> int:
-        """Return a length without the line break at its end, which may not belong to the value."""
-        if self._tags.trims_newline and text[:end].endswith("\n"):
-            end -= 2 if text[:end].endswith("\r\n") else 1
         return end
 
-    @property
-    def _is_text(self) -> bool:
-        return is_text(self._types_of_value)
+    def _named(self, text: str, start: int, is_last: bool) -> tuple[str, int] | None:
+        """Return the name as it is written, and the place behind it and its marker."""
+        if self._tags.name_close:
+            return self._header(text, start, self._tags.name_close, is_last)
+        start = skip_blanks(text, start)
+        step = self._steps.find(text, start, is_last=is_last)
+        blank = _END_OF_WORD.search(text, start)
+        ends = ([] if step is None else [step[0]]) + ([] if blank is None else [blank.start()])
+        end = min(ends, default=len(text))
+        if not ends or end - start > MAX_NAME:
+            self._wait(text, start, is_last)
+            return None
+        return text[start:end], end
 
-    def _types_of(self, key: str, attributes: str) -> frozenset[str]:
+    def _read_step(self, text: str, start: int, is_last: bool) -> int | None:
+        """Read what is between two arguments: blanks, and the tag of the next one or the end."""
+        place = skip_blanks(text, start)
+        marker = self._steps.at_start(text, place)
+        if marker is not None and marker not in self._tags.parameter_open:
+            return self._finish(place)
+        is_body = self.name is None and text.startswith("{", place)
+        if self._body is None and (marker is not None or is_body):
+            self.name = self._written_name
+            self._body = _Body() if is_body else None
+            self._read_next = self._read_body if is_body else self._read_key
+            return place + (0 if marker is None else len(marker))
+        if is_last or (place < len(text) and not self._steps.may_begin(text, place)):
+            return self._break()
+        return place if place > start else None
+
+    def _finish(self, place: int) -> int:
+        self.name = self._written_name
+        if self._body is None:
+            self._arguments.append("}" if self._keys else "{}")
+        self.is_complete = True
+        return place
+
+    def _read_body(self, text: str, start: int, is_last: bool) -> int | None:
+        """Read arguments that are one JSON object."""
+        body = self._body or _Body()
+        num_read = body.read(text[start:], is_last=is_last)
+        self._arguments.append(body.take_arguments())
+        if body.is_broken:
+            return self._break()
+        if body.is_complete:
+            self._read_next = self._read_step
+        return start + num_read if num_read else None
+
+    def _read_key(self, text: str, start: int, is_last: bool) -> int | None:
+        found = self._header(text, start, self._tags.key_close, is_last)
+        if found is None:
+            return None
+        header, end = found
+        quoted = _QUOTED.fullmatch(header)
+        key = header if quoted is None else quoted["name"]
+        if not key or key in self._keys:
+            return self._break()
+        self._arguments.append(f"{', ' if self._keys else '{'}{string_text(key)}: ")
+        self._keys.add(key)
+        self._attributes = "" if quoted is None else quoted["attributes"]
+        self._value = self._writer(key)
+        self._read_next = self._read_opening if self._tags.value_open else self._read_break
+        return end
+
+    def _writer(self, key: str) -> ValueWriter:
         tags = self._tags
-        if tags.string_attribute and tags.string_attribute in attributes:
-            return frozenset({"string"})
-        if tags.other_attribute and tags.other_attribute in attributes:
-            return frozenset({"null", "integer", "number", "boolean", "object", "array", "string"})
-        return self._types.of(self.name or "", key)
+        if tags.string_attribute and tags.string_attribute in self._attributes:
+            return ValueWriter(STRING)
+        if tags.other_attribute and tags.other_attribute in self._attributes:
+            return ValueWriter(None)
+        return ValueWriter(self._types.of(self._written_name, key))
 
-    def _header(self, text: str, close: str, is_last: bool) -> tuple[str, int] | None:
-        """Return the text up to a marker, and the place behind the marker."""
-        end = text.find(close, 0, MAX_NAME)
-        if end >= 0:
-            return text[:end], end + len(close)
-        self._wait(text, is_last)
+    def _read_opening(self, text: str, start: int, is_last: bool) -> int | None:
+        """Read what may stand before a value: the tag of its key again, and its own tag."""
+        place = skip_blanks(text, start)
+        marker = self._openings.at_start(text, place)
+        is_begun = place == len(text) or self._openings.may_begin(text, place)
+        if marker is None and is_begun and not is_last:
+            return None
+        if marker is None or marker == self._tags.value_open:
+            self._read_next = self._read_break
+        return place + len(marker or "")
+
+    def _read_break(self, text: str, start: int, is_last: bool) -> int | None:
+        """Read the line break before a value, if it does not belong to the value."""
+        if not self._tags.trims_newline:
+            place = start
+        elif text[start : start + 2] in ("", "\r") and not is_last:
+            return None
+        else:
+            place = _end_of_break(text, start)
+        self._read_next = self._read_value
+        return place
+
+    def _read_value(self, text: str, start: int, is_last: bool) -> int | None:
+        """Read a value up to its end, as far as it is certain."""
+        end, behind = self._value_end.search(text, start, is_last)
+        if end > start:
+            self._arguments.append(self._value.add(text[start:end]))
+        if behind is not None:
+            self._arguments.append(self._value.end())
+            self._read_next = self._read_step
+            return behind
+        if is_last:
+            return self._break()
+        return end if end > start else None
+
+    def _header(self, text: str, start: int, close: str, is_last: bool) -> tuple[str, int] | None:
+        """Return the text up to a marker without its blanks, and the place behind the marker."""
+        end = text.find(close, start, start + MAX_NAME)
+        if end < 0:
+            self._wait(text, start, is_last)
+            return None
+        return text[start:end].strip(), end + len(close)
+
+    def _wait(self, text: str, start: int, is_last: bool) -> None:
+        if is_last or len(text) - start > MAX_NAME:
+            self._break()
+
+    def _break(self) -> int | None:
+        self.is_broken = True
         return None
 
-    def _wait(self, text: str, is_last: bool) -> int:
-        if is_last or len(text) > MAX_NAME:
-            self.is_broken = True
-        return -1
+
+class _Body(ScanningReader):
+    """Reader of one JSON object."""
+
+    def scan(self) -> Characters:
+        """Read the object."""
+        self.name = ""
+        yield from read_container((yield), self._arguments)
+        parse(self._arguments)
+
+
+def _end_of_break(text: str, start: int) -> int:
+    found = _BREAK.match(text, start)
+    return start if found is None else found.end()

@@ -1,0 +1,96 @@
+"""Search for the end of a value between tags.
+
+A closing tag ends a value only if the call goes on behind it, so that one within a value is text.
+The tag may be missing: then what closes the call ends the value, if another call follows, or if the
+section of calls is closed as well and nothing follows. So an argument that breaks off is not taken
+for a whole one.
+"""
+
+from quire.interfaces.markers import Markers
+from quire_tool_parsers.call_format import Tags
+from quire_tool_parsers.json_scan import skip_blanks
+
+MAX_GAP = 1000  # characters between a closing tag and what follows it
+MAX_CLOSERS = 4  # behind a value without a closing tag
+
+_BREAKS = ("\r\n", "\n")
+_PARTS_OF_BREAKS = (*_BREAKS, "\r")
+
+
+class ValueEnd:
+    """Search in a text that arrives in pieces, one value after the other.
+
+    Args:
+        tags: Markers within the call.
+        closers: Markers that close a call or a section.
+        openers: Markers that open the next call or section.
+    """
+
+    def __init__(self, tags: Tags, closers: tuple[str, ...], openers: tuple[str, ...]) -> None:
+        self._tags = tags
+        self._ends = Markers((*tags.parameter_close, *closers))
+        self._after_value = Markers((*tags.parameter_open, *closers))
+        self._closers = Markers(closers)
+        self._after_call = Markers((*closers, *openers))
+        self._num_searched = 0  # characters of the value that have no end
+
+    def search(self, text: str, start: int, is_last: bool) -> tuple[int, int | None]:
+        """Return the end of a value, and the place behind its closing tag.
+
+        If the end is not there yet, the second is None, and the value goes on at the first.
+
+        Args:
+            text: Text from the part of the value on that was not consumed.
+            start: Place where it begins.
+            is_last: Whether nothing follows the text.
+        """
+        place = start + self._num_searched
+        while (found := self._ends.find(text, place, is_last=is_last)) is not None:
+            at, marker = found
+            behind = at + len(marker)
+            is_end = self._goes_on(text, behind, marker, is_last)
+            if is_end is None:
+                return self._wait(text, start, at)
+            if is_end:
+                self._num_searched = 0
+                is_tag = marker in self._tags.parameter_close
+                end = self._without_break(text, start, at, _BREAKS)
+                return end, behind if is_tag else at
+            place = behind
+        return self._wait(text, start, max(place, self._ends.num_certain(text)))
+
+    def _wait(self, text: str, start: int, searched: int) -> tuple[int, None]:
+        """Return the end of what is certain: a line break there may be the last one."""
+        end = self._without_break(text, start, searched, _PARTS_OF_BREAKS)
+        self._num_searched = searched - end
+        return end, None
+
+    def _goes_on(self, text: str, place: int, marker: str, is_last: bool) -> bool | None:
+        """Whether what stands behind a marker shows that it ends the value; None: not yet."""
+        is_tag = marker in self._tags.parameter_close
+        start = skip_blanks(text, place)
+        behind = start if is_tag else self._behind_closers(text, start)
+        followers = self._after_value if is_tag else self._after_call
+        if behind - place > MAX_GAP:
+            return False
+        if followers.at_start(text, behind) is not None:
+            return True
+        if behind == len(text) or followers.may_begin(text, behind):
+            return None if not is_last else is_tag or start < len(text)
+        return False
+
+    def _behind_closers(self, text: str, place: int) -> int:
+        """Return the place behind all that closes the call, which is what follows a value."""
+        for _ in range(MAX_CLOSERS):
+            if (closer := self._closers.at_start(text, place)) is None:
+                break
+            place = skip_blanks(text, place + len(closer))
+        return place
+
+    def _without_break(self, text: str, start: int, end: int, breaks: tuple[str, ...]) -> int:
+        """Return the end of a value without the line break that does not belong to it."""
+        if self._tags.trims_newline:
+            for each in breaks:
+                if text.endswith(each, start, end):
+                    return end - len(each)
+        return end
