@@ -32,7 +32,7 @@ from quire.frontend.chat.conversation import (
 )
 from quire.frontend.chat.final_message import cut_at_end_mark, marked_at_end, with_end_mark
 from quire.frontend.chat.marked_texts import MarkedTexts
-from quire.frontend.chat.opening import opening_of
+from quire.frontend.chat.opening import KnownOpenings, opening_of
 from quire.frontend.chat.prompt_call_ids import PromptCallId, as_sent, with_prompt_ids
 from quire.frontend.chat.rendered_prompt import RenderedPrompt
 from quire.frontend.text.checkpoint_file import read_json_object
@@ -70,6 +70,7 @@ class ChatTemplate:
         call_ids: PromptCallId = as_sent,
     ) -> None:
         self._call_ids = call_ids
+        self._openings = KnownOpenings()
         self.templates = {"default": templates} if isinstance(templates, str) else dict(templates)
         self._special_tokens = dict(special_tokens or {})
         self._max_characters = max_characters
@@ -148,7 +149,8 @@ class ChatTemplate:
             add_generation_prompt: True to end with the start of the assistant's turn.
             continue_final_message: True to end within the last message, after its text.
             finds_opening: Whether the prompt says what the template wrote behind the conversation,
-                for a reasoning parser. This takes a second rendering.
+                for a reasoning parser. This takes a second rendering, unless it is known from
+                another prompt.
             unknown: What happens to fields of messages that do not exist.
 
         Raises:
@@ -175,13 +177,18 @@ class ChatTemplate:
         prompt = written(normal, add_generation_prompt=add_generation_prompt)
         if not finds_opening:
             return prompt
-        opening = opening_of(
-            prompt.text,
-            lambda: written(normal, add_generation_prompt=False).text,
-            lambda: (
-                written(marked_at_end(normal), add_generation_prompt=add_generation_prompt).text
-            ),
-        )
+        variables = json.dumps(template_kwargs, sort_keys=True, default=str)
+        key = (variables, bool(tools), normal[-1]["role"], add_generation_prompt)
+        opening = self._openings.find(key, prompt.text)
+        if opening is None:
+            opening = opening_of(
+                prompt.text,
+                lambda: written(normal, add_generation_prompt=False).text,
+                lambda: (
+                    written(marked_at_end(normal), add_generation_prompt=add_generation_prompt).text
+                ),
+            )
+            self._openings.add(key, opening)
         return replace(prompt, opening=opening)
 
     def _check_names(self, kwargs: Mapping[str, Any]) -> None:

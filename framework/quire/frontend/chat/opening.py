@@ -2,13 +2,16 @@
 
 It may open or close the model's reasoning. A conversation can have the same markers, so they are
 looked for in this part of the prompt only. It is found by comparison: a prompt without the start of
-the assistant's turn is what the opening comes after.
+the assistant's turn is what the opening comes after. That costs a second rendering, so openings are
+remembered.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from quire.errors import ChatTemplateError
 from quire.frontend.chat.final_message import END_MARK
+
+MAX_KNOWN = 64  # openings of a template
 
 
 def opening_of(
@@ -28,6 +31,33 @@ def opening_of(
     _, mark, opening = _rendered(render_marked).rpartition(END_MARK.strip())
     opening = opening.removeprefix(" ")
     return opening if mark and prompt.endswith(opening) else ""
+
+
+class KnownOpenings:
+    """The openings that a template has written so far, by what it was given but the conversation.
+
+    An opening that a prompt ends with is that of the prompt, too: openings begin with markup that
+    starts a turn, so none is the end of another.
+    """
+
+    def __init__(self) -> None:
+        self._openings: dict[Hashable, str] = {}
+
+    def find(self, given: Hashable, prompt: str) -> str | None:
+        """Return the opening of a prompt; None if it is not known.
+
+        Args:
+            given: What the template was given.
+            prompt: Rendered prompt.
+        """
+        opening = self._openings.get(given)
+        return opening if opening and prompt.endswith(opening) else None
+
+    def add(self, given: Hashable, opening: str) -> None:
+        """Remember an opening."""
+        if len(self._openings) >= MAX_KNOWN:
+            self._openings.clear()
+        self._openings[given] = opening
 
 
 def _rendered(render: Callable[[], str]) -> str:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from quire.errors import ChatTemplateError
 from quire.frontend.chat.chat_template import ChatTemplate
-from quire.frontend.chat.opening import opening_of
+from quire.frontend.chat.opening import MAX_KNOWN, KnownOpenings, opening_of
 
 TURNS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content|trim }}<|end|>\n{% endfor %}"
 OPENS = "{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
@@ -71,3 +71,46 @@ def test_a_template_whose_start_changes_what_is_before_it_is_compared():
     prompt = f"{differs}b<|start|>assistant"
     assert opening_of(prompt, lambda: f"{differs}c", refused) == "b<|start|>assistant"
     assert opening_of(prompt, refused, lambda: "another") == ""
+
+
+class CountedTemplate(ChatTemplate):
+    """A template that counts its renderings."""
+
+    num_rendered = 0
+
+    def _render(self, *arguments):
+        self.num_rendered += 1
+        return super()._render(*arguments)
+
+
+def test_an_opening_is_looked_for_once():
+    template = CountedTemplate(TURNS + SWITCH)
+    for text in ("a", "b", "<|assistant|>"):
+        prompt = template.render([{"role": "user", "content": text}], finds_opening=True)
+        assert prompt.opening == "<|assistant|>"
+    assert template.num_rendered == 4
+    quick = template.render(
+        [{"role": "user", "content": "a"}], None, {"quick": True}, finds_opening=True
+    )
+    assert quick.opening == "<|assistant|><think></think>"
+
+
+def test_a_template_whose_opening_depends_on_the_conversation_is_asked_again():
+    depends = (
+        TURNS + "{% if add_generation_prompt %}<|assistant|>"
+        "{% if 'x' in messages[-1].content %}<think>{% endif %}{% endif %}"
+    )
+    template = CountedTemplate(depends)
+    for text in ("a", "x", "a", "x"):
+        prompt = template.render([{"role": "user", "content": text}], finds_opening=True)
+        assert prompt.opening == "<|assistant|>" + ("<think>" if text == "x" else "")
+
+
+def test_few_openings_are_remembered():
+    known = KnownOpenings()
+    for number in range(MAX_KNOWN + 1):
+        known.add(number, "<|assistant|>")
+    assert known.find(0, "<|assistant|>") is None
+    assert known.find(MAX_KNOWN, "a<|assistant|>") == "<|assistant|>"
+    known.add(1, "")
+    assert known.find(1, "a") is None
