@@ -107,6 +107,9 @@ class BracketParser(ToolParser):
         name, space, rest_text = rest.partition(" ")
         if not space:
             return []
+        if not name:
+            self._text = rest
+            return [TextDelta(bracket)]
         self._call, self._text = f"[[{name} ", rest_text
         self._index += 1
         return [ToolCallStart(self._index, name)]

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.errors import InvalidRequestError
+from quire.frontend.chat.custom_input import INPUT
 from quire.frontend.unknown_fields import UnknownFields
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -15,8 +16,9 @@ PART_SEPARATOR = "\n"  # between the text parts of one message
 KEPT_KEYS = ("name", "tool_call_id", "reasoning_content")
 MESSAGE_KEYS = frozenset({"role", "content", "tool_calls", "reasoning", *KEPT_KEYS})
 PART_KEYS = frozenset({"type", "text", "cache_control"})  # the last concerns other APIs' billing
-CALL_KEYS = frozenset({"id", "type", "index", "function"})
+CALL_KEYS = frozenset({"id", "type", "index", "function", "custom"})
 FUNCTION_KEYS = frozenset({"name", "arguments"})
+CUSTOM_KEYS = frozenset({"name", "input"})
 UNSUPPORTED_KEYS = frozenset({"function_call", "refusal", "audio", "annotations"})  # of messages
 STRICT = UnknownFields()
 
@@ -126,15 +128,36 @@ def _calls(calls: object, role: str, where: str, unknown: UnknownFields) -> list
 
 
 def _call(call: object, where: str, unknown: UnknownFields) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not name:
-        raise InvalidRequestError(f"{where} must have a function with a name", param=where)
+    if not isinstance(call, Mapping):
+        raise InvalidRequestError(f"{where} must be an object, got {call!r:.100}", param=where)
+    read = _custom_call if call.get("type") == "custom" else _function_call
+    function = read(call, where, unknown)
     _check_keys(call, CALL_KEYS, where, unknown)
+    normal = {"type": "function", "function": function}
+    return normal | ({"id": call["id"]} if call.get("id") is not None else {})
+
+
+def _function_call(call: Mapping[str, Any], where: str, unknown: UnknownFields) -> dict[str, Any]:
+    function = call.get("function")
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not name:
+        raise InvalidRequestError(f"{where} must have a function with a name", param=where)
     _check_keys(function, FUNCTION_KEYS, f"{where}.function", unknown)
     arguments = _arguments(function.get("arguments"), f"{where}.function.arguments")
-    normal = {"type": "function", "function": {"name": name, "arguments": arguments}}
-    return normal | ({"id": call["id"]} if call.get("id") is not None else {})
+    return {"name": name, "arguments": arguments}
+
+
+def _custom_call(call: Mapping[str, Any], where: str, unknown: UnknownFields) -> dict[str, Any]:
+    """Return the call of a custom tool as that of a function of one text."""
+    custom = call.get("custom")
+    name = custom.get("name") if isinstance(custom, Mapping) else None
+    if not isinstance(custom, Mapping) or not name:
+        raise InvalidRequestError(f"{where} must have a custom tool with a name", param=where)
+    _check_keys(custom, CUSTOM_KEYS, f"{where}.custom", unknown)
+    text, path = custom.get("input"), f"{where}.custom.input"
+    if not isinstance(text, str):
+        raise InvalidRequestError(f"{path} must be a string, got {text!r:.100}", param=path)
+    return {"name": name, "arguments": {INPUT: text}}
 
 
 def _arguments(arguments: object, where: str) -> dict[str, Any] | str:

@@ -122,17 +122,39 @@ class Function(msgspec.Struct, kw_only=True, rename={"returned": "return"}):
 
 
 class Tool(msgspec.Struct):
-    """A tool; only functions are supported."""
+    """A tool of the type function."""
 
     type: str
     function: Function
+
+
+class CustomGrammar(msgspec.Struct):
+    """A grammar of the input of a custom tool."""
+
+    syntax: Literal["lark", "regex"]
+    definition: str
+
+
+class CustomToolDefinition(msgspec.Struct):
+    """A tool whose input is a text."""
+
+    name: str
+    description: str | None = None
+    format: dict[str, Any] | None = None
+
+
+class CustomTool(msgspec.Struct):
+    """A tool of the type custom."""
+
+    type: str
+    custom: CustomToolDefinition
 
 
 class AllowedTools(msgspec.Struct):
     """A choice among some of the tools."""
 
     mode: Literal["auto", "required"]
-    tools: list[dict[str, Any]]  # each names a function
+    tools: list[dict[str, Any]]  # each names one of the tools
 
 
 class ChatBody(SamplingBody, kw_only=True):
@@ -148,12 +170,12 @@ class ChatBody(SamplingBody, kw_only=True):
     top_logprobs: Annotated[int | None, about("Number of candidates with log probabilities.")] = (
         None
     )
-    tools: Annotated[list[dict[str, Any]] | None, about("Functions that the model may call.")] = (
-        None  # each a Tool; kept whole for the template
-    )
+    tools: Annotated[
+        list[dict[str, Any]] | None, about("Functions and custom tools that the model may call.")
+    ] = None  # each a Tool or a CustomTool; functions are kept whole for the template
     tool_choice: Annotated[
         str | dict[str, Any] | None,
-        about("none, auto, required, a function, or some of the tools."),
+        about("none, auto, required, one of the tools, or some of them."),
     ] = None
     parallel_tool_calls: Annotated[
         bool | None, about("Whether the answer may have several calls.")
@@ -286,12 +308,25 @@ class ChatLogprobs(msgspec.Struct):
     refusal: None = None
 
 
-class MessageToolCall(msgspec.Struct, kw_only=True):
+class MessageToolCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function"):
     """A complete tool call."""
 
     id: str
-    type: Literal["function"] = "function"
     function: FunctionCall
+
+
+class CustomCall(msgspec.Struct):
+    """The custom tool that the assistant called, or a piece of its input."""
+
+    input: str
+    name: str | UnsetType = UNSET
+
+
+class MessageCustomCall(msgspec.Struct, kw_only=True, tag_field="type", tag="custom"):
+    """A complete call of a custom tool."""
+
+    id: str
+    custom: CustomCall
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
@@ -302,7 +337,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
-    tool_calls: list[MessageToolCall] | UnsetType = UNSET
+    tool_calls: list[MessageToolCall | MessageCustomCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -341,8 +376,9 @@ class ToolCallDelta(msgspec.Struct, kw_only=True):
 
     index: int
     id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
-    function: FunctionDelta
+    type: Literal["function", "custom"] | UnsetType = UNSET
+    function: FunctionDelta | UnsetType = UNSET
+    custom: CustomCall | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, kw_only=True):

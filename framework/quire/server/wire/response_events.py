@@ -106,3 +106,17 @@ class ArgumentsDone(_ItemEvent, kw_only=True, tag="response.function_call_argume
     item_id: str
     name: str
     arguments: str
+
+
+class CustomInputDelta(_ItemEvent, kw_only=True, tag="response.custom_tool_call_input.delta"):
+    """A piece of the input of a custom tool's call."""
+
+    item_id: str
+    delta: str
+
+
+class CustomInputDone(_ItemEvent, kw_only=True, tag="response.custom_tool_call_input.done"):
+    """The whole input of a custom tool's call."""
+
+    item_id: str
+    input: str

@@ -74,12 +74,12 @@ class ResponseBody(SampledBody, kw_only=True):
     top_logprobs: Annotated[int | None, about("Number of candidates with log probabilities.")] = (
         None
     )
-    tools: Annotated[list[dict[str, Any]] | None, about("Functions that the model may call.")] = (
-        None
-    )
+    tools: Annotated[
+        list[dict[str, Any]] | None, about("Functions and custom tools that the model may call.")
+    ] = None
     tool_choice: Annotated[
         str | dict[str, Any] | None,
-        about("none, auto, required, a function, or some of the tools."),
+        about("none, auto, required, one of the tools, or some of them."),
     ] = None
     parallel_tool_calls: Annotated[
         bool | None, about("Whether the output may have several calls.")
@@ -186,7 +186,17 @@ class FunctionCallItem(msgspec.Struct, kw_only=True, tag="function_call"):
     arguments: str
 
 
-OutputItem = OutputMessage | ReasoningItem | FunctionCallItem
+class CustomCallItem(msgspec.Struct, kw_only=True, tag="custom_tool_call"):
+    """A call of a custom tool; the input of an incomplete one has broken off."""
+
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    input: str
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCallItem | CustomCallItem
 
 
 class IncompleteDetails(msgspec.Struct):

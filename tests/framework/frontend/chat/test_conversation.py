@@ -252,3 +252,27 @@ def test_a_wrong_tool_is_named_by_its_place(tool, param):
     with pytest.raises(InvalidRequestError) as caught:
         normalize_tools([tool])
     assert caught.value.param == param
+
+
+def test_the_call_of_a_custom_tool_is_that_of_a_function_with_its_text():
+    call = {"id": "c", "type": "custom", "custom": {"name": "run", "input": "{not json"}}
+    (message,) = normalize_messages([{"role": "assistant", "content": None, "tool_calls": [call]}])
+    function = {"name": "run", "arguments": {"input": "{not json"}}
+    assert message["tool_calls"] == [{"type": "function", "function": function, "id": "c"}]
+
+
+@pytest.mark.parametrize(
+    ("call", "param"),
+    [
+        ({"type": "custom"}, ""),
+        ({"type": "custom", "custom": {"input": "a"}}, ""),
+        ({"type": "custom", "custom": {"name": "run"}}, ".custom.input"),
+        ({"type": "custom", "custom": {"name": "run", "input": 5}}, ".custom.input"),
+        ({"type": "custom", "custom": {"name": "run", "input": "", "odd": 1}}, ".custom.odd"),
+        ({"type": "custom", "odd": 1, "custom": {"name": "run", "input": ""}}, ".odd"),
+    ],
+)
+def test_the_call_of_a_custom_tool_has_a_name_and_a_text(call, param):
+    with pytest.raises(InvalidRequestError) as caught:
+        normalize_messages([{"role": "assistant", "tool_calls": [call]}])
+    assert caught.value.param == f"messages[0].tool_calls[0]{param}"

@@ -10,7 +10,8 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.outputs import CompletionOutput, PromptLogprobs
+from quire.frontend.chat.custom_input import input_of
+from quire.outputs import CompletionOutput, PromptLogprobs, ToolCall
 from quire.server.http.json_response import in_thread_if, json_of
 from quire.server.routes.chat.chat_turn import ChatTurn, ChatTurns
 from quire.server.routes.generation import Generation
@@ -29,8 +30,10 @@ from quire.server.wire.protocol import (
     ChatLogprobs,
     ChatMessage,
     ChunkChoice,
+    CustomCall,
     FinishReason,
     FunctionCall,
+    MessageCustomCall,
     MessageToolCall,
     Usage,
 )
@@ -110,7 +113,8 @@ class Chat:
 
     async def events(self) -> AsyncGenerator[bytes]:
         """Generate; yield the chunks of a stream as JSON."""
-        pieces = [ChatPieces(events, self.options.reasoning) for events in self.turn.events()]
+        reasoning, custom = self.options.reasoning, self.turn.tools.custom
+        pieces = [ChatPieces(events, reasoning, custom) for events in self.turn.events()]
         role_sent = [False] * len(pieces)
         async with aclosing(self.generation.deltas()) as deltas:
             async for index, delta in deltas:
@@ -146,10 +150,7 @@ class Chat:
         if parsed.reasoning is not None and self.options.reasoning:
             message.reasoning = message.reasoning_content = parsed.reasoning
         if calls:
-            message.tool_calls = [
-                MessageToolCall(id=call.id, function=FunctionCall(call.name, call.arguments))
-                for call in calls
-            ]
+            message.tool_calls = [self._call(call) for call in calls]
         return ChatChoice(
             index=index,
             message=message,
@@ -158,6 +159,12 @@ class Chat:
             stop_reason=output.stop_reason,
             token_ids=output.token_ids if self.options.token_ids else UNSET,
         )
+
+    def _call(self, call: ToolCall) -> MessageToolCall | MessageCustomCall:
+        if call.name in self.turn.tools.custom:
+            custom = CustomCall(input_of(call.arguments), call.name)
+            return MessageCustomCall(id=call.id, custom=custom)
+        return MessageToolCall(id=call.id, function=FunctionCall(call.name, call.arguments))
 
     def _shown_end(self, end: End) -> End | Literal["stop"]:
         """Return a finish reason; the call of a named function is no reason, as in OpenAI's API."""

@@ -4,17 +4,27 @@ A stream differs from a full response in one thing only: a tool call that breaks
 begun in the stream, where its text follows; a full response has only the text.
 """
 
+from collections.abc import Collection
+
 from msgspec import UNSET
 
+from quire.frontend.chat.custom_input import CustomInput
 from quire.interfaces.reasoning import ReasoningDelta
 from quire.interfaces.tool_parsing import (
     TextDelta,
     ToolCallArguments,
+    ToolCallEnd,
     ToolCallStart,
 )
 from quire.outputs import Delta
 from quire.server.routes.chat.choice_events import ChoiceEvents
-from quire.server.wire.protocol import ChatDelta, FinishReason, FunctionDelta, ToolCallDelta
+from quire.server.wire.protocol import (
+    ChatDelta,
+    CustomCall,
+    FinishReason,
+    FunctionDelta,
+    ToolCallDelta,
+)
 
 
 class ChatPieces:
@@ -23,11 +33,19 @@ class ChatPieces:
     Args:
         events: Events of the choice.
         shows_reasoning: Whether the reasoning is kept.
+        custom: Names of custom tools.
     """
 
-    def __init__(self, events: ChoiceEvents, shows_reasoning: bool = True) -> None:
+    def __init__(
+        self,
+        events: ChoiceEvents,
+        shows_reasoning: bool = True,
+        custom: Collection[str] = (),
+    ) -> None:
         self._events = events
         self._shows_reasoning = shows_reasoning
+        self._custom = custom
+        self._inputs: dict[int, CustomInput] = {}  # of the calls of custom tools
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -44,11 +62,17 @@ class ChatPieces:
                     piece.content = (piece.content or "") + text
                 case ReasoningDelta(text) if self._shows_reasoning:
                     piece.reasoning = piece.reasoning_content = (piece.reasoning or "") + text
+                case ToolCallStart(index, name) if name in self._custom:
+                    self._inputs[index] = CustomInput()
+                    calls[index] = _custom_start(event)
                 case ToolCallStart(index):
                     calls[index] = _call_start(event)
+                case ToolCallArguments(index, arguments) if index in self._inputs:
+                    _add_input(calls, index, self._inputs[index].feed(arguments))
                 case ToolCallArguments(index, arguments):
-                    call = calls.setdefault(index, _call_continuation(index))
-                    call.function.arguments += arguments
+                    _add_arguments(calls, index, arguments)
+                case ToolCallEnd(index) if index in self._inputs:
+                    _add_input(calls, index, self._inputs.pop(index).close())
         if calls:
             piece.tool_calls = list(calls.values())
         return piece
@@ -63,5 +87,27 @@ def _call_start(event: ToolCallStart) -> ToolCallDelta:
     )
 
 
-def _call_continuation(index: int) -> ToolCallDelta:
-    return ToolCallDelta(index=index, function=FunctionDelta(arguments=""))
+def _custom_start(event: ToolCallStart) -> ToolCallDelta:
+    return ToolCallDelta(
+        index=event.index,
+        id=UNSET if event.id is None else event.id,
+        type="custom",
+        custom=CustomCall("", event.name),
+    )
+
+
+def _add_arguments(calls: dict[int, ToolCallDelta], index: int, arguments: str) -> None:
+    call = calls.get(index)
+    if call is None:
+        calls[index] = ToolCallDelta(index=index, function=FunctionDelta(arguments=arguments))
+    elif call.function is not UNSET:
+        call.function.arguments += arguments
+
+
+def _add_input(calls: dict[int, ToolCallDelta], index: int, piece: str) -> None:
+    call = calls.get(index)
+    if call is None:
+        if piece:
+            calls[index] = ToolCallDelta(index=index, custom=CustomCall(piece))
+    elif call.custom is not UNSET:
+        call.custom.input += piece

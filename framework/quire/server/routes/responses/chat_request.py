@@ -28,7 +28,8 @@ _NAMES = (  # how paths of a chat's fields begin -> those of a response's
     (re.compile(r"(messages\b[^ :]*|prompt$)"), "input"),  # items are checked before
     (re.compile(r"reasoning_effort\b"), "reasoning.effort"),
     (re.compile(r"tool_choice\.allowed_tools\b"), "tool_choice"),
-    (re.compile(r"(tools\[\d+\])\.function\b"), r"\1"),
+    (re.compile(r"(tools\[\d+\])\.custom\.format\.grammar\b"), r"\1.format"),
+    (re.compile(r"(tools\[\d+\])\.(function|custom)\b"), r"\1"),
 )
 
 

@@ -1,4 +1,4 @@
-"""Conversion of tools and of the choice among them to those of a chat, which nest the function."""
+"""Conversion of tools and of the choice among them to those of a chat, which nest their fields."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,11 @@ from typing import Any
 from quire.errors import InvalidRequestError
 from quire.frontend.unknown_fields import UnknownFields
 
-_FUNCTION = ("name", "description", "parameters", "strict")
+_FIELDS = {  # of each type
+    "function": ("name", "description", "parameters", "strict"),
+    "custom": ("name", "description", "format"),
+}
+_GRAMMAR = ("syntax", "definition")
 _NEUTRAL: dict[str, Any] = {  # fields for OpenAI's own programs -> value that asks for nothing
     "allowed_callers": ["direct"],
     "async": False,
@@ -22,7 +26,7 @@ def chat_tools(tools: Sequence[Tool] | None, unknown: UnknownFields) -> list[Too
     """Return tools in the shape of a chat.
 
     Raises:
-        InvalidRequestError: One of them is no function; `param` is its path.
+        InvalidRequestError: One of them is hosted; `param` is its path.
         UnknownFieldError: One of them has a field that does not exist.
     """
     if tools is None:
@@ -36,13 +40,13 @@ def chat_choice(
     """Return a choice of tools in the shape of a chat.
 
     Raises:
-        InvalidRequestError: It is no choice among functions.
+        InvalidRequestError: It is no choice among functions and custom tools.
         UnknownFieldError: It has a field that does not exist.
     """
     if choice is None or choice in _MODES:
         return choice
     kind = choice.get("type") if isinstance(choice, dict) else None
-    if isinstance(choice, dict) and kind == "function":
+    if isinstance(choice, dict) and kind in _FIELDS:
         return _named(choice, "tool_choice", unknown)
     if isinstance(choice, dict) and kind == "allowed_tools":
         unknown.check(choice, ("type", "mode", "tools"), "tool_choice")
@@ -56,7 +60,7 @@ def chat_choice(
         return {"type": "allowed_tools", "allowed_tools": allowed}
     raise InvalidRequestError(
         f"tool_choice {kind or choice!r:.80} is not supported; it must be none, auto, required, "
-        '{"type": "function", "name": ...} or '
+        '{"type": "function", "name": ...}, the same with custom, or '
         '{"type": "allowed_tools", "mode": ..., "tools": [...]}',
         param="tool_choice",
     )
@@ -64,7 +68,7 @@ def chat_choice(
 
 def _chat_tool(tool: Tool, where: str, unknown: UnknownFields) -> Tool:
     kind = tool.get("type")
-    if kind != "function":
+    if not isinstance(kind, str) or kind not in _FIELDS:
         raise InvalidRequestError(
             f"{where}: the tool {kind!r:.80} is not supported, as this server runs no tools; offer "
             'a function of your own: {"type": "function", "name": ..., "parameters": {...}}',
@@ -78,19 +82,27 @@ def _chat_tool(tool: Tool, where: str, unknown: UnknownFields) -> Tool:
                 "functions; leave it out",
                 param=f"{where}.{name}",
             )
-    unknown.check(given, ("type", *_FUNCTION, *_NEUTRAL), where)
-    return {"type": "function", "function": {n: tool[n] for n in given if n in _FUNCTION}}
+    unknown.check(given, ("type", *_FIELDS[kind], *_NEUTRAL), where)
+    fields = {name: tool[name] for name in given if name in _FIELDS[kind]}
+    if kind == "custom" and "format" in fields:
+        fields["format"] = _format(fields["format"], f"{where}.format", unknown)
+    return {"type": kind, kind: fields}
+
+
+def _format(given: object, where: str, unknown: UnknownFields) -> object:
+    """Return the format of a custom tool's input; one of another type is refused later."""
+    if not isinstance(given, dict) or given.get("type") != "grammar":
+        return given
+    unknown.check(given, ("type", *_GRAMMAR), where)
+    return {"type": "grammar", "grammar": {n: given[n] for n in _GRAMMAR if n in given}}
 
 
 def _named(choice: object, where: str, unknown: UnknownFields) -> dict[str, Any]:
     name = choice.get("name") if isinstance(choice, dict) else None
-    if (
-        not isinstance(choice, dict)
-        or choice.get("type") != "function"
-        or not isinstance(name, str)
-    ):
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if not isinstance(choice, dict) or kind not in _FIELDS or not isinstance(name, str):
         raise InvalidRequestError(
             f'{where} must be {{"type": "function", "name": ...}}, got {choice!r:.80}', param=where
         )
     unknown.check(choice, ("type", "name"), where)
-    return {"type": "function", "function": {"name": name}}
+    return {"type": kind, kind: {"name": name}}

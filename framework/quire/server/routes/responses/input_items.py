@@ -4,10 +4,12 @@ An item that a client sends back as it got it is accepted with all its fields. W
 hosted tools cannot have in its context is refused by name.
 """
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 from quire.errors import InvalidRequestError
+from quire.frontend.chat.custom_input import INPUT
 from quire.frontend.unknown_fields import UnknownFields
 from quire.server.routes.responses.assistant_turn import AssistantTurn
 
@@ -19,6 +21,8 @@ _ITEM_FIELDS = {  # of each type
     "message": ("type", "role", "content", "id", "status", "phase"),
     "function_call": ("type", "call_id", "name", "arguments", "id", "status"),
     "function_call_output": ("type", "call_id", "output", "id", "status"),
+    "custom_tool_call": ("type", "call_id", "name", "input", "id", "status"),
+    "custom_tool_call_output": ("type", "call_id", "output", "id", "status"),
     "reasoning": ("type", "summary", "content", "encrypted_content", "id", "status"),
 }
 _TEXTS = ("id", "phase", "encrypted_content")  # fields of any item that are texts, or null
@@ -92,7 +96,10 @@ class _Conversation:
             case "reasoning":
                 self._add_reasoning(item, where)
             case "function_call":
-                self._add_call(item, where)
+                self._add_call(item, _text_field(item, "arguments", where), where)
+            case "custom_tool_call":
+                text = _text_field(item, "input", where)
+                self._add_call(item, json.dumps({INPUT: text}, ensure_ascii=False), where)
             case _:
                 self._add_output(item, where)
 
@@ -121,9 +128,8 @@ class _Conversation:
         turn = self._turn()
         (turn if turn.takes_reasoning else self._new_turn()).add_reasoning(text)
 
-    def _add_call(self, item: Item, where: str) -> None:
+    def _add_call(self, item: Item, arguments: str, where: str) -> None:
         call_id, name = _text_field(item, "call_id", where), _text_field(item, "name", where)
-        arguments = _text_field(item, "arguments", where)
         if not name:
             raise InvalidRequestError(
                 f"{where}.name is empty; send the name of the function", param=f"{where}.name"
@@ -137,7 +143,7 @@ class _Conversation:
         call_id = _text_field(item, "call_id", where)
         if call_id not in self._call_ids:
             raise InvalidRequestError(
-                f"{where}.call_id is {call_id!r:.80}, and no function_call before it has this "
+                f"{where}.call_id is {call_id!r:.80}, and no call before it has this "
                 "call_id; send the call, too, or previous_response_id",
                 param=f"{where}.call_id",
             )

@@ -1,10 +1,12 @@
 """Events of a stream: what the changes of the output items are for a client."""
 
+from dataclasses import replace
 from typing import get_args
 
 import msgspec
 
-from quire.server.routes.responses.output import Change, Closed, Grown, Opened, OpenItem
+from quire.server.routes.responses.open_item import OpenItem
+from quire.server.routes.responses.output import Change, Closed, Grown, Opened
 from quire.server.routes.responses.store.snapshot_event import SnapshotEvent
 from quire.server.wire.protocol import TokenLogprob
 from quire.server.wire.response_events import (
@@ -12,6 +14,8 @@ from quire.server.wire.response_events import (
     ArgumentsDone,
     ContentPartAdded,
     ContentPartDone,
+    CustomInputDelta,
+    CustomInputDone,
     OutputItemAdded,
     OutputItemDone,
     OutputTextDelta,
@@ -25,6 +29,7 @@ from quire.server.wire.response_events import (
     ResponseInProgress,
 )
 from quire.server.wire.responses import (
+    CustomCallItem,
     FunctionCallItem,
     OutputItem,
     OutputMessage,
@@ -45,7 +50,14 @@ ItemEvent = (
     | ReasoningTextDone
     | ArgumentsDelta
     | ArgumentsDone
+    | CustomInputDelta
+    | CustomInputDone
 )
+_DELTAS: dict[str, type[ReasoningTextDelta | ArgumentsDelta | CustomInputDelta]] = {
+    "reasoning": ReasoningTextDelta,
+    "function_call": ArgumentsDelta,
+    "custom_tool_call": CustomInputDelta,
+}
 PartEvent = ContentPartAdded | ContentPartDone
 _LAST = {"completed": ResponseCompleted, "failed": ResponseFailed}
 EVENTS = (
@@ -94,7 +106,7 @@ class ItemEvents:
         added = OutputItemAdded(
             sequence_number=self._next(), output_index=item.index, item=_empty(item)
         )
-        if item.kind == "function_call":
+        if item.call is not None:
             return [added]
         part = OutputText(text="") if item.kind == "message" else ReasoningText(text="")
         return [added, self._part(ContentPartAdded, item, part)]
@@ -109,7 +121,7 @@ class ItemEvents:
                 delta=piece,
                 logprobs=logprobs,
             )
-        kind = ReasoningTextDelta if item.kind == "reasoning" else ArgumentsDelta
+        kind = _DELTAS[item.kind]
         return kind(sequence_number=number, output_index=index, item_id=item.id, delta=piece)
 
     def _closed(self, item: OpenItem, whole: OutputItem) -> list[ItemEvent]:
@@ -133,8 +145,17 @@ class ItemEvents:
                     text=thought.text,
                 )
                 events = [reasoning, self._part(ContentPartDone, item, thought)]
-            case FunctionCallItem(status="incomplete"):
+            case FunctionCallItem(status="incomplete") | CustomCallItem(status="incomplete"):
                 events = []  # its arguments are never complete
+            case CustomCallItem(input=text):
+                events = [
+                    CustomInputDone(
+                        sequence_number=self._next(),
+                        output_index=index,
+                        item_id=item.id,
+                        input=text,
+                    )
+                ]
             case _:
                 call = ArgumentsDone(
                     sequence_number=self._next(),
@@ -164,17 +185,11 @@ def _type_of(event: type[msgspec.Struct]) -> str:
 
 
 def _empty(item: OpenItem) -> OutputItem:
-    """Return an item as it begins."""
+    """Return an item as it began; by now it may have grown."""
     match item.kind:
         case "message":
             return OutputMessage(id=item.id, status="in_progress", content=[])
         case "reasoning":
             return ReasoningItem(id=item.id, status="in_progress", content=[])
         case _:
-            return FunctionCallItem(
-                id=item.id,
-                status="in_progress",
-                call_id=item.call_id,
-                name=item.name,
-                arguments="",
-            )
+            return replace(item, pieces=[]).as_item("in_progress")

@@ -5,76 +5,17 @@ completion, read as one long delta, has the same items as a streamed one. A call
 name on. One that breaks off is an incomplete item, and its text is in the message behind it.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal
 
-from quire.frontend.random_bytes import random_bytes
+from quire.frontend.chat.custom_input import CustomInput
 from quire.interfaces.reasoning import ReasoningDelta
 from quire.interfaces.tool_parsing import TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from quire.server.routes.responses.message_logprobs import LoggedEvent
+from quire.server.routes.responses.open_item import Kind, OpenItem, new_id
 from quire.server.wire.protocol import TokenLogprob
-from quire.server.wire.responses import (
-    FunctionCallItem,
-    ItemStatus,
-    OutputItem,
-    OutputMessage,
-    OutputText,
-    ReasoningItem,
-    ReasoningText,
-)
-
-Kind = Literal["message", "reasoning", "function_call"]
-_PREFIXES: dict[Kind, str] = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
-
-
-@dataclass(slots=True)
-class OpenItem:
-    """An item that grows.
-
-    Attributes:
-        kind: Its type.
-        id: Its id.
-        index: Position among the items of the response.
-        name: Name of the called function.
-        call_id: Id of the call.
-        call: Number of the call in the completion; None: it is no call.
-        pieces: Pieces of its text, or of its arguments.
-        logprobs: Log probabilities of a message's tokens.
-    """
-
-    kind: Kind
-    id: str
-    index: int = 0
-    name: str = ""
-    call_id: str = ""
-    call: int | None = None
-    pieces: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-
-    @property
-    def text(self) -> str:
-        """Text or arguments so far."""
-        return "".join(self.pieces)
-
-    def as_item(self, status: ItemStatus) -> OutputItem:
-        """Return the item with what it has so far."""
-        match self.kind:
-            case "message":
-                part = OutputText(text=self.text, logprobs=self.logprobs)
-                return OutputMessage(id=self.id, status=status, content=[part])
-            case "reasoning":
-                thought = ReasoningText(text=self.text)
-                return ReasoningItem(id=self.id, status=status, content=[thought])
-            case _:
-                return FunctionCallItem(
-                    id=self.id,
-                    status=status,
-                    call_id=self.call_id,
-                    name=self.name,
-                    arguments=self.text,
-                )
+from quire.server.wire.responses import ItemStatus, OutputItem, ReasoningItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +48,15 @@ Change = Opened | Grown | Closed
 class Output:
     """Makes items of the events of a completion.
 
+    Args:
+        custom: Names of custom tools.
+
     Attributes:
         items: Items that have ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, custom: Collection[str] = ()) -> None:
+        self._custom = custom
         self.items: list[OutputItem] = []
         self._open: OpenItem | None = None
         self._changes: list[Change] = []
@@ -132,11 +77,10 @@ class Output:
                     self._grow(self._opened("reasoning"), text)
                 case ToolCallStart():
                     self._begin_call(event)
-                case ToolCallArguments(index, piece) if piece:
-                    if (item := self._open_call(index)) is not None:
-                        self._grow(item, piece)
-                case ToolCallEnd(index) if self._open_call(index) is not None:
-                    self._close("completed")
+                case ToolCallArguments(index, piece):
+                    self._grow_call(self._open_call(index), piece)
+                case ToolCallEnd(index):
+                    self._end_call(self._open_call(index))
         return self._taken_changes()
 
     def end(self, status: ItemStatus, logprobs: Sequence[TokenLogprob] = ()) -> list[Change]:
@@ -177,12 +121,27 @@ class Output:
 
     def _begin(self, kind: Kind) -> OpenItem:
         """Begin an item behind those that there are."""
-        return self._added(OpenItem(kind, _new_id(kind)))
+        return self._added(OpenItem(kind, new_id(kind)))
 
     def _begin_call(self, start: ToolCallStart) -> None:
-        kind: Kind = "function_call"
-        item_id, call_id = _new_id(kind), start.id or ""
-        self._added(OpenItem(kind, item_id, call=start.index, name=start.name, call_id=call_id))
+        kind: Kind = "custom_tool_call" if start.name in self._custom else "function_call"
+        item = OpenItem(kind, new_id(kind), call=start.index, name=start.name)
+        item.call_id = start.id or ""
+        item.input = CustomInput() if kind == "custom_tool_call" else None
+        self._added(item)
+
+    def _grow_call(self, item: OpenItem | None, piece: str) -> None:
+        if item is None:
+            return
+        if text := piece if item.input is None else item.input.feed(piece):
+            self._grow(item, text)
+
+    def _end_call(self, item: OpenItem | None) -> None:
+        if item is None:
+            return
+        if item.input is not None and (text := item.input.close()):
+            self._grow(item, text)
+        self._close("completed")
 
     def _added(self, item: OpenItem) -> OpenItem:
         self._close_unless_call("completed")
@@ -205,10 +164,6 @@ class Output:
             self._open = None
             self.items.append(item.as_item(status))
             self._changes.append(Closed(item, self.items[-1]))
-
-
-def _new_id(kind: Kind) -> str:
-    return f"{_PREFIXES[kind]}_{random_bytes.hex(16)}"
 
 
 def _joined(item: OpenItem, changes: Iterable[Change]) -> Grown:

@@ -59,7 +59,7 @@ class ResponseRun:
         self._keep = keep
         self._on_failure = on_failure
         self._events = ItemEvents()
-        self._output = Output()
+        self._output = Output(turn.tools.custom)
         self._parts = turn.events()[0]
         self._spelling = TokenSpelling(turn.generation.frontend.tokenizer)
 

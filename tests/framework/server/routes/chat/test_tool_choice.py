@@ -26,6 +26,10 @@ A, B = tool("a"), tool("b")
 STRICT = UnknownFields()
 
 
+def custom(name, **fields):
+    return {"type": "custom", "custom": {"name": name} | fields}
+
+
 @pytest.fixture
 def use(frontend):
     def read(tools, unknown=STRICT, **fields):
@@ -79,12 +83,17 @@ def test_a_call_of_one_tool_is_of_it_alone_and_once(use):
         ([A], {"tool_choice": named("b")}, "tool_choice"),
         ([A], {"tool_choice": "sometimes"}, "tool_choice"),
         ([A], {"tool_choice": {"type": "custom", "function": {"name": "a"}}}, "tool_choice"),
+        ([A], {"tool_choice": {"type": "custom", "custom": {"name": "a"}}}, "tool_choice"),
+        ([custom("a")], {"tool_choice": named("a")}, "tool_choice"),
+        ([A, custom("a")], {}, "tools"),
+        ([custom("a b")], {}, "tools[0].custom.name"),
+        ([A, {"type": "web_search"}], {}, "tools[1].type"),
         ([A], {"tool_choice": {"type": "function", "function": "a"}}, "tool_choice"),
         ([A], {"tool_choice": {"type": "function", "function": {"name": 5}}}, "tool_choice"),
         ([A, B, A], {}, "tools"),
         ([A, A], {"tool_choice": "none"}, "tools"),
         ([A, {"function": {"name": "b"}}], {}, "tools[1].type"),
-        ([{"type": "custom"}], {}, "tools[0].type"),
+        ([{"type": "custom"}], {}, "tools[0]"),
         ([A, {"type": "function"}], {}, "tools[1]"),
         ([{"type": "function", "function": {}}], {}, "tools[0].function"),
         ([tool("")], {}, "tools[0].function.name"),
@@ -242,4 +251,74 @@ def test_a_parser_that_cannot_force_a_call_says_so(tokenizer):
         with pytest.raises(InvalidRequestError, match="cannot force a call") as caught:
             tool_use(ChatBody(messages=[], tools=[A], tool_choice=choice), frontend, STRICT)
         assert caught.value.param == "tool_choice"
+    asyncio.run(frontend.shutdown())
+
+
+def regex(definition):
+    grammar = {"syntax": "regex", "definition": definition}
+    return {"type": "grammar", "grammar": grammar}
+
+
+@pytest.mark.parametrize("form", [{}, {"format": None}, {"format": {"type": "text"}}])
+def test_a_custom_tool_is_a_function_of_one_text(use, form):
+    found = use([A, custom("run", description="Runs it", **form)])
+    assert (found.tools[0], found.custom) == (A, {"run"})
+    function = found.tools[1]["function"]
+    assert (function["name"], function["description"]) == ("run", "Runs it")
+    assert function["parameters"]["properties"]["input"]["type"] == "string"
+    assert function["parameters"]["required"] == ["input"]
+    assert found.strict_calls is None
+
+
+def test_a_regex_of_a_custom_tool_is_enforced_where_calls_are_optional(use):
+    found = use([A, custom("run", format=regex("a|b"))])
+    shape = found.strict_calls.calls.shapes[1]
+    assert shape.pieces[1].schema["properties"]["input"]["pattern"] == "^(?:a|b)$"
+    forced_one = use([custom("run", format=regex("a|b"))], tool_choice="required")
+    (shape,) = forced_one.constraint.calls.shapes
+    assert shape.pieces[1].schema["properties"]["input"]["pattern"] == "^(?:a|b)$"
+
+
+def test_a_custom_tool_is_chosen_by_its_type(use):
+    tools = [A, custom("run")]
+    choice = {"type": "custom", "custom": {"name": "run"}}
+    found = use(tools, tool_choice=choice)
+    assert (found.is_named, forced(found)[0], found.custom) == (True, ["run"], {"run"})
+    allowed = {"mode": "required", "tools": [choice, named("a")]}
+    found = use(tools, tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
+    assert forced(found)[0] == ["a", "run"]
+    assert use(tools, tool_choice="none").tools == []
+
+
+@pytest.mark.parametrize(
+    ("form", "param"),
+    [
+        ({"type": "json"}, ".type"),
+        ({}, ".type"),
+        ({"type": "text", "grammar": {}}, ".grammar"),
+        ({"type": "grammar"}, ".grammar"),
+        ({"type": "grammar", "grammar": {"syntax": "regex"}}, ".grammar"),
+        ({"type": "grammar", "grammar": {"syntax": "bnf", "definition": "a"}}, ".grammar.syntax"),
+        ({"type": "grammar", "grammar": {"syntax": "lark", "definition": "a"}}, ".grammar.syntax"),
+        (regex("a") | {"odd": 1}, ".odd"),
+    ],
+)
+def test_the_format_of_a_custom_tool_is_checked(use, form, param):
+    with pytest.raises(InvalidRequestError) as caught:
+        use([custom("run", format=form)])
+    assert caught.value.param == f"tools[0].custom.format{param}"
+
+
+def test_a_parser_that_cannot_enforce_a_format_says_so(tokenizer):
+    class Lax(BracketParser):
+        @classmethod
+        def call_grammar(cls, tools, *, at_least_one):
+            return None
+
+    parsers = CompletionParsers(tools=calling(Lax, SOURCE))
+    frontend = make_frontend(tokenizer, ScriptedCore(Texts(tokenizer)), parsers)
+    body = ChatBody(messages=[], tools=[custom("run", format=regex("a"))])
+    with pytest.raises(InvalidRequestError, match="leave format out") as caught:
+        tool_use(body, frontend, STRICT)
+    assert caught.value.param == "tools[0].custom.format"
     asyncio.run(frontend.shutdown())

@@ -258,6 +258,38 @@ def test_without_parallel_calls_the_first_one_ends_the_generation(
     assert served.frontend.dispatch.streams() == []
 
 
+@pytest.mark.parametrize("tokens_per_step", [1, 4, 100])
+def test_a_custom_tool_is_called_with_a_text(client, served, tokens_per_step):
+    command = 'ls -l "a"\n🌧'
+    call_text = "[[run " + json.dumps({"input": command}) + "]]"
+    served.texts.by_prompt = {"List": f"{call_text}[[get_time {{}}]]", "total 0": "Nothing."}
+    served.core.tokens_per_step = tokens_per_step
+    tools = [{"type": "custom", "custom": {"name": "run", "description": "Runs it"}}, CLOCK]
+    choice = ask(client, "List", tools=tools).choices[0]
+    call, other = choice.message.tool_calls
+    assert (call.type, call.custom.name, call.custom.input) == ("custom", "run", command)
+    assert (other.type, other.function.arguments, choice.finish_reason) == (
+        "function", "{}", "tool_calls",
+    )  # fmt: skip
+    body = {"messages": [{"role": "user", "content": "List"}], "tools": tools, "stream": True}
+    sent = httpx.post(f"{served.url}/v1/chat/completions", json=body).text  # the client has no type
+    chunks = [json.loads(line[6:]) for line in sent.splitlines() if line.startswith("data: {")]
+    pieces = [p for c in chunks for p in c["choices"][0]["delta"].get("tool_calls", ())]
+    mine = [piece for piece in pieces if piece["index"] == 0]
+    assert (mine[0]["type"], mine[0]["custom"]["name"]) == ("custom", "run")
+    assert [*filter(lambda piece: "id" in piece or "function" in piece, mine)] == mine[:1]
+    assert "".join(piece["custom"]["input"] for piece in mine) == command
+    assert [piece["type"] for piece in pieces if "id" in piece] == ["custom", "function"]
+    question = {"role": "user", "content": "List"}
+    result = {"role": "tool", "tool_call_id": call.id, "content": "total 0"}
+    second = client.chat.completions.create(
+        model="demo", messages=[question, choice.message, result], tools=tools
+    )
+    assert second.choices[0].message.content == "Nothing."
+    prompt = served.frontend.tokenizer.decode(served.core.requests[-1].token_ids)
+    assert json.dumps({"input": command}, ensure_ascii=False) in prompt
+
+
 def test_tools_without_a_parser_of_their_calls_are_refused(serve):
     served = serve(parsers=CompletionParsers())
     url = f"{served.url}/v1/chat/completions"
@@ -548,7 +580,7 @@ def test_a_lenient_server_leaves_out_what_does_not_exist(serve, caplog):
             "tool_choice",
         ),
         ({"tools": [WEATHER, WEATHER]}, "tools"),
-        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         (

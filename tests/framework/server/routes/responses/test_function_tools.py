@@ -26,7 +26,7 @@ def test_fields_for_programs_are_accepted_if_they_ask_for_nothing():
         assert failed.value.param == f"tools[1].{name}"
 
 
-@pytest.mark.parametrize("kind", ["web_search", "mcp", "custom", "code_interpreter", None, 3])
+@pytest.mark.parametrize("kind", ["web_search", "mcp", "code_interpreter", None, 3])
 def test_other_tools_are_refused_by_name(kind):
     with pytest.raises(InvalidRequestError, match="offer a function") as failed:
         chat_tools([{"type": kind}], STRICT)
@@ -38,6 +38,24 @@ def test_a_function_in_the_shape_of_a_chat_is_refused():
     with pytest.raises(UnknownFieldError) as failed:
         chat_tools([{"type": "function", "function": {"name": "f"}}], STRICT)
     assert failed.value.param == "tools[0].function"
+
+
+def test_a_custom_tool_is_nested_with_its_format():
+    tool = {"type": "custom", "name": "run", "description": "Runs it"}
+    grammar = {"syntax": "regex", "definition": "a|b"}
+    text, form = {"type": "text"}, {"type": "grammar", **grammar}
+    assert chat_tools([tool, tool | {"format": text}, tool | {"format": form}], STRICT) == [
+        {"type": "custom", "custom": {"name": "run", "description": "Runs it"} | more}
+        for more in ({}, {"format": text}, {"format": {"type": "grammar", "grammar": grammar}})
+    ]
+    choice = {"type": "custom", "name": "run"}
+    assert chat_choice(choice, STRICT) == {"type": "custom", "custom": {"name": "run"}}
+    with pytest.raises(UnknownFieldError) as failed:
+        chat_tools([tool | {"format": form | {"odd": 1}}], STRICT)
+    assert failed.value.param == "tools[0].format.odd"
+    with pytest.raises(UnknownFieldError) as failed:
+        chat_tools([tool | {"parameters": {}}], STRICT)
+    assert failed.value.param == "tools[0].parameters"
 
 
 @pytest.mark.parametrize("choice", [None, "none", "auto", "required"])

@@ -133,7 +133,7 @@ def test_parts_are_joined_and_a_refusal_is_text():
         (USER | {"status": 7}, "input[0].status", "in_progress"),
         (USER | {"status": "ready"}, "input[0].status", "in_progress"),
         (THOUGHT | {"encrypted_content": 1}, "input[0].encrypted_content", "string"),
-        (OUTPUT, "input[0].call_id", "no function_call before it"),
+        (OUTPUT, "input[0].call_id", "no call before it"),
     ],
 )
 def test_a_wrong_item_is_named(item, param, words):

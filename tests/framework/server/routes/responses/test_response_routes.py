@@ -181,7 +181,7 @@ def test_log_probabilities_are_the_same_however_the_tokens_come(client, served, 
         ("<t>only thought", []),
         ('Sure: [[get_weather {"city": "a"}]][[get_time {}]] done', ["Sure: ", " done<|im_end|>"]),
         ('<t>hm</t>text [[get_weather {"city": "b"}]]', ["text "]),
-        ('x [[get_weather {"city": "never', ['x [[get_weather {"city": "never<|im_end|>']),
+        ('x [[get_weather {"city": "never', ["x ", '[[get_weather {"city": "never<|im_end|>']),
         ("日本語 🌧!", ["日本語 🌧!<|im_end|>"]),
     ],
 )
@@ -206,12 +206,16 @@ def test_log_probabilities_are_those_of_the_messages_tokens(client, served, repl
 
 def test_the_official_client_parses_a_response_with_a_call_that_broke_off(client, served):
     served.texts.by_prompt = {"Go": 'x [[get_weather {"city": "never'}
-    tool = WEATHER | {"strict": True}
-    response = client.responses.parse(model="demo", input="Go", tools=[tool])
+    response = client.responses.parse(model="demo", input="Go", tools=[WEATHER])
     assert response.output_text == 'x [[get_weather {"city": "never'
-    with client.responses.stream(model="demo", input="Go", tools=[tool]) as stream:
+    with client.responses.stream(model="demo", input="Go", tools=[WEATHER]) as stream:
         list(stream)
         assert stream.get_final_response().output_text == response.output_text
+    tool = WEATHER | {"strict": True}
+    fields = {"model": "demo", "input": "Go", "max_output_tokens": 12}
+    with client.responses.stream(**fields, tools=[tool]) as stream:
+        *_, last = stream
+    assert (last.type, last.response.output[1].status) == ("response.incomplete", "incomplete")
 
 
 def test_a_response_that_its_limit_ends_is_incomplete(client):
@@ -270,6 +274,65 @@ def test_a_tool_is_called_and_its_output_answered(client, served):
     continued = ask(client, [output], previous_response_id=first.id, tools=[WEATHER])
     assert continued.output_text == "It rains."
     assert prompt_of(served, -1) == prompt_of(served, -2)
+
+
+SHELL = {"type": "custom", "name": "run", "description": "Runs a command"}
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 4, 100])
+def test_a_custom_tool_is_called_with_a_text_and_its_output_answered(
+    client, served, tokens_per_step
+):
+    command = 'ls -l "a"\n🌧'
+    call_text = "[[run " + json.dumps({"input": command}) + "]]"
+    served.texts.by_prompt = {"List": call_text + "[[get_time {}]]", "total 0": "Nothing."}
+    served.core.tokens_per_step = tokens_per_step
+    tools = [SHELL, CLOCK]
+    first = ask(client, "List", tools=tools)
+    call, other = first.output
+    assert (call.type, call.name, call.input) == ("custom_tool_call", "run", command)
+    assert call.id.startswith("ctc_")
+    assert (other.type, other.arguments) == ("function_call", "{}")
+    events = [*ask(client, "List", tools=tools, stream=True)]
+    deltas = [e.delta for e in events if e.type == "response.custom_tool_call_input.delta"]
+    (done,) = (e for e in events if e.type == "response.custom_tool_call_input.done")
+    assert "".join(deltas) == done.input == command
+    assert len(deltas) > 1 or tokens_per_step > 1
+    assert plain(events[-1].response) == plain(first)
+    output = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "total 0"}
+    question = {"role": "user", "content": "List"}
+    second = ask(client, [question, call, output], tools=tools, store=False)
+    assert second.output_text == "Nothing."
+    assert json.dumps({"input": command}, ensure_ascii=False) in prompt_of(served)
+    ask(client, [output], previous_response_id=first.id, tools=tools)
+    assert json.dumps({"input": command}, ensure_ascii=False) in prompt_of(served)
+
+
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [
+        ({"format": {"type": "grammar", "syntax": "lark", "definition": "a"}}, "format.syntax"),
+        ({"format": {"type": "grammar", "syntax": "regex"}}, "format"),
+        ({"format": {"type": "json"}}, "format.type"),
+        ({"name": "a b"}, "name"),
+    ],
+)
+def test_a_custom_tool_that_is_not_supported_is_refused_as_it_was_sent(client, tool, param):
+    with pytest.raises(openai.BadRequestError) as failed:
+        ask(client, tools=[SHELL | tool])
+    assert failed.value.param == f"tools[0].{param}"
+    assert failed.value.body["message"].startswith(f"tools[0].{param}")
+
+
+def test_a_regex_of_a_custom_tool_is_enforced(client, served):
+    form = {"type": "grammar", "syntax": "regex", "definition": "ls|pwd"}
+    tools = [SHELL | {"format": form}]
+    choice = {"type": "custom", "name": "run"}
+    for fields in ({}, {"tool_choice": "required"}, {"tool_choice": choice}):
+        response = ask(client, tools=tools, **fields)
+        (shape,) = served.core.requests[-1].params.structured_outputs.calls.shapes
+        assert shape.pieces[1].schema["properties"]["input"]["pattern"] == "^(?:ls|pwd)$"
+        assert response.tools[0].to_dict().items() >= tools[0].items()
 
 
 @pytest.mark.parametrize(
