@@ -9,8 +9,8 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 
 from quire.testing.expectation import expect
 from quire.testing.parsing.fragments import fragments_of, marker_places
-from quire.testing.parsing.hostile_texts import HostileTexts
-from quire.testing.parsing.parser_work import is_linear, work_of
+from quire.testing.parsing.hostile_texts import COMMON, HostileTexts
+from quire.testing.parsing.parser_work import EndlessWorkError, is_linear, work_of
 from quire.testing.parsing.splits import in_groups, of_length, pairs, random_cuts
 from quire.testing.parsing.token_streams import token_streams
 
@@ -19,6 +19,7 @@ NUM_REPEATS = 150  # of a fragment
 NUM_NESTED = 1_500  # more than Python can recurse
 NUM_PROSE = 1_000  # characters
 SHORT_LENGTH = 400  # characters of the shorter text whose work is counted
+MAX_LINES = 200_000  # of Python, for a text of a few hundred characters
 PROSE = "The quick brown fox jumps over the lazy dog, and then it rests. "
 DELTA_LENGTH = 4
 
@@ -228,6 +229,20 @@ class StreamParserContract(ABC, Generic[Sample, Event, Parsed]):
                 self._check_repeated(sample, start, fragment * NUM_REPEATS)
         for nested in ("[", "{", "(", '{"a":'):
             self._check_repeated(sample, begun, nested * NUM_NESTED)
+
+    def test_each_fragment_ends(self) -> None:
+        """Parse each fragment alone and in front of a word: the parser comes to an end."""
+        fragments = [*self.format_markers(), *fragments_of(self._texts()), *COMMON]
+        for fragment in dict.fromkeys(fragments):
+            sample = self.samples[0]
+            for text in (fragment, f"{fragment}wörd1x {fragment}"):
+                try:
+                    work_of(partial(self._feed, sample, [text]), max_lines=MAX_LINES)
+                except EndlessWorkError as error:
+                    raise AssertionError(
+                        f"the parser does not come to an end with {text!r}: {error}"
+                    ) from error
+                self.check_nothing_lost(sample, text)
 
     def test_text_is_passed_on(self) -> None:
         """Prose is returned before the completion ends."""

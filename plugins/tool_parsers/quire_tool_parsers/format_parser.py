@@ -61,8 +61,8 @@ class FormatParser(ToolParser):
         self._is_in_section = False
         self._is_list = False
         self._has_calls = False  # in the section
+        self._may_be_bare = self.format.is_bare  # at the front
         self._is_bare = False
-        self._may_be_bare = form.is_bare
         self._reader: CallReader | None = None
         self._index = 0
         self._is_announced = False
@@ -145,13 +145,14 @@ class FormatParser(ToolParser):
 
     def _read_text(self, is_last: bool) -> Events:
         """Read text up to the next marker."""
-        if self._may_be_bare and self._text.is_at_front and not self._is_in_section:
+        if self._may_be_bare:
             rest = self._buffer.lstrip(BLANKS)
             if not rest and not is_last:
                 self._needs_more = True
                 return
+            self._may_be_bare = False
             if rest and (rest[0] in "[" or notation_of(self.format, rest[0])):
-                self._is_bare, self._may_be_bare = True, False
+                self._is_bare = True
                 self._open_section(self._take(len(self._buffer) - len(rest)))
                 return
         markers = self._openers_or_close if self._is_in_section else self._openers

@@ -15,11 +15,6 @@ class TextWriter:
         self._has_text = False
         self._is_behind_call = False
 
-    @property
-    def is_at_front(self) -> bool:
-        """Whether there was neither text nor a call so far."""
-        return not (self._has_text or self._is_behind_call)
-
     def write(self, text: str) -> list[TextDelta]:
         """Return the text that is certain by now."""
         end = len(text.rstrip(BLANKS))

@@ -230,6 +230,13 @@ class Recurses(Brackets):
         return self.depth(delta.replace("[", "", 1)) if "[" in delta else delta
 
 
+class TurnsForEver(Brackets):
+    def feed(self, delta):
+        while delta.startswith("'"):
+            pass
+        return super().feed(delta)
+
+
 class FailsAtTwoBrackets(Brackets):
     def feed(self, delta):
         if "]]" in delta:
@@ -256,6 +263,7 @@ PROOFS = [
     (Repeats, "hostile_texts_lose_nothing", "has text that is not in"),
     (Mixes, "hostile_texts_lose_nothing", "out of order"),
     (Recurses, "repeated_fragments_raise_nothing", "must not raise, but RecursionError"),
+    (TurnsForEver, "each_fragment_ends", "does not come to an end with"),
     (HoldsEverything, "text_is_passed_on", "only 0 were returned before the end"),
     (LooksBack, "the_work_is_linear_in_the_text", "grows faster than the text .prose"),
     (NeverThinks, "is_thinking_matches_the_text", "is_thinking is False, but .* of the reasoning"),

@@ -316,6 +316,15 @@ class Recurses(families.hermes):
         return self.depth(delta.replace("{", "", 1)) + 1 if "{" in delta else 0
 
 
+class TurnsForEver(families.hermes):
+    """Waits for a bracket at a quotation mark."""
+
+    def feed(self, delta):
+        while delta.startswith("'"):
+            pass
+        return super().feed(delta)
+
+
 class TakesATagForOne(families.hermes):
     """Fails at two tags, one directly behind the other."""
 
@@ -335,6 +344,7 @@ LOST = "a_lost_character_raises_nothing"
 TWICE = "a_marker_twice_raises_nothing"
 HOSTILE = "hostile_texts_lose_nothing"
 REPEATED = "repeated_fragments_raise_nothing"
+ENDS = "each_fragment_ends"
 BESIDE = "text_beside_calls_is_kept"
 VALUES = "arguments_keep_blanks_and_unicode"
 PASSED_ON = "text_is_passed_on"
@@ -366,6 +376,7 @@ PROOFS = [
     (DropsTextBehindCalls, HOSTILE, "are lost: the content is"),
     (Recurses, REPEATED, "must not raise, but RecursionError"),
     (DropsWhatIsNoCall, REPEATED, "without a complete call all text is content"),
+    (TurnsForEver, ENDS, "does not come to an end with"),
     (DropsTextBehindCalls, BESIDE, "'wörd[34]x'.* are lost: the content is"),
     (RepeatsText, BESIDE, "has text that is not in .*or out of order"),
     (TurnsTextRound, BESIDE, "or out of order"),

@@ -28,8 +28,16 @@ class Work:
     num_copied_bytes: int
 
 
-def work_of(call: Callable[[], object]) -> Work:
-    """Return the work of a call."""
+class EndlessWorkError(Exception):
+    """A call executes more lines than it may."""
+
+
+def work_of(call: Callable[[], object], max_lines: int | None = None) -> Work:
+    """Return the work of a call.
+
+    Raises:
+        EndlessWorkError: It executes more than `max_lines`.
+    """
     num_lines = num_copied = held = 0
 
     def trace(_frame: FrameType, _event: str, _argument: Any) -> Callable[..., Any]:
@@ -39,6 +47,8 @@ def work_of(call: Callable[[], object]) -> Work:
             num_copied += peak - held
         held = now
         num_lines += 1
+        if num_lines == max_lines:
+            raise EndlessWorkError(f"{max_lines} lines were executed")
         tracemalloc.reset_peak()
         return trace
 

@@ -1,0 +1,72 @@
+"""Completions that broke parsers of others are read as they are meant, for every split."""
+
+import random
+
+import pytest
+from nasty_inputs import nasty_inputs
+from parser_families import contract_of, family, family_names
+
+from quire.testing.parsing.splits import random_cuts
+from quire.testing.tool_parsing import ToolParserContract
+
+NUM_SPLITS = 3
+MAX_LENGTH = 1_000  # of a text that is cut at every place
+WHOLE_KIT = (
+    "test_every_cut_in_two_gives_the_same",
+    "test_single_characters_give_the_same",
+    "test_random_cuts_give_the_same",
+    "test_cuts_between_tokens_give_the_same",
+    "test_a_truncated_completion_raises_nothing",
+    "test_a_lost_character_raises_nothing",
+    "test_a_marker_twice_raises_nothing",
+    "test_hostile_texts_lose_nothing",
+    "test_repeated_fragments_raise_nothing",
+    "test_each_fragment_ends",
+    "test_text_is_passed_on",
+    "test_text_beside_calls_is_kept",
+    "test_arguments_keep_blanks_and_unicode",
+    "test_parsers_share_no_state",
+    "test_the_work_is_linear_in_the_text",
+)
+each_family = pytest.mark.parametrize("name", family_names())
+
+
+@each_family
+def test_each_input_gives_its_content_and_its_calls(name):
+    inputs = nasty_inputs(name)
+    kit = contract_of(family(name), tuple(each.sample for each in inputs))
+    chance = random.Random(name)
+    wrong = []
+    for each in inputs:
+        for split in ([each.text], *(random_cuts(each.text, chance) for _ in range(NUM_SPLITS))):
+            parsed = kit.read(each.sample, split)
+            if not kit.is_expected(parsed, each.sample):
+                wrong.append(f"{each.number}: {split!r} gives {parsed}, not {each.sample}")
+    assert not wrong, "\n".join(wrong)
+
+
+@each_family
+def test_what_is_beside_an_input_is_not_lost(name):
+    kit = contract_of(family(name), tuple(each.sample for each in nasty_inputs(name)))
+    for sample in kit.samples:
+        if len(sample.text) <= MAX_LENGTH:
+            kit.check_nothing_lost(sample, f"wörd1x {sample.text} wörd2x")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("test", WHOLE_KIT)
+@each_family
+def test_each_input_passes_the_kit(name, test):
+    kit = contract_of(family(name), tuple(each.sample for each in nasty_inputs(name)))
+    getattr(kit, test)()
+
+
+def test_the_whole_kit_is_run():
+    tests = {name for name in dir(ToolParserContract) if name.startswith("test_")}
+    assert tests - set(WHOLE_KIT) == {"test_samples_are_parsed_as_expected"}
+
+
+def test_each_number_of_the_list_has_an_input():
+    """The others are splits of all inputs (15, 22), or need a reasoning parser (5, 6)."""
+    numbers = {each.number for name in family_names() for each in nasty_inputs(name)}
+    assert numbers == set(range(1, 26)) - {5, 6, 15, 22}
