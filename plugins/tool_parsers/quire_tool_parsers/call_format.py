@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+from quire_tool_parsers.call_writing import CallWriting
+
 Notation = Literal["json", "header", "tagged", "python", "braces"]
 
 
@@ -88,6 +90,7 @@ class CallFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         calls_end_reasoning: Whether a call ends the reasoning that it is in; False: calls in the
             reasoning are ignored.
         call_ids: Ids of calls that the chat template takes.
+        writing: How the model writes calls, for `tool_choice`; None: calls cannot be forced.
     """
 
     notations: tuple[Notation, ...] = ("json",)
@@ -109,6 +112,7 @@ class CallFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     priority: int = 10
     calls_end_reasoning: bool = True
     call_ids: CallIds = CallIds()
+    writing: CallWriting | None = None
 
     def markers(self) -> tuple[str, ...]:
         """Return the texts of the format that may be or contain special tokens."""

@@ -1,68 +1,100 @@
-"""Grammars of calls, from the format of a family: literal texts with JSON schemas between them."""
+"""Grammars of calls, from the way in which a family writes them."""
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from quire.errors import GrammarError
-from quire.interfaces.tool_parsing import CallGrammar, CallShape, SchemaPiece
+from quire.interfaces.tool_parsing import CallGrammar, CallShape, MembersPiece, Piece, SchemaPiece
+from quire_tool_parsers.argument_pieces import ArgumentPieces
+from quire_tool_parsers.argument_schemas import argument_schemas
+from quire_tool_parsers.argument_types import ArgumentTypes
 from quire_tool_parsers.call_format import CallFormat
+from quire_tool_parsers.call_writing import CallWriting
 
-NO_ARGUMENTS = {"type": "object", "additionalProperties": False}
-COMBINING_KEYWORDS = frozenset({"$ref", "anyOf", "oneOf", "allOf"})  # refused beside `type`
+_NUMBER = {"type": "integer", "minimum": 0, "maximum": 9999}
+_NAME = re.compile(r"[\w.-]+")
+_PART = re.compile(r"(\$name|\$number|\$arguments|\$members)")
+
+Tool = dict[str, Any]
 
 
 def call_grammar(
-    form: CallFormat, tools: Sequence[dict[str, Any]], *, at_least_one: bool
+    form: CallFormat, tools: Sequence[Tool], *, at_least_one: bool
 ) -> CallGrammar | None:
     """Return a grammar of calls of `tools`; None if there is none for the format.
 
     Args:
         form: Format of the calls.
-        tools: OpenAI tool definitions, the `function` objects.
+        tools: OpenAI tool definitions, the `function` objects, all with `parameters`.
         at_least_one: Whether the completion consists of calls; otherwise they are in free text.
 
     Raises:
-        GrammarError: The parameters of a tool are not an object.
+        GrammarError: The format cannot follow the schema of a tool; the message names it.
     """
-    if not tools or not _is_object_between_markers(form):
+    writing = form.writing
+    if not tools or writing is None or not (at_least_one or writing.triggers):
         return None
-    opening = form.section_open[0]
-    shapes = tuple(_call_shape(tool, opening, form.section_close[0]) for tool in tools)
-    return CallGrammar(shapes, separator="\n", triggers=() if at_least_one else (opening,))
-
-
-def _is_object_between_markers(form: CallFormat) -> bool:
-    has_markers = form.section_open and form.section_close
-    return bool(form.notations == ("json",) and has_markers and not form.is_list)
-
-
-def _call_shape(tool: dict[str, Any], opening: str, closing: str) -> CallShape:
-    name = json.dumps(tool["name"], ensure_ascii=False)
-    return CallShape(
-        tool["name"],
-        (
-            f'{opening}\n{{"name": {name}, "arguments": ',
-            SchemaPiece(arguments_schema(tool)),
-            f"}}\n{closing}",
-        ),
+    writer = _ShapeWriter(form, writing, tools)
+    return CallGrammar(
+        tuple(writer.shape(tool, call) for call in writing.calls for tool in tools),
+        separator=None if writing.is_single else writing.separator,
+        triggers=() if at_least_one else writing.triggers,
+        begin=writing.begin,
+        end=writing.end,
+        excluded=() if at_least_one else writing.excluded,
+        is_at_start=not at_least_one and writing.is_at_start,
     )
 
 
-def arguments_schema(tool: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of the arguments of a tool, which is always one of an object.
+class _ShapeWriter:
+    """Writer of the calls of a request's tools."""
 
-    Raises:
-        GrammarError: The parameters are not an object.
-    """
-    parameters = tool.get("parameters")
-    if parameters is None:
-        return NO_ARGUMENTS
-    if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
-        raise GrammarError(
-            f"the parameters of the tool {tool['name']!r} must be a schema of type object",
-            param="tools",
-        )
-    if parameters.keys() & COMBINING_KEYWORDS:
-        return parameters
-    return {"type": "object"} | parameters
+    def __init__(self, form: CallFormat, writing: CallWriting, tools: Sequence[Tool]) -> None:
+        self._writing = writing
+        self._is_json = form.notations[0] == "json"
+        self._types = ArgumentTypes(tools)
+        self._arguments = ArgumentPieces(form, writing)
+
+    def shape(self, tool: Tool, call: str) -> CallShape:
+        """Return the format of a call of one tool."""
+        try:
+            return CallShape(tool["name"], tuple(self._pieces(tool, call)))
+        except GrammarError as error:
+            message = f"the parameters of the tool {tool['name']!r:.80}: {error}"
+            raise GrammarError(message, param="tools") from error
+
+    def _pieces(self, tool: Tool, call: str) -> Iterator[Piece]:
+        """Yield the pieces, literal texts joined."""
+        text = ""
+        for part in _PART.split(call):
+            match part:
+                case "$name":
+                    text += self._name(tool["name"])
+                case "$number" | "$arguments" | "$members":
+                    yield from [text] if text else []
+                    text = ""
+                    yield self._part(part, tool)
+                case _:
+                    text += part
+        yield from [text] if text else []
+
+    def _name(self, name: str) -> str:
+        if self._is_json:
+            return json.dumps(name, ensure_ascii=False)[1:-1]
+        if not _NAME.fullmatch(name):
+            raise GrammarError(f"the format of this model's calls has no spelling for {name!r:.80}")
+        return name
+
+    def _part(self, part: str, tool: Tool) -> Piece:
+        match part:
+            case "$number":
+                return SchemaPiece(_NUMBER)
+            case "$arguments":
+                return SchemaPiece(tool["parameters"])
+        members = [
+            self._arguments.member(argument, self._types.of(tool["name"], argument.key))
+            for argument in argument_schemas(tool["parameters"])
+        ]
+        return MembersPiece(tuple(members), self._writing.argument_separator)

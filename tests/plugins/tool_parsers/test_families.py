@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.errors import GrammarError
+from quire.frontend.chat.tool_schemas import normalized
 from quire.interfaces.tool_parsing import (
     TextDelta,
     ToolCallArguments,
@@ -290,11 +291,11 @@ class TestCallGrammar:
     bare: ClassVar = {"name": "now"}
     odd: ClassVar = {
         "name": "odd",
-        "parameters": {"type": "object", "properties": {"a": {"type": "banana"}}},
+        "parameters": {"type": "object", "properties": {"a": {"multipleOf": 3}}},
     }
 
     def matches(self, text: str, *tools: dict[str, object]) -> bool:
-        calls = families.hermes.call_grammar(tools, at_least_one=True)
+        calls = families.hermes.call_grammar(normalized(tools), at_least_one=True)
         assert calls is not None
         return re.fullmatch(calls_regex(calls).expression, text) is not None
 
@@ -314,16 +315,13 @@ class TestCallGrammar:
         assert not self.matches(call("now", '{"a": 1}'), *tools)
 
     def test_a_schema_that_cannot_be_honoured_is_refused_with_the_tool_and_the_keyword(self):
-        with pytest.raises(GrammarError, match=r"tool 'odd'.*'type' at /properties/a"):
+        with pytest.raises(GrammarError, match=r"tool 'odd'.*'multipleOf' at /properties/a"):
             self.matches("", self.odd)
 
     def test_a_tool_takes_an_object_whatever_else_its_schema_says(self):
         for parameters in ({}, {"properties": {}}, {"description": "none"}):
             assert self.matches(call("x", '{"a": 1}'), {"name": "x", "parameters": parameters})
             assert not self.matches(call("x", "[1]"), {"name": "x", "parameters": parameters})
-        with pytest.raises(GrammarError, match="type object") as caught:
-            self.matches("", {"name": "x", "parameters": {"type": "array"}})
-        assert caught.value.param == "tools"
 
     def test_names_and_patterns_stay_inside_their_place(self):
         properties = {"a.b|c": {"type": "string", "pattern": "x|y"}}
@@ -369,7 +367,7 @@ class TestCallGrammar:
         assert not self.matches(f"{one}{one}", self.bare)
 
     def test_calls_in_free_text_begin_with_the_tag(self):
-        tools = [self.weather, self.bare]
+        tools = normalized([self.weather, self.bare])
         forced = families.hermes.call_grammar(tools, at_least_one=True)
         free = families.hermes.call_grammar(tools, at_least_one=False)
         assert (forced.triggers, free.triggers) == ((), ("<tool_call>",))

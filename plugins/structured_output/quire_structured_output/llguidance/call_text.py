@@ -6,7 +6,7 @@ Special tokens of the tokenizer may be in it, except those that begin calls.
 from collections.abc import Sequence
 
 from quire.errors import GrammarError
-from quire.interfaces.tool_parsing import CallGrammar, SchemaPiece
+from quire.interfaces.tool_parsing import CallGrammar, Piece, SchemaPiece
 from quire_structured_output.llguidance.grammar_parts import (
     ANY_TEXT,
     SOME_TEXT,
@@ -17,6 +17,7 @@ from quire_structured_output.llguidance.grammar_parts import (
 from quire_structured_output.llguidance.lark_rules import LarkRules
 
 BLANKS = "/[ \\t\\r\\n]*/"
+_WITH_AN_END = ("object", "array", "string")
 
 
 def check_triggers(calls: CallGrammar) -> None:
@@ -33,18 +34,25 @@ def check_triggers(calls: CallGrammar) -> None:
             if not isinstance(first, str) or not first:
                 raise GrammarError(f"{what} does not begin with a text")
             beginnings.append((what, first))
-        if not shape.pieces or isinstance(shape.pieces[-1], SchemaPiece):
-            raise GrammarError(f"{what} does not end with a text")
+        if not shape.pieces or _may_go_on(shape.pieces[-1]):
+            raise GrammarError(f"{what} does not end with a text or a JSON object")
     for what, first in beginnings:
         if not first.startswith(calls.triggers):
             raise GrammarError(f"{what} begins with no trigger: {first!r:.80}")
     _check_words(calls, [first for _, first in beginnings])
 
 
+def _may_go_on(last: Piece) -> bool:
+    """Whether a piece, where it could end, could also go on with a text."""
+    if not isinstance(last, SchemaPiece):
+        return False
+    return isinstance(last.schema, bool) or last.schema.get("type") not in _WITH_AN_END
+
+
 def _check_words(calls: CallGrammar, beginnings: Sequence[str]) -> None:
     every = list(dict.fromkeys([*calls.triggers, *calls.excluded]))
     for trigger in calls.triggers:
-        if not any(first.startswith(trigger) for first in beginnings):
+        if not calls.is_at_start and not any(each.startswith(trigger) for each in beginnings):
             raise GrammarError(f"no call begins with the trigger {trigger!r:.80}")
         for other in every:
             if trigger != other and trigger in other:
@@ -92,13 +100,15 @@ class FreeText:
         return f"{section}* {tail}"
 
     def other(self) -> str:
-        """Return the expression of text that does not begin with a trigger, and may be empty.
+        """Return the expression of text that does not begin with a trigger, nor as a call does.
 
         A text that is cut before it could begin with one is text as well.
         """
         excluded = self._calls.excluded
         split = self._rules.special_tokens.split
-        spelled = [each for each in self._calls.triggers if isinstance(split(each)[0], str)]
+        firsts = [shape.pieces[0] for shape in self._calls.shapes if shape.pieces]
+        texts = [*self._calls.triggers, *(each for each in firsts if isinstance(each, str))]
+        spelled = [each for each in dict.fromkeys(texts) if isinstance(split(each)[0], str)]
         start = f"({BLANKS} {words(spelled)} {ANY_TEXT})"
         text = f"{without(excluded)} & ~{start}" if spelled else without(excluded)
         first = f"{self._rules.terminal(text)}?"

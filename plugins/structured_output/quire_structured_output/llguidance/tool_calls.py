@@ -19,8 +19,8 @@ from quire.interfaces.tool_parsing import (
 from quire_structured_output.llguidance.call_text import FreeText, check_triggers
 from quire_structured_output.llguidance.grammar_parts import ANY_TEXT, SOME_TEXT, words
 from quire_structured_output.llguidance.lark_rules import LarkRules
-from quire_structured_output.llguidance.lark_writing import json_part
-from quire_structured_output.llguidance.plain_text import text_terminal
+from quire_structured_output.llguidance.lark_writing import json_part, literal
+from quire_structured_output.llguidance.plain_text import plain_text
 from quire_structured_output.llguidance.special_tokens import NO_SPECIAL_TOKENS, SpecialTokens
 
 OPENING = frozenset(  # keywords by which an object may have other names
@@ -143,15 +143,25 @@ class _CallWriter:
                 return self._members(piece, depth)
 
     def _text(self, piece: TextPiece) -> str:
-        """Return the expression of a text and its end: one terminal up to a special token."""
-        content = text_terminal(self._normal_form(piece.schema))
+        """Return the expression of a text and its end.
+
+        They are one terminal, up to what shows that the text has ended: a special token, or one of
+        the excluded texts.
+        """
+        text = plain_text(self._normal_form(piece.schema))
         marker, rest = self._rules.split_at_special_token(piece.end)
-        events = words(dict.fromkeys([marker or piece.end, *piece.excluded]))
-        if marker:
-            whole = f"(({content}) {words([marker])}) & ~({ANY_TEXT} {events} {SOME_TEXT})"
-            return self._sequence([self._rules.terminal(whole), rest])
-        text = f"({content}) & ~({ANY_TEXT} {events} {ANY_TEXT})"
-        return self._sequence([f"{self._rules.terminal(text)}?", rest])
+        events = words(dict.fromkeys([piece.end, *piece.excluded]))
+        if rest:
+            content = f"({text.terminal}) {literal(marker)}" if marker else text.terminal
+            whole = f"({content}) & ~({ANY_TEXT} {events} {ANY_TEXT})"
+            is_optional = text.may_be_empty and not marker
+            return self._sequence([self._rules.terminal(whole) + "?" * is_optional, rest])
+        ends = [marker.find(each) + len(each) for each in piece.excluded if each in marker]
+        marker = marker[: min(ends, default=len(marker))]
+        events = words(dict.fromkeys([marker, *piece.excluded]))
+        whole = f"(({text.terminal}) {literal(marker)}) & ~({ANY_TEXT} {events} {SOME_TEXT})"
+        rest = self._rules.text(piece.end[len(marker) :])
+        return self._sequence([self._rules.terminal(whole), rest])
 
     def _members(self, piece: MembersPiece, depth: int) -> str:
         """Return the expression of members, of which the first that is there has no separator."""

@@ -1,11 +1,21 @@
-"""Calls in free text follow the schemas of their tools, and the text around them is free."""
+"""Calls follow the schemas of their tools, forced or in free text, also with special tokens."""
 
 import json
+from dataclasses import replace
 
+import msgspec
 import pytest
 
 from quire.errors import GrammarError
-from quire.interfaces.tool_parsing import CallGrammar, CallShape, SchemaPiece
+from quire.interfaces.tool_parsing import (
+    CallGrammar,
+    CallShape,
+    EitherPiece,
+    Member,
+    MembersPiece,
+    SchemaPiece,
+    TextPiece,
+)
 from quire.sampling_params import StructuredOutputsParams
 from quire.testing.structured_output import contract_vocabulary
 from quire_structured_output.llguidance.llguidance import LLGuidanceBackend
@@ -105,3 +115,152 @@ def test_a_call_without_a_trigger_is_refused():
             BACKEND.check(params(wrong))
     with pytest.raises(GrammarError, match="no trigger"):
         BACKEND.check(params(*SHAPES, CallShape("x", ("[x", SchemaPiece({}), "]"))))
+
+
+def text_of(schema, end="</v>", excluded=()):
+    calls = CallGrammar((CallShape("f", ("<v>", TextPiece(schema, end, excluded), "!")),))
+    return StructuredOutputsParams(calls=calls)
+
+
+@pytest.mark.parametrize(
+    ("schema", "allowed", "refused"),
+    [
+        (True, ["", "a", 'é"\\\n{</v'], []),
+        ({"type": "string", "minLength": 1, "maxLength": 2}, ["a", "日é"], ["", "abc"]),
+        ({"enum": ["a", "b<", 3]}, ["a", "b<"], ["3", "ab", ""]),
+        ({"const": ""}, [""], ["a"]),
+        ({"pattern": "^[a-c]*$"}, ["", "abc"], ["d"]),
+        ({"pattern": "x"}, ["axb"], ["", "ab"]),
+        ({"type": "string", "format": "date"}, ["2024-02-29"], ["2023-02-29", ""]),
+        ({"format": "email"}, ["a.b@c.org"], ["a", ""]),
+        ({"format": "hostname"}, ["a.example"], ["a b"]),
+        ({"anyOf": [{"const": "a"}, {"type": "null"}, {"minLength": 3}]}, ["a", "abc"], ["ab"]),
+        ({"allOf": [{"minLength": 2}, {"pattern": "^a"}]}, ["ab"], ["a", "ba"]),
+        ({"$ref": "#/$defs/U", "$defs": {"U": {"enum": ["m"]}}}, ["m"], ["n"]),
+        ({"type": ["string", "null"], "not": {"const": "a"}}, ["b", "ab"], ["a"]),
+    ],
+)
+def test_a_text_is_a_string_of_its_schema_without_quotes(schema, allowed, refused):
+    for text in allowed:
+        assert accepts(text_of(schema), f"<v>{text}</v>!"), text
+    for text in refused:
+        assert not accepts(text_of(schema), f"<v>{text}</v>!"), text
+
+
+def test_a_text_has_no_marker_in_it():
+    params = text_of(True, "\n</v>\n", ("</v>", "</f>"))
+    assert accepts(params, "<v>a\n</vb>\n</v>\n!")
+    for text in ("a\n</v>\nb", "a</v>b", "</f>", "\n</v>"):
+        assert not accepts(params, f"<v>{text}\n</v>\n!"), text
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"type": "integer"}, "allows no string"),
+        ({"format": "ipv6"}, "'format' .* plain text .'ipv6'"),
+        ({"divisibleBy": 2}, "'divisibleBy' at /"),
+        ({"$ref": "#/$defs/A", "$defs": {"A": {"anyOf": [{"$ref": "#/$defs/A"}]}}}, "recursive"),
+    ],
+)
+def test_a_keyword_that_no_text_can_follow_is_refused_with_the_tool(schema, message):
+    with pytest.raises(GrammarError, match=f"the tool 'f'.*{message}"):
+        BACKEND.check(text_of(schema))
+
+
+def members(required, separator=", "):
+    made = [
+        Member((f"{name}=", SchemaPiece({"type": "integer"})), name in required) for name in "abc"
+    ]
+    calls = CallGrammar((CallShape("f", ("f(", MembersPiece(tuple(made), separator), ")")),))
+    return StructuredOutputsParams(calls=calls)
+
+
+@pytest.mark.parametrize("required", ["", "a", "b", "c", "abc"])
+@pytest.mark.parametrize("separator", [", ", ""])
+def test_members_come_in_order_and_those_not_required_may_be_missing(required, separator):
+    params = members(required, separator)
+    for given in ("", "a", "b", "c", "ab", "ac", "bc", "abc", "ba"):
+        text = f"f({separator.join(f'{name}=1' for name in given)})"
+        is_valid = given != "ba" and set(required) <= set(given)
+        assert accepts(params, text) == is_valid, text
+
+
+def test_one_of_several_alternatives_is_written():
+    either = EitherPiece((("none",), ('"', TextPiece({"enum": ["x"]}, '"'))))
+    params = StructuredOutputsParams(calls=CallGrammar((CallShape("f", ("f(", either, ")")),)))
+    assert accepts(params, "f(none)")
+    assert accepts(params, 'f("x")')
+    assert not accepts(params, "f(x)")
+
+
+def test_calls_that_a_lexer_cannot_tell_apart_are_refused():
+    shapes = (CallShape("f", ("f", SchemaPiece({}))), CallShape("fg", ("fg", SchemaPiece({}))))
+    with pytest.raises(GrammarError, match="'f' and 'fg' cannot be told apart"):
+        BACKEND.check(StructuredOutputsParams(calls=CallGrammar(shapes)))
+
+
+SPECIAL = {"<tool_call>": 310, "</tool_call>": 311, "<think>": 312}
+MODEL = LLGuidanceBackend(replace(contract_vocabulary(), special_tokens=SPECIAL))
+
+
+def walks(given, *parts):
+    """Return whether texts and ids of special tokens are accepted, and the end after them."""
+    matcher = MODEL.compile(given).matcher()
+    ids = [each for part in parts for each in (part.encode() if isinstance(part, str) else [part])]
+    return all(matcher.accept(each) for each in [*ids, END])
+
+
+BODY = '\n{"name": "weather", "arguments": {"city": "Rome"}}\n'
+
+
+def test_a_special_token_begins_and_ends_a_forced_call():
+    forced = params(*SHAPES, triggers=())
+    assert walks(forced, 310, BODY, 311, "\n", 310, BODY, 311)
+    assert not walks(forced, "<tool_call>", BODY, 311)
+    assert not walks(forced, 310, BODY, "</tool_call>")
+
+
+def test_a_special_token_begins_a_call_in_free_text():
+    several, single = params(*SHAPES), params(*SHAPES, separator=None)
+    for given in (several, single):
+        assert walks(given, "I look.", 310, BODY, 311)
+        assert walks(given, 312, "a</think>", 310, BODY, 311)
+        assert walks(given, "a <tool_c", 312)
+        assert not walks(given, "a", 310, "b")
+        assert not walks(given, "a", 310, BODY.replace("Rome", "Rome\\")[:-3], 311)
+        assert not walks(given, ROME), "the spelled marker is a call for the parser"
+    assert walks(several, 310, BODY, 311, "b", 312, 310, BODY, 311, "c")
+    assert not walks(single, 310, BODY, 311, "b")
+
+
+def test_a_section_of_calls_begins_with_its_trigger():
+    shapes = (CallShape("f", ("f", SchemaPiece({"type": "integer"}), ";")),)
+    calls = CallGrammar(shapes, ",", ("<s>",), "<s>[", "]</s>", ("</s>",))
+    several = StructuredOutputsParams(calls=calls)
+    single = StructuredOutputsParams(calls=msgspec.structs.replace(calls, separator=None))
+    for given in (several, single):
+        for text in ("", "a f1;", "<s>[f1;]</s>", "a <s>[f-1;]</s>"):
+            assert accepts(given, text), text
+        for text in ("<s>", "<s>[]</s>", "a </s>", "<s>[f1;,]</s>", "<s>[f1;]"):
+            assert not accepts(given, text), text
+    assert accepts(several, "<s>[f1;,f2;]</s> b <s>[f3;]</s>")
+    assert not accepts(single, "<s>[f1;,f2;]</s>")
+    assert not accepts(single, "<s>[f1;]</s> b")
+
+
+def test_calls_at_the_start_only_are_all_or_nothing():
+    calls = CallGrammar((CallShape("f", ("{f", "}")),), ";", ("{",), is_at_start=True)
+    given = StructuredOutputsParams(calls=calls)
+    for text in ("", "{f}", "{f};{f}", "a {f} {b", "[{"):
+        assert accepts(given, text), text
+    for text in ("{", "{f} a", " {f}", "\n{a"):
+        assert not accepts(given, text), text
+
+
+def test_a_trigger_within_an_excluded_text_is_refused():
+    shapes = (CallShape("f", ("<t>f",)),)
+    with pytest.raises(GrammarError, match="'<t>' is in '<t>x'"):
+        BACKEND.check(
+            StructuredOutputsParams(calls=CallGrammar(shapes, "", ("<t>",), excluded=("<t>x",)))
+        )

@@ -10,7 +10,7 @@ import pytest
 
 from quire.errors import GrammarError
 from quire.interfaces.structured_output import Vocabulary
-from quire.interfaces.tool_parsing import CallGrammar, CallShape, SchemaPiece
+from quire.interfaces.tool_parsing import CallGrammar, CallShape, SchemaPiece, TextPiece
 from quire.plugins.loading import load_plugins
 from quire.sampling_params import StructuredOutputsParams
 from quire.testing.structured_output import (
@@ -282,6 +282,47 @@ def test_calls_are_their_texts_and_what_satisfies_their_schemas(backend):
 def test_calls_that_cannot_be_honoured_are_refused_with_the_tool(params, reason):
     with pytest.raises(GrammarError, match=reason):
         OutlinesBackend.check(params)
+
+
+def text_of(schema):
+    piece = TextPiece(schema, "\n</v>", ("</v>",))
+    return S(calls=CallGrammar((CallShape("f", ("<v>", piece)),)))
+
+
+@pytest.mark.parametrize(
+    ("schema", "allowed", "refused"),
+    [
+        (True, ["", 'a"\n\\'], ["<", "a</v>"]),
+        ({"type": "string", "minLength": 1, "maxLength": 2}, ["a", "ab"], ["", "abc"]),
+        ({"enum": ["a<b", "c", 3]}, ["a<b", "c"], ["3", ""]),
+        ({"format": "date"}, ["2024-02-29"], ["2023-02-29"]),
+        ({"anyOf": [{"const": "a"}, {"type": "null"}]}, ["a"], ["null"]),
+        ({"$ref": "#/$defs/U", "$defs": {"U": {"enum": ["m"]}}}, ["m"], ["n"]),
+    ],
+)
+def test_a_text_is_a_string_of_its_schema_without_quotes(backend, schema, allowed, refused):
+    for text in allowed:
+        assert is_spelled(backend, text_of(schema), f"<v>{text}\n</v>"), text
+    for text in refused:
+        assert not is_spelled(backend, text_of(schema), f"<v>{text}\n</v>"), text
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"pattern": "a"}, "'pattern' at / in a value that is written as plain text"),
+        ({"minLength": 1, "enum": ["a"]}, "'minLength' at / beside 'enum'"),
+        ({"type": "integer"}, "'type' at / allows no string"),
+        ({"enum": [1]}, "no value at / is a string"),
+        ({"enum": ["a</v>"]}, "contains a marker"),
+        ({"format": "email"}, "'format' at /"),
+        (False, "nothing can satisfy"),
+        ({"multipleOf": 1}, "'multipleOf' at /"),
+    ],
+)
+def test_what_a_text_cannot_follow_is_refused_with_the_tool(schema, reason):
+    with pytest.raises(GrammarError, match=f"the tool 'f'.*{reason}"):
+        OutlinesBackend.check(text_of(schema))
 
 
 def test_a_pattern_in_a_call_may_match_no_quote(backend):
