@@ -190,7 +190,9 @@ class ChatBody(SamplingBody, kw_only=True):
         bool | None, about("Whether the completion continues the last message.")
     ] = None
     include_reasoning: Annotated[bool | None, about("Whether the answer has the reasoning.")] = None
-    reasoning_effort: Annotated[str | None, about("Variable of the chat template.")] = None
+    reasoning_effort: Annotated[
+        str | None, about("Variable of the chat template; none switches the thinking off.")
+    ] = None
 
     @property
     def completion_limit(self) -> int | None:
@@ -226,7 +228,9 @@ class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     continue_final_message: Annotated[
         bool | None, about("Whether the prompt ends within the last message.")
     ] = None
-    reasoning_effort: Annotated[str | None, about("Variable of the chat template.")] = None
+    reasoning_effort: Annotated[
+        str | None, about("Variable of the chat template; none switches the thinking off.")
+    ] = None
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -20,6 +20,7 @@ from quire.server.routes.chat.chat_turn import ChatTurns
 from quire.server.routes.chat.shared_fields import SharedFields
 from quire.server.wire.bodies import Body, convert
 from quire.server.wire.protocol import ChatBody
+from quire.server.wire.thinking_switches import thinking_switches
 
 B = TypeVar("B", MessagesBody, CountTokensBody)
 
@@ -133,8 +134,7 @@ def _set_thinking(chat: ChatBody, config: ThinkingConfig, *, limits_thinking: bo
     """Set the variables by which templates switch the reasoning, and its budget."""
     _check_thinking(config)
     if config.type != "adaptive":
-        is_enabled = config.type == "enabled"
-        switches = {"enable_thinking": is_enabled, "thinking": is_enabled}
+        switches = thinking_switches(config.type == "enabled")
         chat.chat_template_kwargs = switches | (chat.chat_template_kwargs or {})
     if limits_thinking and chat.thinking_token_budget is None:
         chat.thinking_token_budget = config.budget_tokens

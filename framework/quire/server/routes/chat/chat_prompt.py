@@ -8,6 +8,7 @@ from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.chat.rendered_prompt import RenderedPrompt
 from quire.frontend.unknown_fields import UnknownFields
 from quire.server.wire.protocol import ChatBody, TokenizeBody
+from quire.server.wire.thinking_switches import effort_variables
 
 RENDERED = 8  # bytes in the time of tokenizing one
 
@@ -103,5 +104,4 @@ def _adds_generation_prompt(body: ChatBody | TokenizeBody) -> bool:
 
 def _template_kwargs(body: ChatBody | TokenizeBody) -> dict[str, Any]:
     """Return further variables for the chat template, which checks them."""
-    effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
-    return effort | (body.chat_template_kwargs or {})
+    return effort_variables(body.reasoning_effort) | (body.chat_template_kwargs or {})

@@ -14,6 +14,7 @@ from quire.server.routes.ollama.ollama_protocol import (
     SentMessage,
 )
 from quire.server.wire.protocol import ChatBody
+from quire.server.wire.thinking_switches import thinking_switches
 
 EFFORTS = ("low", "medium", "high")
 _OF_OPTIONS = {  # fields that have their names in a chat body, too
@@ -199,7 +200,7 @@ def _thinking(
         InvalidRequestError: The model cannot think, or the level is unknown.
     """
     if think is None or think is False:
-        return ({"enable_thinking": False} if think is False else None), None
+        return (thinking_switches(False) if think is False else None), None
     if isinstance(think, str) and think not in EFFORTS:
         raise InvalidRequestError(
             f"think must be true, false or one of {', '.join(EFFORTS)}; got {think[:100]!r}",
@@ -211,7 +212,7 @@ def _thinking(
             "the server with --reasoning-parser NAME",
             param="think",
         )
-    return {"enable_thinking": True}, think if isinstance(think, str) else None
+    return thinking_switches(True), think if isinstance(think, str) else None
 
 
 def _translated(message: SentMessage, where: str) -> dict[str, Any]:

@@ -207,6 +207,25 @@ def test_the_effort_reaches_the_template_unless_its_own_name_is_given(
     assert prompt_of(core, tokenizer) == f"Hi|{shown}"
 
 
+@pytest.mark.parametrize(
+    ("fields", "is_off"),
+    [
+        ({}, False),
+        ({"reasoning_effort": "none"}, True),
+        ({"reasoning_effort": "high"}, False),
+        ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, False),
+        ({"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}}, True),
+    ],
+)
+def test_an_effort_of_none_switches_the_thinking_off(own, tokenizer, fields, is_off):
+    def change(frontend):
+        frontend.chat_template = ChatTemplate("Hi{% if enable_thinking is false %} off{% endif %}")
+
+    app, core = own(change=change)
+    assert post(app, PATH, messages=HI, **fields).status == 200
+    assert prompt_of(core, tokenizer) == ("Hi off" if is_off else "Hi")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("fields", "param"),
