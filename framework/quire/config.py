@@ -524,7 +524,8 @@ class PartSettings:
     )
     reasoning_parser: str = option(
         "auto",
-        "Reasoning parser; auto: detected from the chat template.",
+        "Reasoning parser: a name, or a file with a table of a format (./NAME.toml) or a Python "
+        "class (./NAME.py); auto: detected from the chat template and the architecture.",
         kind="reasoning_parsers",
         choices=("auto",),
     )

@@ -43,11 +43,7 @@ from quire.compose.choices.kernel_choice import (
 )
 from quire.compose.choices.lora_choice import choose_lora, choose_shipped_lora
 from quire.compose.choices.model_choice import choose_model
-from quire.compose.choices.parser_choice import (
-    ParsedModel,
-    choose_parser,
-    choose_tool_parser,
-)
+from quire.compose.choices.parser_choice import ParsedModel, choose_parser
 from quire.compose.choices.probes import Probe, cause_of
 from quire.compose.choices.quantization_choice import (
     QuantizationQuery,
@@ -217,7 +213,7 @@ def _compose(
         structured_output=choose_structured_output(
             registries.structured_output, parts.structured_output
         ),
-        tool_parser=choose_tool_parser(registries.tool_parsers, parts.tool_call_parser, parsed),
+        tool_parser=choose_parser(registries.tool_parsers, parts.tool_call_parser, parsed),
         reasoning_parser=choose_parser(
             registries.reasoning_parsers, parts.reasoning_parser, parsed
         ),

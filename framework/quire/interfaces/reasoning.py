@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,28 @@ class ReasoningParser(ABC):
     """Splits model output into reasoning and content. Stateful; one parser per request.
 
     Args:
-        prompt_text: The rendered prompt, which may have opened the reasoning already.
+        prompt_text: End of the prompt, which may have opened the reasoning: what the chat template
+            wrote behind the conversation, or the text of the assistant that is continued. Of a
+            prompt without a template, its end from the last special token on.
+
+    Attributes:
+        capabilities: Capabilities of a parser that a user's file defines; those of a plugin's
+            parser are declared at registration.
     """
+
+    capabilities: ClassVar[ReasoningParserCapabilities] = ReasoningParserCapabilities()
+
+    @classmethod
+    def from_file_text(cls, text: str) -> type[ReasoningParser]:
+        """Return a parser class that a user's file describes, as `ToolParser.from_file_text` does.
+
+        Args:
+            text: Text of the file.
+
+        Raises:
+            ValueError: The text describes no parser; the message names the field and the way out.
+        """
+        raise NotImplementedError(f"{cls.__name__} is not made from files")
 
     def __init__(self, prompt_text: str = "") -> None:
         self.prompt_text = prompt_text

@@ -18,7 +18,12 @@ HARMONY = ReasoningParserCapabilities(
 
 @hookimpl
 def register_reasoning_parsers(registry: Registrar[type[ReasoningParser]]) -> None:
-    """Register the reasoning parsers."""
+    """Register the parsers of the table, that of harmony, and the reader of users' tables."""
+    registry.add(
+        ".toml",
+        "quire_reasoning_parsers.format_file:FileParser",
+        capabilities=ReasoningParserCapabilities(),
+    )
     for name, family in read_families().items():
         reference = f"quire_reasoning_parsers.families:{name}"
         registry.add(name, reference, capabilities=family.capabilities)

@@ -30,6 +30,8 @@ def test_every_family_is_offered_and_can_be_imported():
     for name, entry in offered.items():
         parser = import_reference(entry.reference, "the parser")
         assert issubclass(parser, ReasoningParser)
+        if name.startswith("."):
+            continue  # a reader of users' files
         assert parser("").feed("") == []
         assert entry.capabilities.end_marker, name
 

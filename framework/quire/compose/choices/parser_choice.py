@@ -23,8 +23,10 @@ class ParsedModel:
     chat_template: str
 
 
-def choose_tool_parser(registry: Registry[Any], wanted: str, model: ParsedModel) -> Choice | None:
-    """Choose the tool-call parser: that of a file, or as `choose_parser` does.
+def choose_parser(registry: Registry[Any], wanted: str, model: ParsedModel) -> Choice | None:
+    """Choose a parser: that of a file, or the one with a name.
+
+    `auto` takes the one of the highest priority of those for the model.
 
     Raises:
         PluginError: No plugin offers the name, or several do and none of them is quire's; or a file
@@ -34,10 +36,10 @@ def choose_tool_parser(registry: Registry[Any], wanted: str, model: ParsedModel)
         return choose_file(registry, wanted)
     if wanted in registry and wanted.startswith("."):
         raise UnknownNameError(f"{wanted!r} is the suffix of files; name a file, ./NAME{wanted}")
-    return choose_parser(registry, wanted, model)
+    return _choose_named(registry, wanted, model)
 
 
-def choose_parser(registry: Registry[Any], wanted: str, model: ParsedModel) -> Choice | None:
+def _choose_named(registry: Registry[Any], wanted: str, model: ParsedModel) -> Choice | None:
     """Choose a parser; `auto` takes the one of the highest priority of those for the model.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Tool-call parsers that users bring in a file: a Python class, or a table of a format."""
+"""Parsers that users bring in a file: a Python class, or a table of a format."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -7,7 +7,6 @@ from typing import Any
 from quire.compose.choices.choosing import all_others
 from quire.compose.composition import Choice
 from quire.errors import PluginLoadError
-from quire.interfaces.tool_parsing import ToolParser, ToolParserCapabilities
 from quire.plugins.python_file import load_class
 from quire.plugins.registry import Entry, Registry, Source
 
@@ -25,30 +24,30 @@ def choose_file(registry: Registry[Any], wanted: str) -> Choice:
     """Choose the parser that a file defines.
 
     Args:
-        registry: Registry of tool-call parsers, which has a reader for each suffix.
+        registry: Registry of the parsers, which has a reader for each suffix.
         wanted: Path of the file, and behind a colon the name of a class in a Python file.
 
     Raises:
         PluginLoadError: The file defines no parser; the message names it, and what is wrong.
     """
     path, name = _split(wanted)
-    content = _content(path)
+    kind, content = registry.kind, _content(registry, path)
+    if kind.interface is None or kind.capabilities is None:
+        raise PluginLoadError(f"a {kind.title} cannot be a file, as {wanted!r} is")
     if path.suffix == PYTHON:
-        parser: type[ToolParser] = load_class(path, name, ToolParser)
+        parser: Any = load_class(path, name, kind.interface)
         reference = f"{path.stem}:{parser.__name__}"
     else:
         reader = _reader(registry, path)
         parser, reference = _made(registry, reader, path, content), reader.reference
-    if not isinstance(parser.capabilities, ToolParserCapabilities):
+    if not isinstance(parser.capabilities, kind.capabilities):
         raise PluginLoadError(
-            f"{path}: capabilities of {parser.__name__} must be ToolParserCapabilities(...), got "
-            f"{parser.capabilities!r}"
+            f"{path}: capabilities of {parser.__name__} must be {kind.capabilities.__name__}(...), "
+            f"got {parser.capabilities!r}"
         )
     source = Source(wanted, "file", sha256(content).hexdigest()[:12])
-    entry = Entry(
-        registry.kind, wanted, reference, source, capabilities=parser.capabilities, code=parser
-    )
-    return Choice(registry.kind.title, entry, "by setting", all_others(registry, wanted))
+    entry = Entry(kind, wanted, reference, source, capabilities=parser.capabilities, code=parser)
+    return Choice(kind.title, entry, "by setting", all_others(registry, wanted))
 
 
 def _split(wanted: str) -> tuple[Path, str | None]:
@@ -59,12 +58,12 @@ def _split(wanted: str) -> tuple[Path, str | None]:
     return Path(wanted), None
 
 
-def _content(path: Path) -> bytes:
+def _content(registry: Registry[Any], path: Path) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as error:
         raise PluginLoadError(
-            f"the tool-call parser {str(path)!r} is a path, and the file cannot be read: "
+            f"the {registry.kind.title} {str(path)!r} is a path, and the file cannot be read: "
             f"{error.strerror}; names of parsers are listed by `quire plugins list`"
         ) from error
     if len(content) > MAX_FILE_BYTES:
@@ -77,14 +76,14 @@ def _reader(registry: Registry[Any], path: Path) -> Entry:
     if path.suffix not in registry:
         known = ", ".join([PYTHON, *(name for name in registry if name.startswith("."))])
         raise PluginLoadError(
-            f"a tool-call parser cannot be read from {str(path)!r}; files may have the suffix "
+            f"a {registry.kind.title} cannot be read from {str(path)!r}; files may have the suffix "
             f"{known}"
         )
     return registry.entry(path.suffix)
 
 
-def _made(registry: Registry[Any], reader: Entry, path: Path, content: bytes) -> type[ToolParser]:
-    code: type[ToolParser] = registry.load(reader)
+def _made(registry: Registry[Any], reader: Entry, path: Path, content: bytes) -> Any:
+    code = registry.load(reader)
     try:
         return code.from_file_text(content.decode("utf-8"))
     except ValueError as error:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.compose.choices.parser_choice import ParsedModel, choose_tool_parser
+from quire.compose.choices.parser_choice import ParsedModel, choose_parser
 from quire.compose.choices.parser_file import MAX_FILE_BYTES
 from quire.errors import PluginLoadError, UnknownNameError
 from quire.testing.tool_parsing import read_events
@@ -32,7 +32,7 @@ def choose(quire_registries, tmp_path, monkeypatch):
         if text is not None:
             (tmp_path / wanted.rpartition(":Mine")[0] if ":" in wanted else tmp_path / wanted
              ).write_text(text, "utf-8")  # fmt: skip
-        return choose_tool_parser(quire_registries.tool_parsers, wanted, MODEL)
+        return choose_parser(quire_registries.tool_parsers, wanted, MODEL)
 
     return choose
 
@@ -94,3 +94,41 @@ def test_a_suffix_alone_is_no_parser(choose):
 def test_a_name_that_nothing_has_is_answered_with_the_nearest(choose):
     with pytest.raises(UnknownNameError, match="did you mean 'qwen3_coder'"):
         choose("qwen3_codr")
+
+
+THINKING = """
+from quire.interfaces.reasoning import ReasoningDelta, ReasoningParser
+
+
+class Mine(ReasoningParser):
+    is_thinking = True
+
+    def feed(self, delta):
+        return [ReasoningDelta(delta)]
+
+    def close(self):
+        return []
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "end"),
+    [
+        ("mine.toml", 'open = ["<a>"]\nclose = ["</a>"]\n', "</a>"),
+        ("mine.py", THINKING, None),
+    ],
+)
+def test_a_reasoning_parser_may_be_a_file_as_well(quire_registries, tmp_path, name, text, end):
+    path = tmp_path / name
+    path.write_text(text)
+    registry = quire_registries.reasoning_parsers
+    entry = choose_parser(registry, str(path), MODEL).entry
+    parser = registry.load(entry)("<a>")
+    assert (parser.is_thinking, entry.capabilities.end_marker) == (True, end)
+
+
+def test_a_file_with_a_parser_of_another_kind_is_refused(quire_registries, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(PARSER)
+    with pytest.raises(PluginLoadError, match="no subclass of"):
+        choose_parser(quire_registries.reasoning_parsers, str(path), MODEL)

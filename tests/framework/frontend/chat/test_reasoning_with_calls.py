@@ -1,0 +1,167 @@
+"""Reasoning, text and tool calls of each family come out of one stream, each in its place."""
+
+import json
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from quire.frontend.chat.completion_parser import gather
+from quire.frontend.chat.completion_parsers import CompletionParsers, ParserChoice
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "f",
+            "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+        },
+    }
+]
+HARMONY = "<|start|>assistant"
+
+
+@dataclass(frozen=True)
+class Family:
+    """Parsers of a family, the opening of a turn, and the parts of a completion."""
+
+    reasoning: str
+    tools: str
+    opening: str
+    thought: str
+    call: str
+    text: str = "I look. "
+    takes_calls_in_thinking: bool = True
+
+    @property
+    def whole(self):
+        return f"{self.thought}{self.text}{self.call}"
+
+
+def wide(text):
+    """Return a text with the wide bars that some families write in their markers."""
+    return text.replace("|", "\uff5c")
+
+
+FAMILIES = (
+    Family("qwen3", "hermes", "<|im_start|>assistant\n", "<think>\nHm.\n</think>\n\n",
+           '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'),
+    Family("deepseek_r1", "deepseek_v31", wide("<|Assistant|><think>\n"), "Hm.\n</think>\n\n",
+           wide('<|tool▁calls▁begin|><|tool▁call▁begin|>f<|tool▁sep|>{"a": 1}<|tool▁call▁end|>'
+                "<|tool▁calls▁end|>")),
+    Family("kimi_k2", "kimi_k2", "<|im_middle|><think>", "Hm.</think>",
+           "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0"
+           '<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|><|tool_calls_section_end|>'),
+    Family("glm45", "glm45", "<|assistant|>", "\n<think>Hm.</think>\n",
+           "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"),
+    Family("gemma4", "gemma4", "<|turn>model\n", "<|channel>thought\nHm.\n<channel|>",
+           "<|tool_call>call:f{a:1}<tool_call|>"),
+    Family("minimax_m2", "minimax_m2", "]~b]ai\n<think>\n", "Hm.\n</think>\n\n",
+           '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">1</parameter>\n</invoke>\n'
+           "</minimax:tool_call>"),
+    Family("mistral", "mistral", "", "[THINK]Hm.[/THINK]", '[TOOL_CALLS]f[ARGS]{"a": 1}'),
+    Family("seed_oss", "seed_oss", "<seed:bos>assistant\n", "<seed:think>Hm.</seed:think>",
+           "<seed:tool_call>\n<function=f>\n<parameter=a>1</parameter>\n</function>\n"
+           "</seed:tool_call>"),
+    Family("step3", "step3", "<|BOT|>assistant\n<think>\n", "Hm.\n</think>\n",
+           wide("<|tool_calls_begin|><|tool_call_begin|>function<|tool_sep|>"
+                '<steptml:invoke name="f"><steptml:parameter name="a">1</steptml:parameter>'
+                "</steptml:invoke><|tool_call_end|><|tool_calls_end|>")),
+    Family("hunyuan_a13b", "hunyuan_a13b", "", "<think>\nHm.\n</think>\n<answer>\n",
+           '<tool_calls>[{"name": "f", "arguments": {"a": 1}}]</tool_calls>',
+           takes_calls_in_thinking=False),
+    Family("openai_gptoss", "openai", HARMONY,
+           f"<|channel|>analysis<|message|>Hm.<|end|>{HARMONY}<|channel|>commentary<|message|>",
+           f"<|end|>{HARMONY}<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+           '{"a": 1}<|call|>', text="I look."),
+)  # fmt: skip
+IDS = [f"{family.reasoning}-{family.tools}" for family in FAMILIES]
+
+
+@pytest.fixture(scope="module")
+def parsers_of(quire_registries):
+    """Return a function that makes the parsers of a family."""
+
+    def choice(registry, name):
+        entry = registry.entry(name)
+        return ParserChoice(registry.load(entry), entry.source, entry.capabilities)
+
+    def make(family):
+        return CompletionParsers(
+            choice(quire_registries.reasoning_parsers, family.reasoning),
+            choice(quire_registries.tool_parsers, family.tools),
+        )
+
+    return make
+
+
+def parsed(parsers, family, pieces):
+    parser = parsers(family.opening, tools=TOOLS)
+    events = [event for piece in pieces for event in parser.feed(piece)]
+    found = gather([*events, *parser.close()])
+    calls = [(call.name, json.loads(call.arguments)) for call in found.calls]
+    return found.reasoning or "", found.text, calls
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+def test_a_turn_has_its_three_parts(parsers_of, family):
+    for pieces in ([family.whole], [*family.whole]):
+        reasoning, text, calls = parsed(parsers_of(family), family, pieces)
+        assert (reasoning.strip(), text.strip()) == ("Hm.", "I look.")
+        assert calls == [("f", {"a": 1})]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+def test_a_call_within_the_thinking_ends_it(parsers_of, family):
+    before, _, _ = family.thought.partition("Hm.")
+    for pieces in ([f"{before}Hm.\n{family.call}"], [*f"{before}Hm.\n{family.call}"]):
+        reasoning, text, calls = parsed(parsers_of(family), family, pieces)
+        if family.takes_calls_in_thinking:
+            assert (reasoning.strip(), text.strip()) == ("Hm.", "")
+            assert calls == [("f", {"a": 1})]
+        else:
+            assert (reasoning, text, calls) == (f"Hm.\n{family.call}", "", [])
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+def test_half_a_call_in_the_thinking_is_thinking(parsers_of, family):
+    before, _, _ = family.thought.partition("Hm.")
+    cut = family.call.index("f", len(family.call) // 3 if "function" in family.call else 0)
+    for pieces in ([f"{before}Hm. {family.call[:cut]}"], [*f"{before}Hm. {family.call[:cut]}"]):
+        reasoning, _, calls = parsed(parsers_of(family), family, pieces)
+        assert reasoning.startswith("Hm.")
+        assert calls == []
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+@given(data=st.data())
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_any_split_of_any_mixture_reads_the_same_and_loses_no_word(parsers_of, family, data):
+    ends = st.integers(0, len(family.whole))
+    parts = data.draw(
+        st.lists(
+            st.one_of(
+                st.sampled_from([family.thought, family.call, family.text, "\n", " ", "<"]),
+                st.tuples(ends, ends).map(lambda cut: family.whole[min(cut) : max(cut)]),
+                st.just("word"),
+            ),
+            max_size=6,
+        )
+    )
+    text = "".join(f" wörd{i}x" if part == "word" else part for i, part in enumerate(parts))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
+    pieces = [text[i:j] for i, j in pairwise([0, *cuts, len(text)])]
+    parsers = parsers_of(family)
+    whole = parsed(parsers, family, [text])
+    assert parsed(parsers, family, pieces) == whole
+    assert parsed(parsers, family, [*text]) == whole
+    reasoning, content, calls = whole
+    if not calls:
+        words = [f"wörd{i}x" for i, part in enumerate(parts) if part == "word"]
+        assert [word for word in words if word not in reasoning + content] == []
