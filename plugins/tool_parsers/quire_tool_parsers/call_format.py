@@ -16,11 +16,14 @@ class JsonKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         name: Keys of the name.
         arguments: Keys of the arguments.
         is_required: Whether a call without arguments has their key as well.
+        first: Keys of which a call has one first; empty: any. So JSON that is no call is passed on
+            early where calls have no marker.
     """
 
     name: tuple[str, ...] = ("name",)
     arguments: tuple[str, ...] = ("arguments", "parameters")
     is_required: bool = False
+    first: tuple[str, ...] = ()
 
 
 class Tags(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,6 +80,7 @@ class CallFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         is_list: Whether the model writes calls as a JSON list. Calls are read with and without one.
         is_bare: Whether a call may begin without a marker at the start of the text; then its name
             must be that of a tool.
+        is_bare_anywhere: Whether a call in JSON may begin so behind text as well.
         keys: Keys of a call in the notation json.
         header: Pattern of the header in the notation header, with a group `name`, and a group `id`
             if the model writes the ids of calls.
@@ -101,6 +105,7 @@ class CallFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     separators: tuple[str, ...] = ()
     is_list: bool = False
     is_bare: bool = False
+    is_bare_anywhere: bool = False
     keys: JsonKeys = JsonKeys()
     header: str = r"(?P<name>\S+)"
     header_markers: tuple[str, ...] = ()

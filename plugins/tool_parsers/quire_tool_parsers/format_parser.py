@@ -31,6 +31,7 @@ from quire_tool_parsers.readers import new_reader, notation_of
 from quire_tool_parsers.text_writer import TextWriter
 
 Events = Iterator[ToolEvent]
+BARE_OPENERS = ("{", "[")  # of a call in JSON, or a list of them
 MAX_PART = 512  # characters; what is left of a part is copied with each step
 
 
@@ -46,7 +47,8 @@ class FormatParser(ToolParser):
     def __init__(self, tools: Sequence[dict[str, Any]] = ()) -> None:
         form = self.format
         self._types = ArgumentTypes(tools)
-        self._openers = Markers({*form.section_open, *form.call_open})
+        bare_openers = BARE_OPENERS if form.is_bare_anywhere else ()
+        self._openers = Markers({*form.section_open, *form.call_open, *bare_openers})
         self._openers_or_close = Markers({*self._openers.texts, *form.section_close})
         self._gap = Markers(
             {*form.section_open, *form.section_close, *form.call_open, *form.separators}
@@ -61,8 +63,7 @@ class FormatParser(ToolParser):
         self._is_in_section = False
         self._is_list = False
         self._has_calls = False  # in the section
-        self._may_be_bare = self.format.is_bare  # at the front
-        self._is_bare = False
+        self._may_be_bare = form.is_bare  # at the front
         self._reader: CallReader | None = None
         self._index = 0
         self._is_announced = False
@@ -146,14 +147,12 @@ class FormatParser(ToolParser):
     def _read_text(self, is_last: bool) -> Events:
         """Read text up to the next marker."""
         if self._may_be_bare:
-            rest = self._buffer.lstrip(BLANKS)
-            if not rest and not is_last:
-                self._needs_more = True
+            yield from self._text.write(self._take_blanks())
+            if not self._buffer:
                 return
             self._may_be_bare = False
-            if rest and (rest[0] in "[" or notation_of(self.format, rest[0])):
-                self._is_bare = True
-                self._open_section(self._take(len(self._buffer) - len(rest)))
+            if self._begins_call(self._buffer[0]):
+                self._open_section("")
                 return
         markers = self._openers_or_close if self._is_in_section else self._openers
         found = markers.find(self._buffer, is_last=is_last)
@@ -164,8 +163,14 @@ class FormatParser(ToolParser):
             return
         start, marker = found
         yield from self._text.write(self._take(start))
+        if marker in BARE_OPENERS:
+            self._open_section("")
+            return
         self._take(len(marker))
         self._open(marker)
+
+    def _begins_call(self, character: str) -> bool:
+        return character == "[" or notation_of(self.format, character) is not None
 
     def _open(self, marker: str) -> None:
         form = self.format
@@ -186,25 +191,26 @@ class FormatParser(ToolParser):
         """Read what is before, between and behind the calls of a section."""
         del is_last
         form = self.format
-        rest = self._buffer.lstrip(BLANKS)
-        num_blanks = len(self._buffer) - len(rest)
+        self._raw.append(self._take_blanks())
+        rest = self._buffer
         if not rest or self._gap.may_begin(rest):
             self._needs_more = True
             return
         marker = self._gap.at_start(rest)
         if marker in form.section_close:
-            yield from self._close_section(num_blanks, marker)
+            yield from self._close_section(marker)
         elif marker is not None and marker in form.call_open:
-            self._raw.append(self._take(num_blanks + len(marker)))
+            self._raw.append(self._take(len(marker)))
             self._begin_call()
-        elif marker is not None and (marker in form.section_open or self._has_calls):
-            self._raw.append(self._take(num_blanks + len(marker)))
+        elif marker is not None and marker in form.section_open:
+            self._open_section("".join([*self._raw, self._take(len(marker))]))
+        elif marker is not None and self._has_calls:
+            self._raw.append(self._take(len(marker)))
         elif self._is_bracket(rest[0]):
-            self._raw.append(self._take(num_blanks + 1))
+            self._raw.append(self._take(1))
             if rest[0] == "]":
                 self._raw.clear()
         elif not form.call_open and notation_of(form, rest[0]):
-            self._raw.append(self._take(num_blanks))
             self._begin_call()
         else:
             yield from self._give_up()
@@ -219,9 +225,9 @@ class FormatParser(ToolParser):
             return True
         return character == "," and self._is_list and self._has_calls
 
-    def _close_section(self, num_blanks: int, marker: str) -> Events:
+    def _close_section(self, marker: str) -> Events:
         self._is_in_section = False
-        self._raw.append(self._take(num_blanks + len(marker)))
+        self._raw.append(self._take(len(marker)))
         if self._has_calls:
             self._raw.clear()
         yield from self._give_up()
@@ -230,13 +236,10 @@ class FormatParser(ToolParser):
         """Go on with text; what was consumed without a call is text."""
         raw = "".join(self._raw)
         self._raw.clear()
-        self._is_bare = False
         self._state = self._read_text
         if not self._has_calls:
             self._is_in_section = False
-            yield from self._text.write(raw)
-        elif raw.strip(BLANKS):
-            yield from self._text.write(raw)
+        yield from self._text.write(raw)
 
     def _begin_call(self) -> None:
         self._reader, self._is_announced = None, False
@@ -244,11 +247,10 @@ class FormatParser(ToolParser):
 
     def _read_call(self, is_last: bool) -> Events:
         if self._reader is None:
-            rest = self._buffer.lstrip(BLANKS)
-            if not rest:
-                self._needs_more = True
+            self._raw.append(self._take_blanks())
+            if not self._buffer:
                 return
-            self._reader = new_reader(self.format, rest[0], self._types)
+            self._reader = new_reader(self.format, self._buffer[0], self._types)
             if self._reader is None:
                 yield from self._give_up()
                 return
@@ -260,9 +262,12 @@ class FormatParser(ToolParser):
 
     def _emit(self, reader: CallReader) -> Events:
         """Yield the events of what a reader has read."""
-        if reader.name is not None and not self._is_announced and self._is_known(reader):
-            self._is_announced = True
-            yield ToolCallStart(self._index, reader.name, reader.id)
+        if reader.name is not None and not self._is_announced:
+            if self._is_known(reader):
+                self._is_announced = True
+                yield ToolCallStart(self._index, reader.name, reader.id)
+            else:
+                reader.is_broken = True
         if self._is_announced and (piece := reader.take_arguments()):
             yield ToolCallArguments(self._index, piece)
         if reader.is_complete and self._is_announced:
@@ -277,8 +282,8 @@ class FormatParser(ToolParser):
             yield from self._give_up()
 
     def _is_known(self, reader: CallReader) -> bool:
-        """Whether a call counts; the first one without a marker must be of a tool."""
-        is_first = self._is_bare and not self._has_calls
+        """Whether a call counts; the first one of a format without markers must be of a tool."""
+        is_first = self.format.is_bare and not self._has_calls
         return not is_first or not self._types.names or reader.name in self._types.names
 
     def _leave_call(self) -> None:
@@ -288,14 +293,20 @@ class FormatParser(ToolParser):
     def _read_end(self, is_last: bool) -> Events:
         """Read the closing marker of a call, if there is one."""
         del is_last
-        rest = self._buffer.lstrip(BLANKS)
-        if not rest or self._call_close.may_begin(rest):
+        self._raw.append(self._take_blanks())
+        if not self._buffer or self._call_close.may_begin(self._buffer):
             self._needs_more = True
             return
-        if (marker := self._call_close.at_start(rest)) is not None:
-            self._take(len(self._buffer) - len(rest) + len(marker))
-        self._state = self._read_gap if self._is_in_section else self._read_text
-        yield from ()
+        if (marker := self._call_close.at_start(self._buffer)) is not None:
+            self._take(len(marker))
+            self._raw.clear()
+        if self._is_in_section:
+            self._state = self._read_gap
+        else:
+            yield from self._give_up()
+
+    def _take_blanks(self) -> str:
+        return self._take(len(self._buffer) - len(self._buffer.lstrip(BLANKS)))
 
     def _take(self, length: int) -> str:
         taken, self._buffer = self._buffer[:length], self._buffer[length:]

@@ -35,9 +35,12 @@ class JsonReader(ScanningReader):
         character = yield from after_blanks()
         if character != "{":
             refuse("a call must be a JSON object")
-        character = yield from after_blanks()
+        character, is_first = (yield from after_blanks()), True
         while True:
             key = yield from self._read_key(character)
+            if is_first and self._keys.first and key not in self._keys.first:
+                refuse("a call begins with another key")
+            is_first = False
             character = yield from after_blanks()
             if character != ":":
                 refuse("a colon is missing")

@@ -22,7 +22,7 @@ def prompt_id(ids: CallIds, call_id: str, name: str, number: int) -> str:
     """
     if ids.length is not None:
         return _of_length(call_id or f"{name}:{number}", ids.length)
-    if ids.text and not _pattern(ids.text, name).fullmatch(call_id):
+    if ids.text and not id_pattern(ids.text, name).fullmatch(call_id):
         return ids.text.replace("{name}", name).replace("{number}", str(number))
     return call_id
 
@@ -38,6 +38,14 @@ def _of_length(call_id: str, length: int) -> str:
     return "".join(letters)
 
 
-def _pattern(text: str, name: str) -> re.Pattern[str]:
-    escaped = re.escape(text).replace(re.escape("{name}"), re.escape(name))
+def id_pattern(text: str, name: str = "") -> re.Pattern[str]:
+    """Return the pattern of the ids of a family.
+
+    Args:
+        text: Text of an id, as in `CallIds`; empty: any.
+        name: Name of the tool; empty: any.
+    """
+    if not text:
+        return re.compile(".+", re.DOTALL)
+    escaped = re.escape(text).replace(re.escape("{name}"), re.escape(name) or r"\S+")
     return re.compile(escaped.replace(re.escape("{number}"), r"\d+"))

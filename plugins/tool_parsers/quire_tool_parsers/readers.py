@@ -9,6 +9,7 @@ from quire_tool_parsers.call_format import CallFormat, Notation
 from quire_tool_parsers.call_reader import CallReader
 from quire_tool_parsers.header_reader import HeaderReader
 from quire_tool_parsers.json_reader import JsonReader
+from quire_tool_parsers.prompt_ids import id_pattern
 from quire_tool_parsers.python_reader import PythonReader
 from quire_tool_parsers.tagged_reader import TaggedReader
 
@@ -44,7 +45,8 @@ def new_reader(form: CallFormat, first: str, types: ArgumentTypes) -> CallReader
         case "json":
             return JsonReader(form.keys)
         case "header":
-            return HeaderReader(_pattern(form.header))
+            ids = id_pattern(form.call_ids.text)
+            return HeaderReader(_pattern(form.header), types.names, ids)
         case "tagged" if form.tags is not None:
             closers = (*form.call_close, *form.section_close)
             openers = (*form.call_open, *form.section_open)

@@ -11,7 +11,7 @@ class TextWriter:
     """
 
     def __init__(self) -> None:
-        self._blanks = ""
+        self._blanks: list[str] = []
         self._has_text = False
         self._is_behind_call = False
 
@@ -19,9 +19,9 @@ class TextWriter:
         """Return the text that is certain by now."""
         end = len(text.rstrip(BLANKS))
         if not end:
-            self._blanks += text
+            self._blanks.append(text)
             return []
-        content, self._blanks = self._blanks + text[:end], text[end:]
+        content, self._blanks = "".join([*self._blanks, text[:end]]), [text[end:]]
         if self._is_behind_call and not self._has_text:
             content = content.lstrip(BLANKS)
         self._has_text, self._is_behind_call = True, False
@@ -29,9 +29,11 @@ class TextWriter:
 
     def end_call(self) -> None:
         """Note that a call has ended here."""
-        self._blanks, self._is_behind_call = "", True
+        self._blanks.clear()
+        self._is_behind_call = True
 
     def close(self) -> list[TextDelta]:
         """Return the blanks at the end, unless they are behind a call."""
-        blanks, self._blanks = self._blanks, ""
+        blanks = "".join(self._blanks)
+        self._blanks.clear()
         return [TextDelta(blanks)] if blanks and not self._is_behind_call else []

@@ -46,8 +46,9 @@ def test_one_of_several_classes_is_named(write):
 
 
 def test_a_class_that_the_file_imports_does_not_count(write):
+    text = "from quire_tool_parsers.format_parser import FormatParser"
     with pytest.raises(PluginLoadError, match=r"defines no subclass of quire.*\.ToolParser$"):
-        load_class(write("from quire.interfaces.tool_parsing import ToolParser"), None, ToolParser)
+        load_class(write(text), None, ToolParser)
 
 
 @pytest.mark.parametrize(
