@@ -54,7 +54,7 @@ def test_every_family_is_offered_by_the_names_that_users_know(entries):
 def test_every_name_is_of_a_parser_of_its_format(entries):
     for entry in entries.values():
         assert issubclass(import_reference(entry.reference, "the parser"), ToolParser)
-    assert import_reference(entries["glm47"].reference, "the parser") is families.glm45
+    assert import_reference(entries["qwen3_xml"].reference, "it") is families.qwen3_coder
 
 
 def test_auto_takes_a_family_by_its_first_name(entries):
