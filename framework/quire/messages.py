@@ -53,19 +53,33 @@ class MediaSpan(msgspec.Struct, frozen=True, array_like=True):
     content_hash: str
 
 
+class MarkerTokens(msgspec.Struct, frozen=True):
+    """A marker of the thinking, as tokens.
+
+    Attributes:
+        token_ids: Tokens that spell it, sampled where it is forced.
+        text: Its bytes.
+        pieces: Bytes of each token that may have a part of it, or all.
+    """
+
+    token_ids: tuple[int, ...]
+    text: bytes
+    pieces: dict[int, bytes]
+
+
 class ThinkingBudget(msgspec.Struct, frozen=True):
     """The number of tokens that a request may think.
 
     Attributes:
         max_tokens: Number of tokens of the thinking, without its markers.
-        end_token_id: Token that ends the thinking; it is sampled when the budget is used up.
-        start_token_id: Token by which the completion may open the thinking; None: it cannot.
+        end: Marker that ends the thinking; it is sampled when the budget is used up.
+        start: Marker by which the completion may open the thinking; None: it cannot.
         is_open: Whether the prompt has opened the thinking.
     """
 
     max_tokens: int
-    end_token_id: int
-    start_token_id: int | None
+    end: MarkerTokens
+    start: MarkerTokens | None
     is_open: bool
 
 
@@ -95,8 +109,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
             caller gave none.
         child: Index of this completion among the `n` of its prompt, from 0.
         stop_token_ids: End-of-text token ids of the model, and those that the caller gave.
-        thinking_end_token_id: Token after which a structured-output constraint starts to apply;
-            None: from the first token.
+        thinking_end: Marker after which a structured-output constraint starts to apply; None: from
+            the first token.
         thinking_budget: Limit of the thinking; None: there is none.
         adapter: LoRA adapter; None: the base model.
         media: Images, videos and audio clips of the prompt.
@@ -120,7 +134,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     child: int = 0
     stop_token_ids: tuple[int, ...] = ()
-    thinking_end_token_id: int | None = None
+    thinking_end: MarkerTokens | None = None
     thinking_budget: ThinkingBudget | None = None
     adapter: AdapterRef | None = None
     media: tuple[MediaSpan, ...] = ()

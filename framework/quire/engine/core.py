@@ -122,7 +122,7 @@ class EngineCore:
             self.grammars.submit(
                 message.request_id,
                 message.params.structured_outputs,
-                is_active=message.thinking_end_token_id is None,
+                is_active=message.thinking_end is None,
                 client=message.client,
             )
 
@@ -402,11 +402,11 @@ class EngineCore:
                 self._advance_grammar(request, output)
 
     def _advance_grammar(self, request: Request, output: EngineOutput) -> None:
-        """Pass sampled tokens to the grammar; during thinking, activate it at the end token."""
-        if not request.is_thinking:
+        """Pass sampled tokens to the grammar; during thinking, activate it at the end marker."""
+        if request.thinking_end is None:
             self.grammars.accept(output.request_id, output.token_ids)
-        elif request.message.thinking_end_token_id in output.token_ids:
-            request.is_thinking = False
+        elif request.thinking_end.is_in(output.token_ids):
+            request.thinking_end = None
             self.grammars.activate(output.request_id)
 
     def _release_grammar(self, request_id: str) -> None:

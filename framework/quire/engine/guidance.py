@@ -40,7 +40,7 @@ class GuidedPair(RequestGroup):
             params=companion.params,
             media=(),
             stop_token_ids=(),
-            thinking_end_token_id=None,
+            thinking_end=None,
             thinking_budget=None,
             companion=None,
         )

@@ -16,6 +16,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, NamedTuple
 
+from quire.engine.marker_matcher import MarkerMatcher
 from quire.engine.repetition import ends_in_repetition
 from quire.messages import AdapterRef, BlockCopy, EngineRequest, FinishReason, SlotAssignment
 
@@ -95,7 +96,6 @@ class Request:
         "guided",
         "hashes",
         "is_cacheable",
-        "is_thinking",
         "key",
         "last_attempt",
         "last_plan_id",
@@ -125,6 +125,7 @@ class Request:
         "started_s",
         "status",
         "stop_token_ids",
+        "thinking_end",
         "token_ids",
     )
 
@@ -165,7 +166,8 @@ class Request:
         self.num_preemptions = 0
         self.num_prompt_logprobs_sent = 0  # to the caller
         self.num_prompt_logprobs_seen = 0  # since it last started
-        self.is_thinking = message.thinking_end_token_id is not None  # grammar not active yet
+        end = message.thinking_end
+        self.thinking_end = None if end is None else MarkerMatcher(end)  # the grammar waits for it
         self.group: Any = None
         self.companion: Request | None = None
         self.guided: Request | None = None
@@ -322,7 +324,7 @@ class Request:
         is_long_enough = self.num_generated_tokens > self.message.params.min_tokens
         if token_id in self.stop_token_ids:
             named = token_id in self.message.params.stop_token_ids
-            has_ended = self.has_grammar and not self.is_thinking and not named
+            has_ended = self.has_grammar and self.thinking_end is None and not named
             if is_long_enough or has_ended:  # after a grammar's end only its end could follow
                 return "stop", token_id if named else None
         if len(self.token_ids) >= self.max_total_tokens:

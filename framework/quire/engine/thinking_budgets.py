@@ -1,11 +1,13 @@
 """Budgets of thinking tokens: a request that has used up its budget samples the end of thinking.
 
-Its last allowed token is followed by the end marker, the only token that a mask leaves. A mask
-needs all tokens before it, so a step in flight is waited for, but only where the budget may end.
+Its last allowed token is followed by the end marker, whose tokens are the only ones that masks
+leave. A mask needs all tokens before it, so a step in flight is waited for, but only where the
+budget may end.
 """
 
 from collections.abc import Sequence
 
+from quire.engine.marker_matcher import MarkerMatcher
 from quire.messages import EngineOutput, RowBitmask, ThinkingBudget
 
 MAX_LEADING_TOKENS = 4  # of a completion, before the token that opens its thinking
@@ -19,12 +21,21 @@ class ThinkingState:
     """
 
     def __init__(self, budget: ThinkingBudget) -> None:
-        self.end_token_id = budget.end_token_id
         self.is_over = False
         self._max_tokens = budget.max_tokens
-        self._start_token_id = budget.start_token_id
+        self._end_ids = budget.end.token_ids
+        self._end = MarkerMatcher(budget.end)
+        self._start = None if budget.start is None else MarkerMatcher(budget.start)
+        num_start = 0 if budget.start is None else len(budget.start.token_ids)
+        self._max_leading = MAX_LEADING_TOKENS + max(0, num_start - 1)
         self._is_open = budget.is_open
         self._num_tokens = 0  # of the thinking, or of the completion before it
+        self._num_of_end = 0  # last tokens that are the beginning of the end marker
+
+    @property
+    def forced_token_id(self) -> int:
+        """Next token of the end marker."""
+        return self._end_ids[self._num_of_end]
 
     def accept(self, token_ids: Sequence[int]) -> None:
         """Read sampled tokens."""
@@ -33,10 +44,11 @@ class ThinkingState:
                 return
             if not self._is_open:
                 self._look_for_start(token_id)
-            elif token_id == self.end_token_id:
+            elif self._end.accept(token_id):
                 self.is_over = True
             else:
                 self._num_tokens += 1
+                self._follow_end(token_id)
 
     def may_be_used_up(self, num_unknown: int) -> bool:
         """Whether the budget may be used up after this many unknown tokens."""
@@ -44,11 +56,17 @@ class ThinkingState:
             return num_unknown > self._max_tokens  # the first of them may open the thinking
         return self._num_tokens + num_unknown >= self._max_tokens
 
+    def _follow_end(self, token_id: int) -> None:
+        """Count the tokens of the end marker that the completion has by now."""
+        is_next = token_id == self.forced_token_id
+        self._num_of_end = self._num_of_end + 1 if is_next else int(token_id == self._end_ids[0])
+        self._num_of_end %= len(self._end_ids)
+
     def _look_for_start(self, token_id: int) -> None:
         self._num_tokens += 1
-        if token_id == self._start_token_id:
+        if self._start is not None and self._start.accept(token_id):
             self._is_open, self._num_tokens = True, 0
-        elif self._num_tokens >= MAX_LEADING_TOKENS:
+        elif self._num_tokens >= self._max_leading:
             self.is_over = True  # the completion does not think
 
 
@@ -97,6 +115,6 @@ class ThinkingBudgets:
         if not self.may_be_used_up(request_id, 0):
             return None
         words = bytearray(4 * -(-self._vocab_size // 32))
-        token_id = self._states[request_id].end_token_id
+        token_id = self._states[request_id].forced_token_id
         words[token_id // 8] = 1 << token_id % 8
         return RowBitmask(slot, 0, bytes(words))

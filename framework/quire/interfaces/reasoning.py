@@ -19,6 +19,8 @@ class ReasoningParserCapabilities:
         end_marker: Text that ends the reasoning. If the prompt has opened the reasoning, a
             structured-output constraint applies to the text behind this marker. Without a marker,
             such requests cannot have a constraint, nor a budget of thinking tokens.
+        forced_end: Text by which a budget of thinking tokens ends the reasoning, if it is more than
+            the end marker, with which it ends.
         start_marker: Text by which a completion opens the reasoning, if it can. Reasoning that it
             opens counts against a budget of thinking tokens.
     """
@@ -28,6 +30,7 @@ class ReasoningParserCapabilities:
     markers: tuple[str, ...] = ()
     priority: int = 0
     end_marker: str | None = None
+    forced_end: str | None = None
     start_marker: str | None = None
 
 

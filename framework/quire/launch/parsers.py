@@ -44,6 +44,7 @@ def make_thinking(
         tokenizer,
         start_marker=capabilities.start_marker,
         markers=capabilities.markers,
+        forced_end=capabilities.forced_end,
     )
 
 

@@ -13,6 +13,7 @@ HARMONY = ReasoningParserCapabilities(
         "<|call|>",
     ),
     end_marker="<|channel|>final<|message|>",
+    forced_end="<|end|><|start|>assistant<|channel|>final<|message|>",
 )  # fmt: skip
 
 

@@ -9,7 +9,6 @@ from asgi_parts import post
 
 from quire import LLM, AsyncEngine, SamplingParams, StructuredOutputsParams
 from quire.config import ServerSettings
-from quire.errors import GrammarError
 from quire.server.app import create_app
 from quire.testing.checkpoints import write_checkpoint
 from quire_tool_parsers import families
@@ -152,14 +151,24 @@ def test_a_prompt_of_tokens_may_open_the_thinking_too(llm):
     assert not result.outputs[0].text.startswith(("yes", "no"))
 
 
-def test_an_end_of_thinking_of_several_tokens_is_refused_by_name(tmp_path):
+def test_an_end_of_thinking_of_several_tokens_is_forced_and_found(tmp_path):
+    constraint = StructuredOutputsParams(regex="[a-c]{3}")
+    params = SamplingParams(
+        temperature=100.0,
+        seed=3,
+        n=NUM_COMPLETIONS,
+        max_tokens=60,
+        thinking_token_budget=7,
+        structured_outputs=constraint,
+    )
     with LLM(write_model(tmp_path, with_marks=False), max_model_len=512) as llm:
-        with pytest.raises(GrammarError, match=r"'</think>'.* is 8 tokens") as caught:
-            complete(llm, regex="a")
-        assert caught.value.param == "structured_outputs"
-        params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
-        (result,) = llm.chat(HELLO, params, chat_template_kwargs={"think": False})
-        assert result.outputs[0].text == "a"
+        marker = llm.get_tokenizer().encode("</think>", add_special_tokens=False)
+        assert len(marker) == 8
+        (result,) = llm.chat(HELLO, params)
+    for completion in result.outputs:
+        assert completion.token_ids[7:15] == marker
+        assert re.fullmatch("[a-c]{3}", completion.text), completion.text
+        assert "</think>" not in (completion.reasoning or "")
 
 
 def test_a_chat_over_http_has_the_same_parameters(tmp_path):

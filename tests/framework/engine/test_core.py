@@ -13,6 +13,7 @@ from engine_parts import (
     run_to_end,
 )
 from fickle_store import FickleStore
+from thinking_parts import one_token
 
 from quire.engine.core import EngineCore
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
@@ -143,7 +144,7 @@ def test_an_aborted_grammar_is_released_and_its_late_result_ignored():
 def test_a_grammar_begins_after_the_token_that_ends_the_thinking():
     core, executor, grammars = make_core()
     message = make_message("bound", prompt=[20], max_tokens=5, structured_outputs=CHOICE)
-    core.add(msgspec.structs.replace(message, thinking_end_token_id=22))
+    core.add(msgspec.structs.replace(message, thinking_end=one_token(22)))
     grammars.ready = [("bound", None)]
     masked = []
     while core.has_work():
@@ -565,7 +566,7 @@ def test_the_time_of_grammars_is_counted_by_sender_and_not_by_salt():
 def test_only_the_token_that_ends_the_thinking_activates_the_grammar():
     core, _, grammars = make_core()
     message = make_message("bound", prompt=[20], max_tokens=5, structured_outputs=CHOICE)
-    core.add(msgspec.structs.replace(message, thinking_end_token_id=23))
+    core.add(msgspec.structs.replace(message, thinking_end=one_token(23)))
     assert grammars.inactive == {"bound"}
     grammars.ready = [("bound", None)]
     core.step()

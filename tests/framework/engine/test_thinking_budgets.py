@@ -3,12 +3,14 @@
 import msgspec
 import pytest
 from engine_parts import CountingExecutor, ScriptedGrammars, make_message, make_scheduler
+from thinking_parts import one_token
 
 from quire.engine.core import EngineCore
 from quire.engine.thinking_budgets import MAX_LEADING_TOKENS, ThinkingBudgets
-from quire.messages import EngineOutput, ThinkingBudget
+from quire.messages import EngineOutput, MarkerTokens, ThinkingBudget
 
 START, END, V = 90, 95, 100
+START_MARK, END_MARK = one_token(START), one_token(END)
 
 
 class Launches(CountingExecutor):
@@ -21,9 +23,9 @@ class Launches(CountingExecutor):
         super().launch(plan)
 
 
-def budgets_of(max_tokens, *, is_open=True, start=START):
+def budgets_of(max_tokens, *, is_open=True, start=START_MARK, end=END_MARK):
     budgets = ThinkingBudgets(V)
-    budgets.add("a", ThinkingBudget(max_tokens, END, start, is_open))
+    budgets.add("a", ThinkingBudget(max_tokens, end, start, is_open))
     return budgets
 
 
@@ -106,7 +108,11 @@ def test_the_engine_masks_the_token_after_the_last_thought(async_scheduling):
         async_scheduling=async_scheduling, vocab_size=V,
     )  # fmt: skip
     message = make_message("a", prompt=[20], max_tokens=8)
-    core.add(msgspec.structs.replace(message, thinking_budget=ThinkingBudget(3, 24, None, True)))
+    core.add(
+        msgspec.structs.replace(
+            message, thinking_budget=ThinkingBudget(3, one_token(24), None, True)
+        )
+    )
     core.add(make_message("b", prompt=[40], max_tokens=8))
     masked = []
     while core.has_work():
@@ -124,10 +130,46 @@ def test_a_request_that_is_removed_releases_its_budget(how):
     executor = CountingExecutor()
     core = EngineCore(make_scheduler(), executor, executor, ScriptedGrammars(), vocab_size=V)
     message = make_message("a", prompt=[20], max_tokens=8)
-    message = msgspec.structs.replace(message, thinking_budget=ThinkingBudget(9, 24, None, True))
+    message = msgspec.structs.replace(
+        message, thinking_budget=ThinkingBudget(9, one_token(24), None, True)
+    )
     if how == "expire":
         message = msgspec.structs.replace(message, arrival_s=-1e6, timeout_s=1.0)
     core.add(message)
     core.step()
     core.abort(["a"] if how == "abort" else [])
     assert not core._budgets
+
+
+SPELLED = MarkerTokens(
+    (1, 2, 3), b"</t>", {1: b"</", 2: b"t", 3: b">", 4: b"x<", 5: b"/t", 6: b">\n"}
+)
+
+
+def test_an_end_of_several_tokens_is_forced_token_by_token():
+    budgets = budgets_of(2, end=SPELLED)
+    accept(budgets, 7, 7)
+    for token_id in (1, 2, 3):
+        assert forced(budgets) == token_id
+        accept(budgets, token_id)
+    assert not budgets
+
+
+def test_an_end_that_the_model_has_begun_is_completed():
+    budgets = budgets_of(2, end=SPELLED)
+    accept(budgets, 7, 1)
+    assert forced(budgets) == 2
+
+
+def test_an_end_that_other_tokens_spell_is_one():
+    budgets = budgets_of(9, end=SPELLED)
+    accept(budgets, 4, 5, 6)
+    assert not budgets
+
+
+def test_a_start_of_several_tokens_opens_the_thinking():
+    start = MarkerTokens((8, 9), b"<t>", {8: b"<t", 9: b">"})
+    budgets = budgets_of(1, is_open=False, start=start)
+    accept(budgets, *[7] * (MAX_LEADING_TOKENS - 1), 8, 9)
+    accept(budgets, 7)
+    assert forced(budgets) == END

@@ -5,9 +5,10 @@ from functools import cached_property
 
 from quire.errors import GrammarError, InvalidRequestError
 from quire.frontend.chat.completion_parsers import ReasoningParserChoice
+from quire.frontend.chat.marker_tokens import marker_tokens
 from quire.frontend.plugin_failure import plugin_failure
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.messages import ThinkingBudget
+from quire.messages import MarkerTokens, ThinkingBudget
 
 NUM_LAST_TOKENS = 1024  # of a prompt without a template, searched for the start of the reasoning
 
@@ -21,6 +22,7 @@ class Thinking:
         tokenizer: Tokenizer of the model.
         start_marker: Text by which a completion opens the reasoning, if the parser declares it.
         markers: All texts with special tokens that the parser reads.
+        forced_end: Text by which a budget ends the reasoning; None: the end marker.
     """
 
     def __init__(
@@ -30,20 +32,24 @@ class Thinking:
         tokenizer: Tokenizer,
         start_marker: str | None = None,
         markers: Collection[str] = (),
+        forced_end: str | None = None,
     ) -> None:
         self._parser = parser
-        self._end_marker = end_marker
         self._tokenizer = tokenizer
-        self._start_marker = start_marker
+        self._end = self._start = None
+        if end_marker is not None:
+            self._end = marker_tokens(end_marker, tokenizer, forced_end)
+        if start_marker is not None:
+            self._start = marker_tokens(start_marker, tokenizer)
         self._markers = "\n".join(filter(None, (*markers, start_marker, end_marker)))
 
-    @cached_property
-    def has_end_token(self) -> bool:
-        """Whether one token ends the reasoning, so that a budget can force it."""
-        return self._token_id(self._end_marker) is not None
+    @property
+    def has_end(self) -> bool:
+        """Whether the parser declares the end of the reasoning, so that a budget can force it."""
+        return self._end is not None
 
-    def end_token_id(self, opening: str | None, token_ids: list[int]) -> int | None:
-        """Return the token that ends the reasoning; None if the prompt does not start one.
+    def end(self, opening: str | None, token_ids: list[int]) -> MarkerTokens | None:
+        """Return the marker that ends the reasoning; None if the prompt does not start one.
 
         Args:
             opening: Text that a chat template wrote behind the conversation, or the text of the
@@ -51,10 +57,17 @@ class Thinking:
             token_ids: Token ids of the prompt.
 
         Raises:
-            GrammarError: The prompt starts the reasoning, and no single token ends it.
+            GrammarError: The prompt starts the reasoning, and the parser declares no end of it.
             RequestFailedError: The parser failed.
         """
-        return self._marker_id() if self._is_open(opening, token_ids) else None
+        if not self._is_open(opening, token_ids):
+            return None
+        if self._end is None:
+            raise GrammarError(
+                "the prompt starts the model's reasoning, and the reasoning parser declares no end "
+                "marker, so the structured output cannot be enforced; disable the reasoning"
+            )
+        return self._end
 
     def budget(
         self, max_tokens: int, opening: str | None, token_ids: list[int], *, has_constraint: bool
@@ -63,26 +76,25 @@ class Thinking:
 
         Args:
             max_tokens: Number of tokens that it may think.
-            opening: The same as of `end_token_id`.
+            opening: The same as of `end`.
             token_ids: Token ids of the prompt.
             has_constraint: Whether the completion has a constraint. If the prompt does not open the
                 reasoning, the constraint applies at once, and the completion cannot open it.
 
         Raises:
-            InvalidRequestError: No single token ends the reasoning.
+            InvalidRequestError: The parser declares no end of the reasoning.
             RequestFailedError: The parser failed.
         """
-        end = self._token_id(self._end_marker)
-        if end is None:
+        if self._end is None:
             raise InvalidRequestError(
-                f"thinking_token_budget needs an end of the model's reasoning that is one token; "
-                f"that of the reasoning parser is {self._end_marker!r}",
+                "thinking_token_budget needs a reasoning parser that declares by which marker the "
+                "model's reasoning ends",
                 param="thinking_token_budget",
             )
         is_open = self._is_open(opening, token_ids)
         can_open = not (is_open or has_constraint)
-        start = self._token_id(self._start_marker) if can_open else None
-        return ThinkingBudget(max_tokens, end, start, is_open)
+        start = self._start if can_open else None
+        return ThinkingBudget(max_tokens, self._end, start, is_open)
 
     def _is_open(self, opening: str | None, token_ids: list[int]) -> bool:
         text = self._last_turn(token_ids) if opening is None else opening
@@ -108,25 +120,3 @@ class Thinking:
         tokenizer = self._tokenizer
         token_ids = tokenizer.special_token_ids.union(tokenizer.eos_token_ids)
         return frozenset(i for i in token_ids if tokenizer.token_text(i) not in self._markers)
-
-    def _token_id(self, marker: str | None) -> int | None:
-        """Return the token that is a marker; None if none is."""
-        if marker is None:
-            return None
-        token_ids = self._tokenizer.encode(marker, add_special_tokens=False)
-        return token_ids[0] if len(token_ids) == 1 else None
-
-    def _marker_id(self) -> int:
-        if self._end_marker is None:
-            raise GrammarError(
-                "the prompt starts the model's reasoning, and the reasoning parser declares no end "
-                "marker, so the structured output cannot be enforced; disable the reasoning"
-            )
-        token_ids = self._tokenizer.encode(self._end_marker, add_special_tokens=False)
-        if len(token_ids) != 1:
-            raise GrammarError(
-                f"the prompt starts the model's reasoning, whose end marker {self._end_marker!r} "
-                f"is {len(token_ids)} tokens of this model instead of one, so the structured "
-                "output cannot be enforced; disable the reasoning"
-            )
-        return token_ids[0]

@@ -31,7 +31,7 @@ from quire.frontend.text.stop_regex import compile_stop_regexes
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.interfaces.field_types import MAX_SHOWN, FieldType, FieldVocabulary, shown
 from quire.interfaces.sampling import RequestField
-from quire.messages import AdapterRef, EngineRequest, ThinkingBudget
+from quire.messages import AdapterRef, EngineRequest, MarkerTokens, ThinkingBudget
 from quire.outputs import Prompt
 from quire.sampling_params import (
     LIMITS,
@@ -159,7 +159,7 @@ class Intake:
     @property
     def limits_thinking(self) -> bool:
         """Whether requests may have a budget of thinking tokens."""
-        return self._thinking is not None and self._thinking.has_end_token
+        return self._thinking is not None and self._thinking.has_end
 
     @property
     def failing_hooks(self) -> list[WatchedHook]:
@@ -227,7 +227,7 @@ class Intake:
             max_tokens=self._resolve_max_tokens(longest, params),
             seed=random_bytes.bits(SEED_BITS) if params.seed is None else params.seed,
             stop_token_ids=self._resolve_stop_token_ids(params),
-            thinking_end_token_id=self._resolve_constraint(encoded, params),
+            thinking_end=self._resolve_constraint(encoded, params),
             thinking_budget=self._resolve_budget(encoded, params),
             adapter=adapter,
             priority=priority,
@@ -358,8 +358,10 @@ class Intake:
             )
         return found
 
-    def _resolve_constraint(self, prompt: EncodedPrompt, params: SamplingParams) -> int | None:
-        """Check the constraint; return the token after which it applies, None for the start."""
+    def _resolve_constraint(
+        self, prompt: EncodedPrompt, params: SamplingParams
+    ) -> MarkerTokens | None:
+        """Check the constraint; return the marker after which it applies, None for the start."""
         constraint = params.structured_outputs
         if constraint is None:
             return None
@@ -367,7 +369,7 @@ class Intake:
             self._constraints.check(constraint)
             if self._thinking is None:
                 return None
-            return self._thinking.end_token_id(prompt.opening, prompt.token_ids)
+            return self._thinking.end(prompt.opening, prompt.token_ids)
 
     def _resolve_budget(
         self, prompt: EncodedPrompt, params: SamplingParams
@@ -385,10 +387,12 @@ class Intake:
         budget = self._thinking.budget(
             max_tokens, prompt.opening, prompt.token_ids, has_constraint=has_constraint
         )
-        if params.allowed_token_ids and budget.end_token_id not in params.allowed_token_ids:
+        missing = {*budget.end.token_ids}.difference(params.allowed_token_ids)
+        if params.allowed_token_ids and missing:
+            tokens = ", ".join(map(str, sorted(missing)))
             raise InvalidRequestError(
-                f"thinking_token_budget needs token {budget.end_token_id}, which ends the "
-                "thinking; add it to allowed_token_ids",
+                f"thinking_token_budget needs the tokens that end the thinking; add {tokens} to "
+                "allowed_token_ids",
                 param="allowed_token_ids",
             )
         return budget

@@ -4,6 +4,7 @@ import pytest
 from chat_parsers import thinking as reasoning
 
 from quire.errors import GrammarError, InvalidRequestError, RequestFailedError
+from quire.frontend.chat.marker_tokens import marker_tokens
 from quire.frontend.chat.thinking import NUM_LAST_TOKENS, Thinking
 from quire.frontend.intake.intake import Intake
 from quire.frontend.text.tokenizer import Tokenizer
@@ -42,25 +43,25 @@ def thinking(tokenizer, marker="<tool_call>", parser=Opened):
 
 def test_a_constraint_applies_at_once_without_reasoning(tokenizer):
     for marker in ("<tool_call>", None, "two words"):
-        assert thinking(tokenizer, marker).end_token_id("fox", [1]) is None
+        assert thinking(tokenizer, marker).end("fox", [1]) is None
 
 
 def test_a_constraint_applies_after_the_token_that_ends_the_reasoning(tokenizer):
-    end = tokenizer.backend.token_to_id("<tool_call>")
-    assert thinking(tokenizer).end_token_id(f"fox{OPENS}", [1]) == end
+    end = marker_tokens("<tool_call>", tokenizer)
+    assert thinking(tokenizer).end(f"fox{OPENS}", [1]) == end
     special = tokenizer.special_tokens
     bos = Tokenizer(tokenizer.backend, special_tokens=special, add_bos_token=True)
-    assert thinking(bos).end_token_id(f"fox{OPENS}", [1]) == end
+    assert thinking(bos).end(f"fox{OPENS}", [1]) == end
 
 
 @pytest.mark.parametrize("num_before", [0, NUM_LAST_TOKENS - 1, 2000])
 def test_the_last_turn_of_a_prompt_without_a_template_is_looked_at(tokenizer, num_before):
     (fox, *_) = tokenizer.encode("f", add_special_tokens=False)
     opened = tokenizer.backend.token_to_id(OPENS)
-    end = tokenizer.backend.token_to_id("<tool_call>")
+    end = marker_tokens("<tool_call>", tokenizer)
     found = thinking(tokenizer)
-    assert found.end_token_id(None, [fox] * num_before + [opened]) == end
-    assert found.end_token_id(None, [opened] + [fox] * (num_before + 1)) is None
+    assert found.end(None, [fox] * num_before + [opened]) == end
+    assert found.end(None, [opened] + [fox] * (num_before + 1)) is None
 
 
 def test_a_marker_before_the_last_turn_opens_nothing(tokenizer):
@@ -71,25 +72,27 @@ def test_a_marker_before_the_last_turn_opens_nothing(tokenizer):
 
     (*fox,) = tokenizer.encode("fox", add_special_tokens=False)
     turn = tokenizer.backend.token_to_id(OPENS)
-    end = tokenizer.backend.token_to_id("<tool_call>")
+    end = marker_tokens("<tool_call>", tokenizer)
     found = Thinking(reasoning(Mentioned, ACME), "<tool_call>", tokenizer)
-    assert found.end_token_id(None, [*fox, turn, *fox]) == end
-    assert found.end_token_id(None, [*fox, turn]) is None
+    assert found.end(None, [*fox, turn, *fox]) == end
+    assert found.end(None, [*fox, turn]) is None
     marked = Thinking(reasoning(Mentioned, ACME), "<tool_call>", tokenizer, markers=[OPENS])
-    assert marked.end_token_id(None, [*fox, turn]) == end
+    assert marked.end(None, [*fox, turn]) == end
 
 
-@pytest.mark.parametrize(
-    ("marker", "said"), [(None, "declares no end marker"), ("two words", "instead of one")]
-)
-def test_an_end_that_is_no_single_token_is_refused(tokenizer, marker, said):
-    with pytest.raises(GrammarError, match=said):
-        thinking(tokenizer, marker).end_token_id(f"fox{OPENS}", [1])
+def test_an_end_that_the_parser_does_not_declare_is_refused(tokenizer):
+    with pytest.raises(GrammarError, match="declares no end marker"):
+        thinking(tokenizer, None).end(f"fox{OPENS}", [1])
+
+
+def test_an_end_of_several_tokens_is_found_by_its_text(tokenizer):
+    end = thinking(tokenizer, "two words").end(f"fox{OPENS}", [1])
+    assert tokenizer.decode(end.token_ids) == "two words"
 
 
 def test_a_budget_counts_to_the_token_that_ends_the_reasoning(tokenizer):
-    end = tokenizer.backend.token_to_id("<tool_call>")
-    start = tokenizer.backend.token_to_id(OPENS)
+    end = marker_tokens("<tool_call>", tokenizer)
+    start = marker_tokens(OPENS, tokenizer)
 
     def budget(prompt, start_marker=OPENS, **constraint):
         found = Thinking(
@@ -111,17 +114,17 @@ def test_a_budget_counts_to_the_token_that_ends_the_reasoning(tokenizer):
     assert budget(f"fox{OPENS}") == ThinkingBudget(7, end, None, True)
     assert budget("fox") == ThinkingBudget(7, end, start, False)
     assert budget("fox", None) == ThinkingBudget(7, end, None, False)
-    assert budget("fox", "two words") == ThinkingBudget(7, end, None, False)
+    words = marker_tokens("two words", tokenizer)
+    assert budget("fox", "two words") == ThinkingBudget(7, end, words, False)
     constraint = StructuredOutputsParams(regex="x")
     assert budget("fox", structured_outputs=constraint) == ThinkingBudget(7, end, None, False)
-    assert budget(f"fox{OPENS}", allowed_token_ids=[1, end]).max_tokens == 7
-    with pytest.raises(InvalidRequestError, match="add it to allowed_token_ids"):
+    assert budget(f"fox{OPENS}", allowed_token_ids=[1, *end.token_ids]).max_tokens == 7
+    with pytest.raises(InvalidRequestError, match="to allowed_token_ids"):
         budget(f"fox{OPENS}", allowed_token_ids=[1])
 
 
-@pytest.mark.parametrize("marker", [None, "two words"])
-def test_a_budget_without_a_token_that_ends_the_reasoning_is_refused(tokenizer, marker):
-    for found in (thinking(tokenizer, marker), None):
+def test_a_budget_without_a_marker_that_ends_the_reasoning_is_refused(tokenizer):
+    for found in (thinking(tokenizer, None), None):
         intake = Intake(
             tokenizer, max_model_len=64, vocab_size=tokenizer.vocab_size, thinking=found
         )
@@ -138,7 +141,7 @@ def test_a_parser_that_fails_is_named_without_its_traceback(tokenizer, caplog, e
             raise error
 
     with pytest.raises(RequestFailedError, match=r"acme \(acme-quire 1.0\)") as caught:
-        thinking(tokenizer, parser=Broken).end_token_id("fox", [1])
+        thinking(tokenizer, parser=Broken).end("fox", [1])
     assert "secret" not in str(caught.value)
     assert "secret" in caplog.text
 
@@ -148,7 +151,7 @@ def test_the_intake_sets_the_token_after_which_the_constraint_applies(tokenizer)
         tokenizer, max_model_len=64, vocab_size=tokenizer.vocab_size,
         thinking=thinking(tokenizer),
     )  # fmt: skip
-    end = tokenizer.backend.token_to_id("<tool_call>")
+    end = marker_tokens("<tool_call>", tokenizer)
     constraint = StructuredOutputsParams(regex="x")
     for prompt, asked, found in (
         (f"fox{OPENS}", constraint, end),
@@ -156,4 +159,4 @@ def test_the_intake_sets_the_token_after_which_the_constraint_applies(tokenizer)
         (f"fox{OPENS}", None, None),
     ):
         params = SamplingParams(structured_outputs=asked)
-        assert intake.admit(prompt, params).requests[0].thinking_end_token_id == found
+        assert intake.admit(prompt, params).requests[0].thinking_end == found

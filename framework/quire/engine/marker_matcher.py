@@ -1,0 +1,36 @@
+"""Search for a marker in the tokens of a completion, however they spell it.
+
+A marker is one token of some models and several of others, and a model may spell it in more ways
+than its tokenizer does: `>` and a line break behind it may be one token. So the bytes of tokens are
+compared.
+"""
+
+from collections.abc import Iterable
+
+from quire.messages import MarkerTokens
+
+
+class MarkerMatcher:
+    """Looks for a marker, token by token.
+
+    Args:
+        marker: The marker.
+    """
+
+    def __init__(self, marker: MarkerTokens) -> None:
+        self._marker = marker
+        self._held = b""  # the last bytes, of which a part may be the beginning of the marker
+
+    def accept(self, token_id: int) -> bool:
+        """Read the next token; return whether the marker is complete with it."""
+        piece = self._marker.pieces.get(token_id)
+        if piece is None:
+            self._held = b""
+            return False
+        text = self._held + piece
+        self._held = text[-len(self._marker.text) :]
+        return self._marker.text in text
+
+    def is_in(self, token_ids: Iterable[int]) -> bool:
+        """Read the next tokens up to the marker; return whether it is complete."""
+        return any(map(self.accept, token_ids))

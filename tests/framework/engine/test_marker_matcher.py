@@ -1,0 +1,35 @@
+"""A marker is found in the bytes of tokens, however they spell it."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.engine.marker_matcher import MarkerMatcher
+from quire.messages import MarkerTokens
+
+MARKER = b"</t>"
+TOKENS = [b"<", b"/", b"t", b">", b"</", b"t>", b"</t", b"</t>", b">\n", b"x<", b"a", b"<<"]
+
+
+def part_of_marker(piece):
+    starts = any(piece.endswith(MARKER[:end]) for end in range(1, 5))
+    ends = any(piece.startswith(MARKER[start:]) for start in range(4))
+    return starts or ends or piece in MARKER or MARKER in piece
+
+
+@given(st.lists(st.integers(0, len(TOKENS) - 1), max_size=12))
+def test_the_marker_is_found_at_the_token_that_completes_it(token_ids):
+    pieces = {i: piece for i, piece in enumerate(TOKENS) if part_of_marker(piece)}
+    matcher = MarkerMatcher(MarkerTokens((4, 5), MARKER, pieces))
+    text = b""
+    for token_id in token_ids:
+        text += TOKENS[token_id]
+        is_found = matcher.accept(token_id)
+        assert is_found == (MARKER in text)
+        if is_found:
+            break
+
+
+def test_tokens_are_read_up_to_the_marker():
+    matcher = MarkerMatcher(MarkerTokens((0,), b"x", {0: b"x"}))
+    assert not matcher.is_in([1, 2])
+    assert matcher.is_in([1, 0, 2])
