@@ -22,7 +22,7 @@ QWEN_TAGS = {"qwen3_coder": "tool_call", "qwen3_xml": "tool_call", "seed_oss": "
 GLM_FAMILIES = ("glm45", "glm47")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class NastyInput:
     """A completion, and what it gives.
 
@@ -180,7 +180,7 @@ def _python() -> Iterator[NastyInput]:
             "**x",
         ):
             text = spelling.open + f"find({arguments})" + spelling.close
-            yield NastyInput(18, family, text, text)
+            yield NastyInput(10, family, text, text)
 
 
 def _qwen_tags() -> Iterator[NastyInput]:

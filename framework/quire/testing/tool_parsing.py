@@ -12,6 +12,7 @@ pytest collects the inherited tests.
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, NoReturn
 
 from quire.interfaces.tool_parsing import (
@@ -23,6 +24,7 @@ from quire.interfaces.tool_parsing import (
     ToolParser,
 )
 from quire.testing.expectation import expect
+from quire.testing.parsing.grammar_completions import TOOLS, GrammarCompletions
 from quire.testing.parsing.kept_words import check_order, is_subsequence, lost_words
 from quire.testing.stream_parsing import SHORT_LENGTH, GrowingText, StreamParserContract
 
@@ -215,6 +217,31 @@ class ToolParserContract(StreamParserContract[ToolSample, ToolEvent, ReadComplet
             "give a sample of a call with a string argument, two letters or more, that occurs once",
         )
 
+    def test_forced_calls_are_read(self) -> None:
+        """Parse completions that the parser's own grammar of calls allows, if it has one."""
+        tools = self.tools or TOOLS
+        grammar = self.parser.call_grammar(tools, at_least_one=True)
+        if grammar is None:
+            return
+        completions = GrammarCompletions(grammar, self.seed)
+        parser = partial(self.parser.for_tools, tools)
+        for _ in range(self.num_random_texts // 2):
+            text = completions.completion()
+            parsed = _read_with(parser(), [text])
+            names = [name for name, _ in parsed.calls]
+            expect(
+                names == completions.names and not parsed.content.strip(),
+                f"the grammar allows {text!r}, which was not read as calls of "
+                f"{completions.names}: {parsed}",
+            )
+            found = [*_scalars([json.loads(arguments) for _, arguments in parsed.calls])]
+            lost = [value for value in completions.values if value not in found]
+            expect(not lost, f"{lost} of {text!r} are not in the arguments: {parsed}")
+            expect(
+                _read_with(parser(), text) == parsed,
+                f"character by character, the result of {text!r} differs",
+            )
+
     def growing_texts(self) -> Iterator[GrowingText[ToolSample]]:
         """Yield the texts of all parsers, and calls with a long argument, closed and open."""
         yield from super().growing_texts()
@@ -265,8 +292,18 @@ def _replaceable(sample: ToolSample) -> Iterator[str]:
 
 def _strings(value: Any) -> Iterator[str]:
     """Yield the strings in a JSON value; keys are none."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list | dict):
+    return (each for each in _scalars(value) if isinstance(each, str))
+
+
+def _scalars(value: Any) -> Iterator[Any]:
+    """Yield what is in a JSON value and is no list and no object."""
+    if isinstance(value, list | dict):
         for each in value.values() if isinstance(value, dict) else value:
-            yield from _strings(each)
+            yield from _scalars(each)
+    else:
+        yield value
+
+
+def _read_with(parser: ToolParser, deltas: Iterable[str]) -> ReadCompletion:
+    events = [event for delta in deltas for event in parser.feed(delta)]
+    return read_events([*events, *parser.close()])

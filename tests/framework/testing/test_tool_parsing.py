@@ -7,6 +7,9 @@ from typing import ClassVar
 import pytest
 
 from quire.interfaces.tool_parsing import (
+    CallGrammar,
+    CallShape,
+    SchemaPiece,
     TextDelta,
     ToolCallArguments,
     ToolCallEnd,
@@ -325,6 +328,22 @@ class TurnsForEver(families.hermes):
         return super().feed(delta)
 
 
+class ForcesOtherCalls(families.hermes):
+    """Forces calls in a format that it does not read."""
+
+    @classmethod
+    def call_grammar(cls, tools, *, at_least_one):
+        pieces = ('<call>{"name": "ping", "arguments": {}}</call>',)
+        return CallGrammar((CallShape("ping", pieces),))
+
+
+class LosesForcedValues(families.hermes):
+    @classmethod
+    def call_grammar(cls, tools, *, at_least_one):
+        begin = '<tool_call>{"name": "ping", "arguments": {}, "more": '
+        return CallGrammar((CallShape("ping", (begin, SchemaPiece(True), "}</tool_call>")),))
+
+
 class TakesATagForOne(families.hermes):
     """Fails at two tags, one directly behind the other."""
 
@@ -345,6 +364,7 @@ TWICE = "a_marker_twice_raises_nothing"
 HOSTILE = "hostile_texts_lose_nothing"
 REPEATED = "repeated_fragments_raise_nothing"
 ENDS = "each_fragment_ends"
+FORCED = "forced_calls_are_read"
 BESIDE = "text_beside_calls_is_kept"
 VALUES = "arguments_keep_blanks_and_unicode"
 PASSED_ON = "text_is_passed_on"
@@ -377,6 +397,8 @@ PROOFS = [
     (Recurses, REPEATED, "must not raise, but RecursionError"),
     (DropsWhatIsNoCall, REPEATED, "without a complete call all text is content"),
     (TurnsForEver, ENDS, "does not come to an end with"),
+    (ForcesOtherCalls, FORCED, "the grammar allows .*, which was not read as calls of"),
+    (LosesForcedValues, FORCED, "'value 0x'.* are not in the arguments"),
     (DropsTextBehindCalls, BESIDE, "'wörd[34]x'.* are lost: the content is"),
     (RepeatsText, BESIDE, "has text that is not in .*or out of order"),
     (TurnsTextRound, BESIDE, "or out of order"),

@@ -29,6 +29,12 @@ def test_any_split_of_any_text_gives_the_same(name):
     assert compare_splits(name, num_each, seed=1) >= num_each
 
 
+@each_family
+def test_calls_that_are_forced_are_read(name):
+    of = family(name)
+    contract_of(of, (Completions(of, 0).sample(),)).test_forced_calls_are_read()
+
+
 @pytest.mark.slow
 @each_family
 def test_any_split_of_very_many_texts_gives_the_same(name):
