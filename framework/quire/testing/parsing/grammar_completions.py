@@ -43,14 +43,14 @@ class GrammarCompletions:
 
     Attributes:
         names: Names of the tools that the last completion calls, in order.
-        values: Numbers and strings in its arguments, each of them once.
+        values: Strings in its arguments, each of them once. Numbers may be in a header.
     """
 
     def __init__(self, grammar: CallGrammar, seed: int) -> None:
         self._grammar = grammar
         self._chance = random.Random(seed)
         self.names: list[str] = []
-        self.values: list[str | int] = []
+        self.values: list[str] = []
 
     def completion(self) -> str:
         """Return the next completion."""
@@ -115,8 +115,7 @@ class GrammarCompletions:
                 num = max(schema.get("minItems", 0), min(2, schema.get("maxItems", 2)))
                 return [self._value(schema.get("items", True), root) for _ in range(num)]
             case "integer" | "number":
-                self.values.append(1000 + len(self.values))
-                return self.values[-1]
+                return self._chance.randint(max(0, schema.get("minimum", 0)), 1000)
             case "boolean":
                 return self._is_written()
             case "null":
