@@ -679,6 +679,35 @@ class ServerSettings:
     responses_store_ttl_s: float = option(
         86400.0, "Seconds for which a response of /v1/responses is stored."
     )
+    tool_server: tuple[str, ...] = option(
+        (),
+        "Server of the Model Context Protocol whose tools /v1/responses may call, as its URL or as "
+        "the command that starts it, with a name in front: NAME=URL_OR_COMMAND. Repeatable; needs "
+        "quire[mcp].",
+        is_repeated=True,
+    )
+    tool_server_env: tuple[str, ...] = option(
+        (),
+        "Environment variable that the commands of tool servers get, beside PATH, HOME and the "
+        "locale; repeatable.",
+        is_repeated=True,
+    )
+    tool_server_token_file: tuple[str, ...] = option(
+        (),
+        "NAME=FILE with the bearer token of the tool server of that name, if it is a URL; "
+        "repeatable.",
+        is_repeated=True,
+        is_pairs=True,
+    )
+    tool_server_max_rounds: int = option(
+        10, "Number of times that the model may call tools of tool servers in one response."
+    )
+    tool_server_timeout_s: float = option(60.0, "Seconds that one call of a tool server may take.")
+    tool_server_max_bytes: int = option(
+        64 * 2**10,
+        "Maximum size of the output of one call of a tool server; what is beyond it is cut off.",
+        is_bytes=True,
+    )
     health_port: int = option(
         0,
         "Further port for /livez, /readyz and /health, which need no key there and are answered by "
@@ -694,6 +723,11 @@ class ServerSettings:
     def has_control_routes(self) -> bool:
         """Whether there is an admin key, and so routes that need one."""
         return bool(self.admin_key) or self.admin_key_file is not None
+
+    @property
+    def tool_server_token_files(self) -> dict[str, str]:
+        """`tool_server_token_file` by the name of the tool server."""
+        return _as_options("tool_server_token_file", self.tool_server_token_file)
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -712,6 +746,10 @@ class ServerSettings:
         _check_at_least("responses_store_max", self.responses_store_max, 0)
         _check_at_least("responses_store_max_bytes", self.responses_store_max_bytes, 1)
         _check_at_least("responses_store_ttl_s", self.responses_store_ttl_s, 1)
+        _check_at_least("tool_server_max_rounds", self.tool_server_max_rounds, 1)
+        check_timeout("tool_server_timeout_s", self.tool_server_timeout_s, 0.1)
+        _check_at_least("tool_server_max_bytes", self.tool_server_max_bytes, 256)
+        _as_options("tool_server_token_file", self.tool_server_token_file)
         self._check_api_servers()
         for name, keys in (("api_key", self.api_key), ("admin_key", self.admin_key)):
             if "" in keys:

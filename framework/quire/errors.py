@@ -21,6 +21,7 @@
   + CollectiveError             a collective between ranks cannot complete
   + BenchmarkError              a benchmark cannot be measured
   + BatchFileError              a file of requests, or that of their results, cannot be used
+  + ToolServerError             a tool server cannot be used
   + EngineDeadError             the engine stopped; no more requests can be served
   + StepFailedError             a step failed in one of several workers
   + RequestError                one request is invalid or failed; others are not affected
@@ -195,6 +196,12 @@ class BatchFileError(QuireError):
     """A file of requests, or the file of their results, cannot be used as it is."""
 
     code = "batch_file_refused"
+
+
+class ToolServerError(QuireError):
+    """A tool server is not connected, or does not do what the protocol says."""
+
+    code = "tool_server_error"
 
 
 class EngineDeadError(QuireError):

@@ -39,6 +39,7 @@ from quire.messages import AdapterRef, EngineRequest
 from quire.plugins.registry import Source
 from quire.server.bound_sockets import bound_socket
 from quire.server.http_server import HTTPServer
+from quire.server.tool_servers.tool_servers import ToolServers
 
 CHECKPOINT = Path(__file__).parents[2] / "plugins" / "demo" / "quire_demo" / "checkpoint"
 MAX_MODEL_LEN = 512
@@ -233,7 +234,12 @@ class Served:
         return script
 
 
-def start_server(core: Any, frontend: AsyncFrontend, **settings: Any) -> Served:
+def start_server(
+    core: Any,
+    frontend: AsyncFrontend,
+    tool_servers: ToolServers | None = None,
+    **settings: Any,
+) -> Served:
     """Serve in a thread, on a free port; the caller stops it."""
     options = ServerSettings(**{"port": 0, "shutdown_timeout_s": 5.0} | settings)
     ready = threading.Event()
@@ -243,6 +249,7 @@ def start_server(core: Any, frontend: AsyncFrontend, **settings: Any) -> Served:
         options,
         lambda: [{"name": "scripted", "state": "loaded"}],
         lambda url: (urls.append(url), ready.set()),
+        tool_servers=tool_servers,
     )
     thread = threading.Thread(target=server.run, args=([bound_socket(options)],))
     thread.start()

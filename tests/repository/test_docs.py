@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tool_server_commands import raw_server
 
 ROOT = Path(__file__).parents[2]
 SNIPPET = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -107,6 +108,7 @@ def test_snippets_run(page):
 def served_url():
     """The address of a server of the demo model."""
     command = [sys.executable, "-m", "quire.cli", "serve", "demo", "--port", "0"]
+    command += ["--tool-server", f"weather={raw_server('weather')}"]
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     server = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment

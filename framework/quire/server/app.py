@@ -34,9 +34,11 @@ from quire.server.routes.operation import Operation
 from quire.server.routes.plugins.loaded_route import LoadedRoute, check_paths
 from quire.server.routes.plugins.plugin_route import plugin_operations
 from quire.server.routes.prefix_cache import CacheRoutes
+from quire.server.routes.responses.mcp.server_tools import ServerTools
 from quire.server.routes.responses.response_operations import RESPONSES_PATH, response_operations
 from quire.server.routes.router import ErrorResponses, HTTPRouter
 from quire.server.routes.tokenize import DetokenizedText, TokenRoutes, Tokens
+from quire.server.tool_servers.tool_servers import ToolServers
 from quire.server.wire.common_fields import QueuedBody
 from quire.server.wire.protocol import (
     ChatBody,
@@ -67,6 +69,7 @@ def create_app(
     accounts: Accounts | None = None,
     monitor: Monitor | None = None,
     routes: Sequence[LoadedRoute] = (),
+    tool_servers: ToolServers | None = None,
 ) -> "App":
     """Return the ASGI application.
 
@@ -78,6 +81,7 @@ def create_app(
         accounts: Accounts of the keys, with their usage; None to load them from the settings.
         monitor: Metrics, traces and access log; None for new ones.
         routes: Routes of plugins.
+        tool_servers: Tool servers whose tools responses may call; None for none.
 
     Raises:
         PluginError: A route of a plugin has one of quire's paths.
@@ -96,6 +100,7 @@ def create_app(
         monitor,
         settings,
         routes,
+        tool_servers or ToolServers.none(),
     )
     check_paths(routes, control)  # also if there is no admin key
     checks = EntryChecks(settings, lifecycle, accounts)
@@ -153,7 +158,16 @@ def create_unguarded_app(
     """
     settings = ServerSettings(lenient_fields=has_lenient_fields, ui=False)
     monitor = Monitor(frontend, settings, lifecycle)
-    router = _router(frontend, plugins_report, lifecycle, control, monitor, settings, routes)
+    router = _router(
+        frontend,
+        plugins_report,
+        lifecycle,
+        control,
+        monitor,
+        settings,
+        routes,
+        ToolServers.none(),
+    )
     return ErrorResponses(router)
 
 
@@ -165,13 +179,15 @@ def _router(
     monitor: Monitor,
     settings: ServerSettings,
     routes: Sequence[LoadedRoute],
+    tool_servers: ToolServers,
 ) -> HTTPRouter:
     unknown = UnknownFields(settings.lenient_fields)
     budget = LogprobBudget.share(settings.api_server_count)
     turns = ChatTurns(frontend, budget, unknown)
     health = HealthRoutes(frontend, lifecycle, plugins_report)
     operations = _operations(frontend, health, turns)
-    operations += response_operations(turns, settings, lifecycle)
+    tools = ServerTools(tool_servers, monitor.tool_calls)
+    operations += response_operations(turns, settings, lifecycle, tools)
     operations.append(
         Operation(METRICS_PATH, MetricsRoute(monitor.render).metrics, media_type="text/plain")
     )

@@ -34,6 +34,7 @@ from quire.server.routes.plugins.loaded_route import LoadedRoute
 from quire.server.stats_log import log_stats
 from quire.server.stop_signals import signals_handled
 from quire.server.stopping import Stopping
+from quire.server.tool_servers.tool_servers import ToolServers
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class HTTPServer:
         stats_hooks: The plugins' `stats_logged`.
         render_all: Renders the metrics of all processes of the server; None: this is the only one.
         routes: Routes of plugins.
+        tool_servers: Tool servers whose tools responses may call; None for none.
 
     Attributes:
         stopping: The server's way to its end.
@@ -70,6 +72,7 @@ class HTTPServer:
         stats_hooks: Sequence[RequestHook] = (),
         render_all: RenderAll | None = None,
         routes: Sequence[LoadedRoute] = (),
+        tool_servers: ToolServers | None = None,
     ) -> None:
         self._stats_hooks = stats_hooks
         self._lifecycle = Lifecycle()
@@ -85,6 +88,7 @@ class HTTPServer:
             self._accounts,
             self._monitor,
             routes,
+            tool_servers,
         )
         self._frontend = frontend
         self._plugins_report = plugins_report
@@ -191,6 +195,7 @@ def serve(
     accounts: Accounts | None = None,
     stats_hooks: Sequence[RequestHook] = (),
     routes: Sequence[LoadedRoute] = (),
+    tool_servers: ToolServers | None = None,
 ) -> None:
     """Serve until a signal; the frontend is shut down at the end.
 
@@ -204,6 +209,7 @@ def serve(
         accounts: Accounts of the keys, if they were loaded before, so that errors are known early.
         stats_hooks: The plugins' `stats_logged`.
         routes: Routes of plugins.
+        tool_servers: Tool servers whose tools responses may call; None for none.
 
     Raises:
         PluginError: A route of a plugin has one of quire's paths.
@@ -211,7 +217,14 @@ def serve(
         EngineDeadError: The engine died, so the server exited.
     """
     server = HTTPServer(
-        frontend, settings, plugins_report, on_ready, accounts, stats_hooks, routes=routes
+        frontend,
+        settings,
+        plugins_report,
+        on_ready,
+        accounts,
+        stats_hooks,
+        routes=routes,
+        tool_servers=tool_servers,
     )
     listener = bound or bound_socket(settings)
     if bound_health is not None or not settings.health_port:

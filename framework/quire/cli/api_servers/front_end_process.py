@@ -17,6 +17,7 @@ from quire.server.group.group_wire import Begin, EnteredEngine, ToProcess
 from quire.server.group.shared_memory import SharedMemory
 from quire.server.keys.accounts import Accounts
 from quire.server.routes.plugins.loaded_route import load_routes
+from quire.server.tool_servers.tool_servers import ToolServers, started_tool_servers
 
 logger = logging.getLogger(__name__)
 
@@ -28,14 +29,20 @@ def run(config: FrontEndConfig) -> int:
     listener = socket.socket(fileno=config.listener_fd)
     control = socket.socket(fileno=config.control_fd)
     try:
-        with listener, control:
-            return asyncio.run(_serve(config, listener, control))
+        servers = started_tool_servers(config.plan.settings.server)
+        with listener, control, servers as tool_servers:
+            return asyncio.run(_serve(config, listener, control, tool_servers))
     except QuireError as error:
         logger.critical("%s", error)
         return 1
 
 
-async def _serve(config: FrontEndConfig, listener: socket.socket, control: socket.socket) -> int:
+async def _serve(
+    config: FrontEndConfig,
+    listener: socket.socket,
+    control: socket.socket,
+    tool_servers: ToolServers,
+) -> int:
     parent = await ControlStream.of(control, ToProcess)
     start = FrontEndStart(config.plan)  # while the engine loads; the parent sends nothing meanwhile
     begin = await parent.receive()
@@ -55,6 +62,7 @@ async def _serve(config: FrontEndConfig, listener: socket.socket, control: socke
         config.number,
         memory.counts,
         load_routes(settings, engine.plugins.registries),
+        tool_servers,
     )
     settle()
     await server.serve([listener])

@@ -35,6 +35,7 @@ from quire.server.keys.accounts import Accounts
 from quire.server.observe.merged_families import Sample, samples_of
 from quire.server.routes.health import HealthRoutes
 from quire.server.routes.plugins.loaded_route import LoadedRoute
+from quire.server.tool_servers.tool_servers import ToolServers
 
 REPORT_S = 1.0  # between two reports
 RENDER_S = 5.0  # for the metrics of all processes
@@ -56,6 +57,7 @@ class FrontEndServer(HTTPServer):
         number: Number of this process.
         counts: Connections of all processes.
         routes: Routes of plugins.
+        tool_servers: Tool servers whose tools responses may call; None for none.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class FrontEndServer(HTTPServer):
         number: int,
         counts: ConnectionCounts,
         routes: Sequence[LoadedRoute] = (),
+        tool_servers: ToolServers | None = None,
     ) -> None:
         super().__init__(
             frontend,
@@ -76,6 +79,7 @@ class FrontEndServer(HTTPServer):
             accounts=accounts,
             render_all=self._render_all,
             routes=routes,
+            tool_servers=tool_servers,
         )
         self._parent = parent
         self._number = number

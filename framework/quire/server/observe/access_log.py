@@ -54,6 +54,8 @@ class AccessLog:
 def line_of(exchange: ObservedExchange) -> str:
     """Return the line: ASCII without control characters, whatever a client has sent."""
     fields = _fields_of_http(exchange) | _fields_of_generation(exchange)
+    if exchange.num_tool_calls is not None:
+        fields["tool_calls"] = exchange.num_tool_calls
     return json.dumps(fields, ensure_ascii=True, separators=(",", ":")) + "\n"
 
 

@@ -37,6 +37,7 @@ class Monitor:
 
     Attributes:
         exposition: Metrics of this process.
+        tool_calls: Metrics of calls of tool servers.
 
     Raises:
         SettingsError: The access log cannot be written, or traces cannot be sent.
@@ -62,6 +63,7 @@ class Monitor:
         self._loop_lag_s = readings.loop_lag_s
         self.exposition = Exposition(readings, settings.metrics_names)
         self._count = readings.http.add
+        self.tool_calls = readings.tool_calls
         self._sinks: list[Callable[[ObservedExchange], None]] = []  # of all that a request began
         self._closers: list[Callable[[], None]] = []
         if self._log is not None:

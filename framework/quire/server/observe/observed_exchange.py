@@ -15,6 +15,7 @@ GENERATION = "quire_generation"  # keys of the scope
 ROUTE = "quire_route"
 BACKGROUND = "quire_background"  # task that goes on with a request after its response
 STATUS = "quire_status"
+TOOL_CALLS = "quire_tool_calls"  # counts calls of tool servers
 
 
 class ObservedGeneration(Protocol):
@@ -34,6 +35,14 @@ class ObservedGeneration(Protocol):
 
     def usage(self) -> Usage:
         """Return the token counts."""
+
+
+class CountedCalls(Protocol):
+    """The calls of tool servers of an exchange."""
+
+    @property
+    def num_calls(self) -> int:
+        """Number of calls that were run."""
 
 
 class ObservedExchange(msgspec.Struct, frozen=True):
@@ -84,6 +93,12 @@ class ObservedExchange(msgspec.Struct, frozen=True):
         """Code of the error that was sent, also within a stream."""
         code: str | None = self.scope.get(ERROR_CODE)
         return code
+
+    @property
+    def num_tool_calls(self) -> int | None:
+        """Number of calls of tool servers; None if the request names no tool server."""
+        calls: CountedCalls | None = self.scope.get(TOOL_CALLS)
+        return None if calls is None else calls.num_calls
 
     @property
     def generation(self) -> ObservedGeneration | None:

@@ -315,6 +315,19 @@ QUIRE_METRICS: tuple[Metric, ...] = (
         (),
         lambda r: [((), r.num_lines_dropped())],
     ),
+    # -- tool servers
+    Counter(
+        "quire_tool_server_calls_total",
+        "Number of calls of tools of a tool server, by their end: completed, failed or cancelled.",
+        ("server", "end"),
+        lambda r: sorted(r.tool_calls.calls.items()),
+    ),
+    Buckets(
+        "quire_tool_server_call_duration_seconds",
+        "Seconds that a call of a tool server took.",
+        ("server",),
+        lambda r: [((label,), each) for label, each in sorted(r.tool_calls.duration_s.items())],
+    ),
     # -- API keys
     *KEY_METRICS,
 )

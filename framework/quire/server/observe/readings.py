@@ -11,6 +11,7 @@ from quire.messages import EngineStats, ReplicaStats
 from quire.server.http.lifecycle import Lifecycle
 from quire.server.keys.account import Account
 from quire.server.observe.http_metrics import HTTPMetrics
+from quire.server.observe.tool_call_metrics import ToolCallMetrics
 
 ENGINE_STATES = ("ready", "failing", "stalled", "draining", "dead")
 
@@ -38,6 +39,7 @@ class Readings:
         frontend: Frontend, which has the metrics of requests and steps.
         lifecycle: Lifecycle, which has the requests and connections.
         http: Metrics of HTTP requests.
+        tool_calls: Metrics of calls of tool servers.
         loop_lag_s: Delay of the event loop.
         num_lines_dropped: Function that returns the number of lines that the access log has lost.
         key_accounts: Function that returns the accounts of the API keys.
@@ -46,6 +48,7 @@ class Readings:
     frontend: AsyncFrontend
     lifecycle: Lifecycle
     http: HTTPMetrics = field(default_factory=HTTPMetrics)
+    tool_calls: ToolCallMetrics = field(default_factory=ToolCallMetrics)
     loop_lag_s: Histogram = field(default_factory=lambda: Histogram(SHORT_TIMES_S))
     num_lines_dropped: Callable[[], int] = int
     key_accounts: Callable[[], Sequence[Account]] = list

@@ -6,9 +6,11 @@ import msgspec
 from msgspec import Meta
 
 from quire.server.wire.common_fields import SampledBody, about, no_effect
+from quire.server.wire.mcp_items import McpApprovalRequestItem, McpCallItem, McpListToolsItem
 from quire.server.wire.protocol import TokenLogprob
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+IncompleteReason = Literal["max_output_tokens", "max_tool_rounds"]
 FailureCode = Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
 LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = (  # all but the first concern hosted tools, media and hidden reasoning
@@ -75,7 +77,8 @@ class ResponseBody(SampledBody, kw_only=True):
         None
     )
     tools: Annotated[
-        list[dict[str, Any]] | None, about("Functions and custom tools that the model may call.")
+        list[dict[str, Any]] | None,
+        about("Functions and custom tools that the model may call, and tool servers."),
     ] = None
     tool_choice: Annotated[
         str | dict[str, Any] | None,
@@ -95,7 +98,8 @@ class ResponseBody(SampledBody, kw_only=True):
     ] = None
     stream_options: ResponseStreamOptions | None = None
     max_tool_calls: Annotated[
-        int | None, no_effect("it limits hosted tools, of which there are none.")
+        Annotated[int, Meta(ge=1)] | None,
+        about("Largest number of calls of tools of tool servers; functions do not count."),
     ] = None
     user: Annotated[str | None, no_effect("clients are known by their key.")] = None
     safety_identifier: Annotated[str | None, no_effect("clients are known by their key.")] = None
@@ -196,13 +200,21 @@ class CustomCallItem(msgspec.Struct, kw_only=True, tag="custom_tool_call"):
     input: str
 
 
-OutputItem = OutputMessage | ReasoningItem | FunctionCallItem | CustomCallItem
+OutputItem = (
+    OutputMessage
+    | ReasoningItem
+    | FunctionCallItem
+    | CustomCallItem
+    | McpListToolsItem
+    | McpCallItem
+    | McpApprovalRequestItem
+)
 
 
 class IncompleteDetails(msgspec.Struct):
     """Why a response is incomplete; null if a repeated pattern ended it."""
 
-    reason: Literal["max_output_tokens"] | None = None
+    reason: IncompleteReason | None = None
 
 
 class ResponseFailure(msgspec.Struct):

@@ -16,9 +16,9 @@ from quire.server.http.json_response import json_of
 from quire.server.observe.observed_exchange import GENERATION
 from quire.server.routes.chat.chat_turn import ChatTurns
 from quire.server.routes.generation import Generation
+from quire.server.routes.observed_generations import ObservedGenerations
 from quire.server.routes.plugins.completion_limits import CompletionLimits
 from quire.server.routes.plugins.hosted_completion import OVER, HostedCompletion, Prepared
-from quire.server.routes.plugins.observed_generations import ObservedGenerations
 from quire.server.routes.tokenize import check_token_ids
 from quire.server.wire.bodies import Body
 from quire.server.wire.protocol import ChatBody, SamplingBody

@@ -14,12 +14,13 @@ class AssistantTurn:
         self._reasoning: list[str] = []
         self._texts: list[str] = []
         self._calls: list[dict[str, Any]] = []
+        self._results: list[dict[str, Any]] = []
         self._ends_with_text = False
 
     @property
     def takes_text(self) -> bool:
         """Whether a message may follow in the same turn."""
-        return not self._ends_with_text
+        return not (self._ends_with_text or self._results)
 
     @property
     def takes_reasoning(self) -> bool:
@@ -40,6 +41,14 @@ class AssistantTurn:
         function = {"name": name, "arguments": arguments}
         self._calls.append({"id": call_id, "type": "function", "function": function})
         self._ends_with_text = False
+
+    def add_result(self, call_id: str, output: str) -> None:
+        """Add the result of a call that has been run."""
+        self._results.append({"role": "tool", "tool_call_id": call_id, "content": output})
+
+    def messages(self) -> list[dict[str, Any]]:
+        """Return the message, and those of the results of its calls."""
+        return [self.message(), *self._results]
 
     def message(self) -> dict[str, Any]:
         """Return the message; what it does not have is left out."""

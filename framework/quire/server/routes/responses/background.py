@@ -127,7 +127,7 @@ class _BackgroundRun:
         except Exception as error:  # noqa: BLE001 - the edge: every failure becomes a response
             final = self._run.fail(error)
         finally:
-            self._run.generation.release()
+            self._run.release()
         self._end(final)
 
     async def _streamed(self) -> bytes:

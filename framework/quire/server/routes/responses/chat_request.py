@@ -10,6 +10,8 @@ from quire.frontend.unknown_fields import UnknownFields
 from quire.server.routes.chat.shared_fields import SharedFields
 from quire.server.routes.responses.function_tools import chat_choice, chat_tools
 from quire.server.routes.responses.input_items import Item, messages_of
+from quire.server.routes.responses.mcp.offered_tools import NO_OFFERED_TOOLS, OfferedTools
+from quire.server.routes.responses.mcp.requested_server import MCP
 from quire.server.wire.protocol import ChatBody
 from quire.server.wire.responses import INCLUDABLE, LOGPROBS, ResponseBody
 
@@ -19,6 +21,7 @@ _MAX_METADATA, _MAX_METADATA_KEY, _MAX_METADATA_VALUE = 16, 64, 512
 _SCHEMA = ("name", "description", "schema", "strict")
 _FORMATS = {"text": (), "json_object": (), "json_schema": _SCHEMA}
 _LIMIT = re.compile(r"\bmax_(completion_)?tokens\b")
+_TOOL = re.compile(r"tools\[(\d{1,4})\]")
 _NUMBERS = ("max_tokens", "max_completion_tokens", "min_tokens", "logprobs")  # quote no texts
 _NAMES = (  # how paths of a chat's fields begin -> those of a response's
     (_LIMIT, "max_output_tokens"),
@@ -34,7 +37,12 @@ _NAMES = (  # how paths of a chat's fields begin -> those of a response's
 
 
 def chat_body(
-    body: ResponseBody, previous: Sequence[Item], items: Sequence[Item], unknown: UnknownFields
+    body: ResponseBody,
+    previous: Sequence[Item],
+    items: Sequence[Item],
+    unknown: UnknownFields,
+    offered: OfferedTools = NO_OFFERED_TOOLS,
+    turns: Sequence[Sequence[Item]] = (),
 ) -> ChatBody:
     """Return a request as one for a chat.
 
@@ -43,6 +51,8 @@ def chat_body(
         previous: Items of the responses that it continues.
         items: Its own items.
         unknown: What happens to fields that do not exist.
+        offered: Tools of tool servers.
+        turns: Items of each turn in the response itself so far.
 
     Raises:
         InvalidRequestError: Something is not supported; `param` names it.
@@ -51,14 +61,22 @@ def chat_body(
     _check(body)
     chat = ChatBody(
         **_SHARED.given(body),
-        messages=messages_of([*previous, *items], body.instructions, unknown, len(previous)),
+        messages=messages_of(
+            [*previous, *items],
+            body.instructions,
+            unknown,
+            len(previous),
+            turns,
+            offered.function_names,
+        ),
         max_completion_tokens=body.max_output_tokens,
         logprobs=shows_logprobs(body) or None,
         top_logprobs=body.top_logprobs if shows_logprobs(body) else None,
     )
     if body.tools is not None or body.tool_choice is not None:
-        chat.tools = chat_tools(body.tools, unknown)
-        chat.tool_choice = chat_choice(body.tool_choice, unknown)
+        functions = chat_tools(body.tools, unknown)
+        chat.tools = None if functions is None else functions + offered.chat_tools()
+        chat.tool_choice = chat_choice(offered.choice_of_functions(body.tool_choice), unknown)
     if body.text is not None and body.text.format is not None:
         chat.response_format = _response_format(body.text.format, unknown)
     if body.reasoning is not None:
@@ -73,25 +91,36 @@ def shows_logprobs(body: ResponseBody) -> bool:
     return LOGPROBS in (body.include or ())
 
 
+def places_of_tools(body: ResponseBody, offered: OfferedTools) -> list[int]:
+    """Return the index that each tool of the chat has in the request."""
+    sent = enumerate(body.tools or ())
+    return [i for i, tool in sent if tool.get("type") != MCP] + offered.places
+
+
 @contextmanager
-def errors_as_sent() -> Iterator[None]:
+def errors_as_sent(places: Sequence[int] = ()) -> Iterator[None]:
     """Name fields in errors as the client has sent them.
 
     A message names its field at its beginning; what it quotes behind stays as it is.
+
+    Args:
+        places: Index that each tool of the chat has in the request; none: its own.
     """
     try:
         yield
     except RequestError as error:
         if error.param is not None:
-            message = _as_sent(str(error))
+            message = _as_sent(str(error), places)
             if error.param in _NUMBERS:
                 message = _LIMIT.sub("max_output_tokens", message)
-            error.args, error.param = (message, *error.args[1:]), _as_sent(error.param)
+            error.args, error.param = (message, *error.args[1:]), _as_sent(error.param, places)
         raise
 
 
-def _as_sent(text: str) -> str:
+def _as_sent(text: str, places: Sequence[int]) -> str:
     """Return a text with the name that the client knows for the field that it begins with."""
+    if (tool := _TOOL.match(text)) is not None and int(tool[1]) < len(places):
+        text = f"tools[{places[int(tool[1])]}]{text[tool.end() :]}"
     for pattern, name in _NAMES:
         if (found := pattern.match(text)) is not None:
             return found.expand(name) + text[found.end() :]

@@ -5,6 +5,7 @@ from typing import Any
 
 from quire.errors import InvalidRequestError
 from quire.frontend.unknown_fields import UnknownFields
+from quire.server.routes.responses.mcp.requested_server import MCP
 
 _FIELDS = {  # of each type
     "function": ("name", "description", "parameters", "strict"),
@@ -23,7 +24,7 @@ Tool = dict[str, Any]
 
 
 def chat_tools(tools: Sequence[Tool] | None, unknown: UnknownFields) -> list[Tool] | None:
-    """Return tools in the shape of a chat.
+    """Return the functions among the tools in the shape of a chat, without tool servers.
 
     Raises:
         InvalidRequestError: One of them is hosted; `param` is its path.
@@ -31,7 +32,11 @@ def chat_tools(tools: Sequence[Tool] | None, unknown: UnknownFields) -> list[Too
     """
     if tools is None:
         return None
-    return [_chat_tool(tool, f"tools[{i}]", unknown) for i, tool in enumerate(tools)]
+    return [
+        _chat_tool(tool, f"tools[{i}]", unknown)
+        for i, tool in enumerate(tools)
+        if tool.get("type") != MCP
+    ]
 
 
 def chat_choice(
@@ -70,8 +75,8 @@ def _chat_tool(tool: Tool, where: str, unknown: UnknownFields) -> Tool:
     kind = tool.get("type")
     if not isinstance(kind, str) or kind not in _FIELDS:
         raise InvalidRequestError(
-            f"{where}: the tool {kind!r:.80} is not supported, as this server runs no tools; offer "
-            'a function of your own: {"type": "function", "name": ..., "parameters": {...}}',
+            f"{where}: the tool {kind!r:.80} is not supported, as this server has none of its own; "
+            'offer a function of yours: {"type": "function", "name": ..., "parameters": {...}}',
             param=f"{where}.type",
         )
     given = [name for name, value in tool.items() if value is not None]

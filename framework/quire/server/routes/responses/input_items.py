@@ -1,17 +1,19 @@
 """Conversion of input items to messages: the items of one turn of the assistant are one message.
 
 An item that a client sends back as it got it is accepted with all its fields. What a model without
-hosted tools cannot have in its context is refused by name.
+OpenAI's own tools cannot have in its context is refused by name.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.errors import InvalidRequestError
 from quire.frontend.chat.custom_input import INPUT
 from quire.frontend.unknown_fields import UnknownFields
 from quire.server.routes.responses.assistant_turn import AssistantTurn
+from quire.server.routes.responses.mcp import tool_items
+from quire.server.routes.responses.mcp.tool_items import ToolItems
 
 Item = dict[str, Any]
 Message = dict[str, Any]
@@ -24,9 +26,11 @@ _ITEM_FIELDS = {  # of each type
     "custom_tool_call": ("type", "call_id", "name", "input", "id", "status"),
     "custom_tool_call_output": ("type", "call_id", "output", "id", "status"),
     "reasoning": ("type", "summary", "content", "encrypted_content", "id", "status"),
+    **tool_items.FIELDS,
 }
 _TEXTS = ("id", "phase", "encrypted_content")  # fields of any item that are texts, or null
 _STATUSES = ("in_progress", "completed", "incomplete")
+_STATUSES_OF_CALLS = (*_STATUSES, "calling", "failed")  # of tools of tool servers
 _PARTS = {  # type of a content part -> its text, and its other fields
     "input_text": ("text", ()),
     "output_text": ("text", ("annotations", "logprobs")),
@@ -44,7 +48,12 @@ def items_of(given: str | Sequence[Item]) -> list[Item]:
 
 
 def messages_of(
-    items: Sequence[Item], instructions: str | None, unknown: UnknownFields, num_before: int = 0
+    items: Sequence[Item],
+    instructions: str | None,
+    unknown: UnknownFields,
+    num_before: int = 0,
+    turns: Sequence[Sequence[Item]] = (),
+    functions: Mapping[tuple[str, str], str] | None = None,
 ) -> list[Message]:
     """Return the messages of a conversation.
 
@@ -53,14 +62,20 @@ def messages_of(
         instructions: Text of a system message in front of all others.
         unknown: What happens to fields that do not exist.
         num_before: Number of items that are not the request's; errors count from there.
+        turns: Items of each turn of the assistant in the response itself so far.
+        functions: Names by which the model calls tools of tool servers, by label and name.
 
     Raises:
         InvalidRequestError: An item is invalid, or not supported; `param` is its path.
         UnknownFieldError: An item has a field that does not exist.
     """
-    conversation = _Conversation(unknown)
+    conversation = _Conversation(unknown, functions or {})
     for i, item in enumerate(items):
         conversation.add(item, f"input[{i - num_before}]")
+    for turn in turns:
+        conversation.end_turn()
+        for item in turn:
+            conversation.add(item, "output")
     messages = conversation.messages()
     if instructions is None:
         return messages
@@ -73,14 +88,24 @@ def messages_of(
 class _Conversation:
     """Messages of items that are added in order."""
 
-    def __init__(self, unknown: UnknownFields) -> None:
+    def __init__(self, unknown: UnknownFields, functions: Mapping[tuple[str, str], str]) -> None:
         self._messages: list[Message | AssistantTurn] = []
         self._unknown = unknown
         self._call_ids: set[str] = set()
+        self._has_ended_turn = False
+        self._tools = ToolItems(self._turn, functions)
 
     def messages(self) -> list[Message]:
         """Return the messages so far."""
-        return [m.message() if isinstance(m, AssistantTurn) else m for m in self._messages]
+        self._tools.close()
+        found: list[Message] = []
+        for message in self._messages:
+            found += message.messages() if isinstance(message, AssistantTurn) else [message]
+        return found
+
+    def end_turn(self) -> None:
+        """Let the next items of the assistant begin a turn."""
+        self._has_ended_turn = True
 
     def add(self, item: Item, where: str) -> None:
         """Add an item."""
@@ -100,8 +125,10 @@ class _Conversation:
             case "custom_tool_call":
                 text = _text_field(item, "input", where)
                 self._add_call(item, json.dumps({INPUT: text}, ensure_ascii=False), where)
-            case _:
+            case "function_call_output" | "custom_tool_call_output":
                 self._add_output(item, where)
+            case _:
+                self._tools.add(kind, item, where)
 
     def _add_message(self, item: Item, where: str) -> None:
         role = item.get("role")
@@ -153,9 +180,12 @@ class _Conversation:
     def _turn(self) -> AssistantTurn:
         """Return the turn of the assistant that the next items of its belong to."""
         last = self._messages[-1] if self._messages else None
-        return last if isinstance(last, AssistantTurn) else self._new_turn()
+        if isinstance(last, AssistantTurn) and not self._has_ended_turn:
+            return last
+        return self._new_turn()
 
     def _new_turn(self) -> AssistantTurn:
+        self._has_ended_turn = False
         turn = AssistantTurn()
         self._messages.append(turn)
         return turn
@@ -194,9 +224,10 @@ def _check_description(item: Item, where: str) -> None:
         if item.get(name) is not None:
             _text_field(item, name, where)
     status = item.get("status")
-    if status is not None and status not in _STATUSES:
+    statuses = _STATUSES_OF_CALLS if item.get("type") == "mcp_call" else _STATUSES
+    if status is not None and status not in statuses:
         raise InvalidRequestError(
-            f"{where}.status must be one of {', '.join(_STATUSES)}, got {status!r:.80}",
+            f"{where}.status must be one of {', '.join(statuses)}, got {status!r:.80}",
             param=f"{where}.status",
         )
 

@@ -5,9 +5,11 @@ from typing import get_args
 
 import msgspec
 
+from quire.server.routes.responses.mcp.tool_changes import ToolEvents
 from quire.server.routes.responses.open_item import OpenItem
 from quire.server.routes.responses.output import Change, Closed, Grown, Opened
 from quire.server.routes.responses.store.snapshot_event import SnapshotEvent
+from quire.server.wire.mcp_events import McpEvent
 from quire.server.wire.protocol import TokenLogprob
 from quire.server.wire.response_events import (
     ArgumentsDelta,
@@ -52,6 +54,7 @@ ItemEvent = (
     | ArgumentsDone
     | CustomInputDelta
     | CustomInputDone
+    | McpEvent
 )
 _DELTAS: dict[str, type[ReasoningTextDelta | ArgumentsDelta | CustomInputDelta]] = {
     "reasoning": ReasoningTextDelta,
@@ -79,6 +82,7 @@ class ItemEvents:
 
     def __init__(self) -> None:
         self.num_events = 0
+        self._tools = ToolEvents(self._next)
 
     def created(self, status: Status) -> SnapshotEvent:
         """Return the first event."""
@@ -101,6 +105,8 @@ class ItemEvents:
                 return self._opened(item)
             case Closed(item, whole):
                 return self._closed(item, whole)
+            case _:
+                return [*self._tools.of(change)]
 
     def _opened(self, item: OpenItem) -> list[ItemEvent]:
         added = OutputItemAdded(

@@ -1,19 +1,41 @@
-"""Output items of one response: messages, reasoning and function calls, in the order of the text.
+"""Output items of one response: messages, reasoning and calls, in the order of the text.
 
 At most one item is open. What belongs to no open item closes it and opens the next, so a whole
 completion, read as one long delta, has the same items as a streamed one. A call is an item from its
 name on. One that breaks off is an incomplete item, and its text is in the message behind it.
+
+A call of a tool of a tool server is an item once its arguments are complete. When it has a result,
+it is replaced by one with the result.
 """
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+import msgspec
+
 from quire.frontend.chat.custom_input import CustomInput
+from quire.frontend.random_bytes import random_bytes
 from quire.interfaces.reasoning import ReasoningDelta
 from quire.interfaces.tool_parsing import TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
+from quire.server.routes.responses.mcp.approvals import ApprovedCall
+from quire.server.routes.responses.mcp.offered_tools import (
+    NO_OFFERED_TOOLS,
+    OfferedTool,
+    OfferedTools,
+)
+from quire.server.routes.responses.mcp.tool_calls import RunnableCall, new_call
+from quire.server.routes.responses.mcp.tool_changes import (
+    ApprovalRequested,
+    CallBegun,
+    CallEnded,
+    ToolChange,
+    ToolsListed,
+)
 from quire.server.routes.responses.message_logprobs import LoggedEvent
 from quire.server.routes.responses.open_item import Kind, OpenItem, new_id
+from quire.server.tool_servers.tool_outcome import ToolOutcome
+from quire.server.wire.mcp_items import McpApprovalRequestItem, McpCallItem, McpListToolsItem
 from quire.server.wire.protocol import TokenLogprob
 from quire.server.wire.responses import ItemStatus, OutputItem, ReasoningItem
 
@@ -42,23 +64,32 @@ class Closed:
     whole: OutputItem
 
 
-Change = Opened | Grown | Closed
+Change = Opened | Grown | Closed | ToolChange
 
 
 class Output:
-    """Makes items of the events of a completion.
+    """Makes items of the events of one or more completions.
 
     Args:
         custom: Names of custom tools.
+        offered: Tools of tool servers that the model may call; None for none.
 
     Attributes:
-        items: Items that have ended.
+        items: Items that have ended, and calls that have no result yet.
+        calls: Calls that have no result yet.
+        awaits_client: Whether the client must go on: it has a function to call, or to approve a
+            call.
     """
 
-    def __init__(self, custom: Collection[str] = ()) -> None:
+    def __init__(self, custom: Collection[str] = (), offered: OfferedTools | None = None) -> None:
         self._custom = custom
+        self._offered = NO_OFFERED_TOOLS if offered is None else offered
         self.items: list[OutputItem] = []
+        self.calls: list[RunnableCall] = []
+        self.awaits_client = False
+        self._turns = [0]  # index at which each turn begins
         self._open: OpenItem | None = None
+        self._tool_calls: dict[int, tuple[OfferedTool, list[str]]] = {}  # incomplete ones
         self._changes: list[Change] = []
 
     @property
@@ -77,8 +108,13 @@ class Output:
                     self._grow(self._opened("reasoning"), text)
                 case ToolCallStart():
                     self._begin_call(event)
+                case ToolCallArguments(index, piece) if index in self._tool_calls:
+                    self._tool_calls[index][1].append(piece)
                 case ToolCallArguments(index, piece):
                     self._grow_call(self._open_call(index), piece)
+                case ToolCallEnd(index) if index in self._tool_calls:
+                    tool, pieces = self._tool_calls.pop(index)
+                    self._add_tool_call(tool, "".join(pieces))
                 case ToolCallEnd(index):
                     self._end_call(self._open_call(index))
         return self._taken_changes()
@@ -90,7 +126,7 @@ class Output:
             status: Status of the item.
             logprobs: Log probabilities of tokens without a text, as the end of a message.
         """
-        if self._open is None and not self.items:
+        if self._open is None and all(isinstance(item, McpListToolsItem) for item in self.items):
             self._begin("message")
         if logprobs and self._open is not None and self._open.kind == "message":
             self._grow(self._open, "", logprobs)
@@ -98,8 +134,56 @@ class Output:
         return self._taken_changes()
 
     def break_off(self) -> None:
-        """End the item that is open, if one is: the response failed, or was cancelled."""
+        """End what is open: the response failed, or was cancelled."""
         self._close("incomplete")
+        self.drop_calls()
+
+    @property
+    def turns(self) -> list[list[OutputItem]]:
+        """The items of each turn; those before the first turn are one, too."""
+        ends = [*self._turns[1:], len(self.items)]
+        return [self.items[begin:end] for begin, end in zip(self._turns, ends, strict=True)]
+
+    def begin_turn(self) -> None:
+        """Begin a turn of the model, after results of calls."""
+        self._turns.append(len(self.items))
+        self._tool_calls.clear()  # the next turn numbers its calls from the beginning
+
+    def list_tools(self, lists: Iterable[McpListToolsItem]) -> list[Change]:
+        """Add lists of tools."""
+        for item in lists:
+            self.items.append(item)
+            self._changes.append(ToolsListed(len(self.items) - 1, item))
+        return self._taken_changes()
+
+    def begin_call(self, approved: ApprovedCall) -> list[Change]:
+        """Add a call that the client has approved, and that has no result yet."""
+        self._add_runnable(
+            new_call(approved.label, approved.name, approved.arguments, approved.request_id)
+        )
+        return self._taken_changes()
+
+    def end_call(self, call: RunnableCall, outcome: ToolOutcome) -> Change:
+        """Give a call its result."""
+        has_failed = outcome.error is not None
+        self.calls.remove(call)
+        item = msgspec.structs.replace(
+            call.item,
+            status="failed" if has_failed else "completed",
+            output=None if has_failed else outcome.text,
+            error=outcome.error,
+        )
+        self.items[call.index] = item
+        return CallEnded(call.index, item)
+
+    def drop_calls(self) -> list[Change]:
+        """End the calls that have no result, which are not run."""
+        for call in self.calls:
+            item = msgspec.structs.replace(call.item, status="incomplete")
+            self.items[call.index] = item
+            self._changes.append(CallEnded(call.index, item))
+        self.calls = []
+        return self._taken_changes()
 
     def _taken_changes(self) -> list[Change]:
         """Return the changes, those of one item in a row as one."""
@@ -124,6 +208,9 @@ class Output:
         return self._added(OpenItem(kind, new_id(kind)))
 
     def _begin_call(self, start: ToolCallStart) -> None:
+        if (tool := self._offered.by_function(start.name)) is not None:
+            self._tool_calls[start.index] = (tool, [])
+            return
         kind: Kind = "custom_tool_call" if start.name in self._custom else "function_call"
         item = OpenItem(kind, new_id(kind), call=start.index, name=start.name)
         item.call_id = start.id or ""
@@ -141,6 +228,7 @@ class Output:
             return
         if item.input is not None and (text := item.input.close()):
             self._grow(item, text)
+        self.awaits_client = True
         self._close("completed")
 
     def _added(self, item: OpenItem) -> OpenItem:
@@ -158,6 +246,28 @@ class Output:
         """Close the open item; a call that is still open has broken off."""
         is_call = self._open is not None and self._open.call is not None
         self._close("incomplete" if is_call else status)
+
+    def _add_tool_call(self, offered: OfferedTool, arguments: str) -> None:
+        label, name = offered.label, offered.tool.name
+        self._close_unless_call("completed")
+        if offered.needs_approval:
+            request = McpApprovalRequestItem(
+                id=f"mcpr_{random_bytes.hex(16)}",
+                server_label=label,
+                name=name,
+                arguments=arguments,
+            )
+            self.awaits_client = True
+            self.items.append(request)
+            self._changes.append(ApprovalRequested(len(self.items) - 1, request))
+            return
+        self._add_runnable(new_call(label, name, arguments))
+
+    def _add_runnable(self, item: McpCallItem) -> None:
+        call = RunnableCall(len(self.items), item)
+        self.items.append(item)
+        self.calls.append(call)
+        self._changes.append(CallBegun(call.index, item))
 
     def _close(self, status: ItemStatus) -> None:
         if (item := self._open) is not None:

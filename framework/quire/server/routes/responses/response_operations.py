@@ -7,6 +7,7 @@ from quire.server.http.lifecycle import Lifecycle
 from quire.server.routes.chat.chat_turn import ChatTurns
 from quire.server.routes.operation import Operation
 from quire.server.routes.responses.item_events import EVENTS
+from quire.server.routes.responses.mcp.server_tools import ServerTools
 from quire.server.routes.responses.response_routes import ResponseRoutes
 from quire.server.routes.responses.store.response_store import ResponseStore
 from quire.server.wire.responses import (
@@ -22,7 +23,7 @@ RESPONSES_PATH = "/v1/responses"
 
 
 def response_operations(
-    turns: ChatTurns, settings: ServerSettings, lifecycle: Lifecycle
+    turns: ChatTurns, settings: ServerSettings, lifecycle: Lifecycle, tools: ServerTools
 ) -> list[Operation]:
     """Return the operations of /v1/responses.
 
@@ -30,8 +31,9 @@ def response_operations(
         turns: Turns of conversations.
         settings: Settings of the server, with the limits of stored responses.
         lifecycle: Lifecycle, which waits for responses in the background when the server drains.
+        tools: Tools of tool servers.
     """
-    routes = ResponseRoutes(turns, _store(settings), lifecycle)
+    routes = ResponseRoutes(turns, _store(settings), lifecycle, tools)
     one = f"{RESPONSES_PATH}/{{response_id:path}}"
     return [
         Operation(

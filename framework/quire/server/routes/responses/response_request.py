@@ -5,16 +5,29 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
 from starlette.types import Scope
 
-from quire.errors import InvalidRequestError
+from quire.errors import InvalidRequestError, RequestFailedError
 from quire.frontend.unknown_fields import UnknownFields
 from quire.server.http.json_response import json_of
 from quire.server.keys.account import Account
 from quire.server.routes.chat.chat_prompt import RENDERED
-from quire.server.routes.chat.chat_turn import ChatTurns
-from quire.server.routes.responses.chat_request import chat_body, errors_as_sent
+from quire.server.routes.chat.chat_turn import ChatTurn, ChatTurns
+from quire.server.routes.responses.chat_request import (
+    chat_body,
+    errors_as_sent,
+    places_of_tools,
+)
 from quire.server.routes.responses.input_items import Item, items_of
+from quire.server.routes.responses.mcp.offered_tools import OfferedTools
+from quire.server.routes.responses.mcp.requested_server import MCP
+from quire.server.routes.responses.mcp.server_tools import (
+    ServerTools,
+    ToolContext,
+    choice_after_calls,
+    tool_context,
+)
 from quire.server.routes.responses.response_run import ResponseRun
 from quire.server.routes.responses.store.response_store import ResponseStore
 from quire.server.routes.responses.store.stored_response import StoredResponse
@@ -34,11 +47,13 @@ class ResponseRequests:
     Args:
         turns: Turns of conversations.
         store: Stored responses; None if this server stores none.
+        tools: Tools of tool servers.
     """
 
-    def __init__(self, turns: ChatTurns, store: ResponseStore | None) -> None:
+    def __init__(self, turns: ChatTurns, store: ResponseStore | None, tools: ServerTools) -> None:
         self._turns = turns
         self._store = store
+        self._tools = tools
 
     async def prepare(
         self, scope: Scope, body: Body[ResponseBody], sender: Sender, extra_args: dict[str, Any]
@@ -61,10 +76,15 @@ class ResponseRequests:
         previous = self._previous(typed, sender.account)
         own = _own_items(typed, has_previous=previous is not None)
         size = body.num_bytes + (0 if previous is None else previous.total_bytes)
-        with errors_as_sent():
-            convert = partial(_converted, typed, previous, own, self._turns.unknown)
-            chat = await self._turns.frontend.lanes.run(size // RENDERED, convert)
-            turn = await self._turns.prepare(Body(chat, {}, size), sender, extra_args)
+        offered = await self._tools.offered(typed, self._turns.unknown)
+        places = places_of_tools(typed, offered)
+        conversation = _Conversation(typed, previous, own, offered)
+        prepare = partial(self._turn, conversation, size, sender, extra_args)
+        with errors_as_sent(places):
+            turn = await prepare((), 0)
+        if turn is None:
+            raise RequestFailedError("the first turn may have no tokens")
+        tools = self._tools.rounds(typed, offered, conversation.tools, prepare, places)
         params = turn.generation.params
         response = _begun(new_id, typed, turn.generation.model, (params.temperature, params.top_p))
         response.store = is_stored
@@ -73,7 +93,33 @@ class ResponseRequests:
             begun = json_of(response) if typed.background else b""
             stored = StoredResponse(response.id, sender.account, json_of(own), previous, begun)
         keep = None if typed.background or stored is None else partial(self._keep, stored)
-        return ResponseRun(turn, response, keep, partial(_log, scope)), stored
+        return ResponseRun(turn, response, keep, partial(_log, scope), tools), stored
+
+    async def _turn(
+        self,
+        conversation: "_Conversation",
+        size: int,
+        sender: Sender,
+        extra_args: dict[str, Any],
+        turns: Sequence[Sequence[Item]],
+        num_tokens: int,
+    ) -> ChatTurn | None:
+        """Prepare a turn; None if the response may have no more tokens.
+
+        Args:
+            conversation: What the request says.
+            size: Bytes of that.
+            sender: Client that sent it.
+            extra_args: Fields for the samplers.
+            turns: Items of each turn in the response so far.
+            num_tokens: Number of tokens of these turns.
+        """
+        convert = partial(conversation.chat_body, self._turns.unknown, turns, num_tokens)
+        size += len(json_of(turns)) if turns else 0
+        chat = await self._turns.frontend.lanes.run(size // RENDERED, convert)
+        if chat is None:
+            return None
+        return await self._turns.prepare(Body(chat, {}, size), sender, extra_args)
 
     def _keep(self, stored: StoredResponse, response: bytes) -> bool:
         stored.response = response
@@ -125,14 +171,49 @@ def no_store(param: str | None = None) -> InvalidRequestError:
     )
 
 
-def _converted(
-    body: ResponseBody,
-    previous: StoredResponse | None,
-    own: Sequence[Item],
-    unknown: UnknownFields,
-) -> ChatBody:
-    before = [] if previous is None else previous.items()
-    return chat_body(body, before, own, unknown)
+class _Conversation:
+    """What a request says, from which each turn of the response is prepared.
+
+    Attributes:
+        tools: What it says of tools of tool servers, once the first turn is prepared.
+    """
+
+    def __init__(
+        self,
+        body: ResponseBody,
+        previous: StoredResponse | None,
+        own: Sequence[Item],
+        offered: OfferedTools,
+    ) -> None:
+        self._body = body
+        self._previous = previous
+        self._own = own
+        self._offered = offered
+        self.tools = ToolContext([], [])
+
+    def chat_body(
+        self, unknown: UnknownFields, turns: Sequence[Sequence[Item]], num_tokens: int
+    ) -> ChatBody | None:
+        """Return a turn's request as one for a chat; None if it may have no tokens."""
+        body = self._body if not turns else _after_calls(self._body, num_tokens)
+        if body is None:
+            return None
+        before = [] if self._previous is None else self._previous.items()
+        chat = chat_body(body, before, self._own, unknown, self._offered, turns)
+        if not turns:
+            self.tools = tool_context(before, self._own, self._offered)
+        return chat
+
+
+def _after_calls(body: ResponseBody, num_tokens: int) -> ResponseBody | None:
+    """Return the request of a turn after calls of tools; None if it may have no tokens."""
+    num_left = body.max_output_tokens
+    if num_left is not None:
+        num_left -= num_tokens
+        if num_left <= 0:
+            return None
+    choice = choice_after_calls(body.tool_choice)
+    return msgspec.structs.replace(body, max_output_tokens=num_left, tool_choice=choice)
 
 
 def _own_items(body: ResponseBody, *, has_previous: bool) -> list[Item]:
@@ -175,12 +256,16 @@ def _begun(
         temperature=temperature,
         text={"format": text.format or {"type": "text"}},
         tool_choice=body.tool_choice or "auto",
-        tools=[{"parameters": None, "strict": None} | tool for tool in body.tools or ()],
+        tools=[_shown_tool(tool) for tool in body.tools or ()],
         top_logprobs=body.top_logprobs or 0,
         top_p=top_p,
         truncation=body.truncation or "disabled",
         user=body.user,
     )
+
+
+def _shown_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    return tool if tool.get("type") == MCP else {"parameters": None, "strict": None} | tool
 
 
 def _id(request_id: str | None) -> str:

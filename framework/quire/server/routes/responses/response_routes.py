@@ -11,12 +11,13 @@ from quire.server.http.event_stream import EventStream
 from quire.server.http.json_response import EncodedResponse, in_thread_if, json_response
 from quire.server.http.lifecycle import Lifecycle
 from quire.server.keys.account import account_of
-from quire.server.observe.observed_exchange import BACKGROUND, GENERATION
+from quire.server.observe.observed_exchange import BACKGROUND, GENERATION, TOOL_CALLS
 from quire.server.routes.chat.chat_turn import ChatTurns
 from quire.server.routes.respond import prepared
 from quire.server.routes.responses.background import BackgroundRuns
 from quire.server.routes.responses.chat_request import check_include
 from quire.server.routes.responses.item_list import page_of
+from quire.server.routes.responses.mcp.server_tools import ServerTools
 from quire.server.routes.responses.refused_fields import REFUSED_OF_RESPONSES
 from quire.server.routes.responses.response_request import ResponseRequests
 from quire.server.routes.responses.store.response_store import ResponseStore
@@ -34,12 +35,19 @@ class ResponseRoutes:
         turns: Turns of conversations.
         store: Stored responses; None if this server stores none.
         lifecycle: Lifecycle, which waits for responses in the background when the server drains.
+        tools: Tools of tool servers.
     """
 
-    def __init__(self, turns: ChatTurns, store: ResponseStore | None, lifecycle: Lifecycle) -> None:
+    def __init__(
+        self,
+        turns: ChatTurns,
+        store: ResponseStore | None,
+        lifecycle: Lifecycle,
+        tools: ServerTools,
+    ) -> None:
         self._turns = turns
         self._store = store
-        self._requests = ResponseRequests(turns, store)
+        self._requests = ResponseRequests(turns, store, tools)
         self._background = None if store is None else BackgroundRuns(store, lifecycle)
 
     async def create(self, request: Request) -> Response:
@@ -53,14 +61,16 @@ class ResponseRoutes:
             partial(self._requests.prepare, scope),
             REFUSED_OF_RESPONSES,
         )
-        scope[GENERATION] = run.generation
+        scope[GENERATION] = run.observed
+        if run.tools is not None:
+            scope[TOOL_CALLS] = run.tools
         if body.background and self._background is not None and stored is not None:
             scope[BACKGROUND] = self._background.start(run, stored, is_streamed=bool(body.stream))
             if stored.events is None:
                 return self._response(stored)
             events = self._background.events(stored, stored.events)
             return EventStream(events, scope["quire_request_id"])
-        release = run.generation.release
+        release = run.release
         if body.stream:
             return EventStream(run.stream(), scope["quire_request_id"], on_close=release)
         return EncodedResponse(run.whole, release)

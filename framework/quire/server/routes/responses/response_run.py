@@ -1,25 +1,22 @@
 """One response: generated in full or as a stream, from the same output items."""
 
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from functools import cached_property, partial
-from typing import Literal
+from functools import partial
 
-from quire.errors import RequestFailedError
-from quire.outputs import Delta
 from quire.server.http.json_response import in_thread_if, json_of
 from quire.server.routes.chat.chat_turn import ChatTurn
 from quire.server.routes.chat.choice_events import one_delta
 from quire.server.routes.generation import Generation
+from quire.server.routes.observed_generations import ObservedGenerations
 from quire.server.routes.responses.chat_request import errors_as_sent
 from quire.server.routes.responses.item_events import ItemEvents
-from quire.server.routes.responses.message_logprobs import MessageLogprobs
+from quire.server.routes.responses.mcp.tool_rounds import ToolRounds
 from quire.server.routes.responses.output import Change, Closed, Output
 from quire.server.routes.responses.store.snapshot_event import Event, SnapshotEvent
+from quire.server.routes.responses.turn_loop import TurnLoop
 from quire.server.wire.http_errors import detail_of, status_of
-from quire.server.wire.openai_logprobs import Positions, TokenSpelling, chat_logprobs
-from quire.server.wire.protocol import FinishReason, TokenLogprob
 from quire.server.wire.responses import (
     FailureCode,
     IncompleteDetails,
@@ -42,9 +39,11 @@ class ResponseRun:
         keep: Function that stores the JSON of the response that has ended, and returns whether it
             could; None: it is stored otherwise, or not at all.
         on_failure: Function that logs a failure that is not raised.
+        tools: Tools of tool servers; None without any.
 
     Attributes:
         response: Response; complete at the end.
+        tools: Tools of tool servers; None without any.
     """
 
     def __init__(
@@ -53,27 +52,38 @@ class ResponseRun:
         response: ResponseObject,
         keep: Keep | None,
         on_failure: Callable[[Exception], None],
+        tools: ToolRounds | None = None,
     ) -> None:
         self.response = response
-        self._turn = turn
         self._keep = keep
         self._on_failure = on_failure
+        self.tools = tools
+        self._places = () if tools is None else tools.places
         self._events = ItemEvents()
-        self._output = Output(turn.tools.custom)
-        self._parts = turn.events()[0]
-        self._spelling = TokenSpelling(turn.generation.frontend.tokenizer)
+        self._output = Output(turn.tools.custom, None if tools is None else tools.offered)
+        self._turns = TurnLoop(turn, self._output, tools)
 
     @property
     def generation(self) -> Generation:
-        """The completion."""
-        return self._turn.generation
+        """The completion of the last turn."""
+        return self._turns.generation
+
+    @property
+    def observed(self) -> ObservedGenerations:
+        """The completions of all turns."""
+        return self._turns.observed
+
+    def release(self) -> None:
+        """Release what is reserved for its completions. May be called twice."""
+        self.observed.release()
 
     async def whole(self) -> bytes:
         """Generate; return the full response as JSON, and raise what `Generation` raises."""
-        if self.generation.num_top_logprobs is None and not self.response.background:
+        is_plain = self._turns.is_single and self.generation.num_top_logprobs is None
+        if is_plain and not self.response.background:
             with errors_as_sent():
                 (completion,) = await self.generation.outputs()
-            read = partial(self._read, one_delta(completion), None)
+            read = partial(self._turns.reader.read, one_delta(completion), None)
             await in_thread_if(self.generation.is_large, read)
         else:  # deltas say which tokens are those of a message, and that the generation has begun
             async with aclosing(self._changes()) as all_changes:
@@ -135,19 +145,15 @@ class ResponseRun:
 
     async def ended(self) -> bytes:
         """Complete the response; store it, and return its JSON."""
-        response, finish = self.response, self._parts.finish_reason
-        if finish is None:
-            raise RequestFailedError("the completion ended without a finish reason")
+        response, is_complete = self.response, self._turns.is_complete
         response.usage = await self._usage()
-        response.status = _status_of(finish)
         response.output = self._output.items
-        if response.status == "completed":
+        if is_complete:
+            response.status = "completed"
             response.completed_at = int(time.time())
         else:
-            is_long = finish == "length"
-            response.incomplete_details = IncompleteDetails(
-                "max_output_tokens" if is_long else None
-            )
+            response.status = "incomplete"
+            response.incomplete_details = IncompleteDetails(self._turns.incomplete_reason)
         encode, is_large = partial(json_of, response), self.generation.is_large
         encoded = await in_thread_if(is_large, encode)
         if self._is_kept(encoded):
@@ -190,43 +196,17 @@ class ResponseRun:
         return not self.response.store or self._keep is None or self._keep(encoded)
 
     async def _changes(self) -> AsyncGenerator[tuple[list[Change], bool]]:
-        """Generate; yield the changes of the output items by delta, and whether it is the first."""
-        generation, is_first = self.generation, True
-        with errors_as_sent():
-            async with aclosing(generation.deltas()) as deltas:
-                async for _, delta in deltas:
+        """Generate; yield the changes of the output items by step, and whether it is the first."""
+        is_first = True
+        with errors_as_sent(self._places):
+            async with aclosing(self._turns.changes()) as all_changes:
+                async for changes in all_changes:
                     self.response.status = "in_progress"
-                    logprobs: Sequence[TokenLogprob] | None = None
-                    if delta.logprobs is not None:
-                        make = partial(self._logprobs, delta.logprobs)
-                        logprobs = await in_thread_if(generation.is_large_delta(delta), make)
-                    yield self._read(delta, logprobs), is_first
+                    yield changes, is_first
                     is_first = False
 
-    def _read(self, delta: Delta, logprobs: Sequence[TokenLogprob] | None) -> list[Change]:
-        reader = None if logprobs is None else self._message_logprobs
-        if logprobs is None or reader is None:
-            changes = self._output.read((event, ()) for event in self._parts.read(delta))
-        else:
-            changes = self._output.read(reader.read(delta, logprobs))
-        if (finish := self._parts.finish_reason) is None:
-            return changes
-        return changes + self._output.end(_status_of(finish), () if reader is None else reader.end)
-
-    @cached_property
-    def _message_logprobs(self) -> MessageLogprobs:
-        generation = self.generation
-        (encoded,), params = generation.encoded, generation.params
-        stream = generation.frontend.tokenizer.text_stream(
-            encoded.token_ids, params.skip_special_tokens, encoded.shown_special_tokens
-        )
-        return MessageLogprobs(self._parts, stream)
-
-    def _logprobs(self, rows: Positions) -> Sequence[TokenLogprob]:
-        return chat_logprobs(rows, self.generation.num_top_logprobs or 0, self._spelling).content
-
     async def _usage(self) -> ResponseUsage:
-        usage, frontend = self.generation.usage(), self.generation.frontend
+        usage, frontend = self.observed.usage(), self.generation.frontend
         num_reasoning = 0
         if text := self._output.reasoning:
             encode = partial(frontend.tokenizer.encode, text, add_special_tokens=False)
@@ -238,10 +218,6 @@ class ResponseRun:
             OutputDetails(min(num_reasoning, usage.completion_tokens)),
             usage.total_tokens,
         )
-
-
-def _status_of(finish: FinishReason) -> Literal["completed", "incomplete"]:
-    return "completed" if finish in ("stop", "tool_calls") else "incomplete"
 
 
 def _failure(error: Exception) -> ResponseFailure:

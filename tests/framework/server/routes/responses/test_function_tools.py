@@ -26,7 +26,7 @@ def test_fields_for_programs_are_accepted_if_they_ask_for_nothing():
         assert failed.value.param == f"tools[1].{name}"
 
 
-@pytest.mark.parametrize("kind", ["web_search", "mcp", "code_interpreter", None, 3])
+@pytest.mark.parametrize("kind", ["web_search", "code_interpreter", None, 3])
 def test_other_tools_are_refused_by_name(kind):
     with pytest.raises(InvalidRequestError, match="offer a function") as failed:
         chat_tools([{"type": kind}], STRICT)

@@ -1,4 +1,4 @@
-"""All generations of one request to a plugin's route, as metrics, traces and logs read them."""
+"""All generations of one request that has several, as metrics, traces and logs read them."""
 
 from quire.messages import CompletedRequest
 from quire.sampling_params import SamplingParams
@@ -19,6 +19,11 @@ class ObservedGenerations:
     def add(self, generation: Generation) -> None:
         """Add a further one."""
         self._all.append(generation)
+
+    def release(self) -> None:
+        """Release the reservations of all. May be called twice."""
+        for generation in self._all:
+            generation.release()
 
     @property
     def model(self) -> str:

@@ -1,0 +1,210 @@
+"""What the model is offered of the tool servers that a request names.
+
+A tool is a function for the model. Its name is that of the tool, and the label of the server comes
+before it if another tool or function has the same.
+"""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from quire.errors import InvalidRequestError, ToolServerError
+from quire.server.routes.responses.mcp.requested_server import MCP, RequestedServer
+from quire.server.tool_servers.remote_tool import RemoteTool
+from quire.server.tool_servers.tool_servers import ToolServers
+
+MAX_NAME = 64  # characters of a function's name
+_DIGEST = 8
+_NO_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
+
+
+class OfferedTool(msgspec.Struct, frozen=True):
+    """A tool that the model may call.
+
+    Attributes:
+        label: Name of its server.
+        tool: The tool.
+        function: Name by which the model calls it.
+        needs_approval: Whether the client must approve its calls.
+    """
+
+    label: str
+    tool: RemoteTool
+    function: str
+    needs_approval: bool
+
+
+class OfferedServer(msgspec.Struct, frozen=True):
+    """A tool server of a request, with the tools that it allows.
+
+    Attributes:
+        requested: What the request says of it.
+        tools: Its tools; none if it cannot be used.
+        error: Why it cannot be used; None if it can.
+    """
+
+    requested: RequestedServer
+    tools: tuple[RemoteTool, ...]
+    error: str | None = None
+
+
+class OfferedTools:
+    """Tools of tool servers that the model may call in one response.
+
+    Args:
+        servers: Servers that the request names.
+        functions: Names of the client's own functions.
+    """
+
+    def __init__(self, servers: Sequence[OfferedServer], functions: Sequence[str]) -> None:
+        self.servers = tuple(servers)
+        self._by_function = {tool.function: tool for tool in _named(servers, functions)}
+        self._by_tool = {(t.label, t.tool.name): t for t in self._by_function.values()}
+
+    def __len__(self) -> int:
+        return len(self._by_function)
+
+    @property
+    def function_names(self) -> dict[tuple[str, str], str]:
+        """Names by which the model calls tools, by the label of the server and the tool's name."""
+        return {key: tool.function for key, tool in self._by_tool.items()}
+
+    @property
+    def places(self) -> list[int]:
+        """Index of the server of each tool among the tools of the request."""
+        return [server.requested.place for server in self.servers for _ in server.tools]
+
+    def by_function(self, name: str) -> OfferedTool | None:
+        """Return the tool that the model calls by a name; None if it is no tool of a server."""
+        return self._by_function.get(name)
+
+    def allows(self, label: str, name: str) -> bool:
+        """Whether the request allows a tool of a server, which may be out of use at present."""
+        server = next((s for s in self.servers if s.requested.label == label), None)
+        if server is None:
+            return False
+        names = server.requested.allowed.names
+        if server.error is not None:
+            return names is None or name in names
+        return (label, name) in self._by_tool
+
+    def chat_tools(self) -> list[dict[str, Any]]:
+        """Return the tools in the shape of a chat."""
+        return [
+            {
+                "type": "function",
+                "function": {
+                    "name": offered.function,
+                    "description": offered.tool.description or "",
+                    "parameters": offered.tool.input_schema,
+                },
+            }
+            for offered in self._by_function.values()
+        ]
+
+    def choice_of_functions(self, choice: str | dict[str, Any] | None) -> Any:
+        """Return a choice of tools in which tools of servers are functions.
+
+        Raises:
+            InvalidRequestError: It names a server or a tool that the request does not.
+        """
+        if not isinstance(choice, dict):
+            return choice
+        if choice.get("type") == MCP:
+            functions = self._chosen(choice, "tool_choice")
+            if choice.get("name") is not None:
+                return functions[0]
+            return {"type": "allowed_tools", "mode": "required", "tools": functions}
+        tools = choice.get("tools")
+        if choice.get("type") != "allowed_tools" or not isinstance(tools, list):
+            return choice
+        found: list[Any] = []
+        for i, tool in enumerate(tools):
+            is_ours = isinstance(tool, dict) and tool.get("type") == MCP
+            found += self._chosen(tool, f"tool_choice.tools[{i}]") if is_ours else [tool]
+        return choice | {"tools": found}
+
+    def _chosen(self, choice: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+        """Return the functions of a server, or the one that is named."""
+        label, name = choice.get("server_label"), choice.get("name")
+        server = next((s for s in self.servers if s.requested.label == label), None)
+        if server is None:
+            raise InvalidRequestError(
+                f"{where}.server_label names {label!r:.80}, which is not among the tools",
+                param=f"{where}.server_label",
+            )
+        found = [
+            {"type": "function", "name": offered.function}
+            for offered in self._by_function.values()
+            if offered.label == label and name in (None, offered.tool.name)
+        ]
+        if not found:
+            reason = server.error or f"it offers no tool {name or ''!r:.80} that is allowed"
+            raise InvalidRequestError(f"{where}: the tool server {label!r}: {reason}", param=where)
+        return found
+
+
+async def offered_tools(
+    requested: Sequence[RequestedServer], servers: ToolServers, functions: Sequence[str]
+) -> OfferedTools:
+    """Return what the model is offered; a server that is out of use offers nothing.
+
+    Args:
+        requested: What the request names.
+        servers: The tool servers.
+        functions: Names of the client's own functions.
+
+    Raises:
+        InvalidRequestError: The request allows a tool that its server does not offer.
+    """
+    return OfferedTools([await _offered(server, servers) for server in requested], functions)
+
+
+async def _offered(requested: RequestedServer, servers: ToolServers) -> OfferedServer:
+    try:
+        tools = await servers.tools(requested.label)
+    except ToolServerError as error:
+        return OfferedServer(requested, (), str(error))
+    names = [tool.name for tool in tools]
+    for name in requested.allowed.names or ():
+        if name not in names:
+            where = f"tools[{requested.place}].allowed_tools"
+            raise InvalidRequestError(
+                f"{where}: the tool server {requested.label!r} offers no tool {name!r:.80}",
+                param=where,
+            )
+    return OfferedServer(requested, tuple(t for t in tools if requested.allowed.matches(t)))
+
+
+def _named(servers: Sequence[OfferedServer], functions: Sequence[str]) -> list[OfferedTool]:
+    """Return all tools with names that differ from each other, and from the client's functions."""
+    all_tools = [(server.requested, tool) for server in servers for tool in server.tools]
+    counts = Counter([*functions, *(_function_name(tool.name) for _, tool in all_tools)])
+    used, found = set(functions), list[OfferedTool]()
+    for server, tool in all_tools:
+        name = _function_name(tool.name)
+        if counts[name] > 1:
+            name = _function_name(f"{server.label}_{tool.name}")
+        if name in used:
+            name = _with_digest(name, f"{server.label} {tool.name}")
+        used.add(name)
+        found.append(OfferedTool(server.label, tool, name, server.needs_approval(tool)))
+    return found
+
+
+def _function_name(name: str) -> str:
+    """Return a name with characters that functions may have, and no more of them."""
+    allowed = _NO_NAME.sub("_", name)
+    return allowed if len(allowed) <= MAX_NAME else _with_digest(allowed, name)
+
+
+def _with_digest(name: str, whole: str) -> str:
+    digest = hashlib.sha256(whole.encode("utf-8", "replace")).hexdigest()[:_DIGEST]
+    return f"{name[: MAX_NAME - _DIGEST - 1]}_{digest}"
+
+
+NO_OFFERED_TOOLS = OfferedTools((), ())
