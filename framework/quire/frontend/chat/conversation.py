@@ -4,11 +4,13 @@ Fields that a template cannot render are refused by name, and so are those that 
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.errors import InvalidRequestError
 from quire.frontend.chat.custom_input import INPUT
+from quire.frontend.chat.tool_schemas import object_schema
 from quire.frontend.unknown_fields import UnknownFields
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -48,11 +50,17 @@ def normalize_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str,
     """Return the tools with `type` and `function`; None if there are none.
 
     Raises:
-        InvalidRequestError: A tool is not a function with a name.
+        InvalidRequestError: A tool is not a function with a name of its own, or has a broken
+            schema.
     """
     if not tools:
         return None
-    return [_normalize_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
+    normal = [_normalize_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
+    counts = Counter(tool["function"]["name"] for tool in normal)
+    name, count = counts.most_common(1)[0]
+    if count > 1:
+        raise InvalidRequestError(f"tools: {name!r} is given twice", param="tools")
+    return normal
 
 
 def _normalize(message: object, where: str, unknown: UnknownFields) -> Message:
@@ -193,4 +201,5 @@ def _normalize_tool(tool: object, where: str) -> dict[str, Any]:
         raise InvalidRequestError(
             f"{where}.function.name must be a string, got {name!r}", param=f"{where}.function.name"
         )
+    object_schema(function, f"{where}.function")
     return {"type": "function", "function": dict(function)}

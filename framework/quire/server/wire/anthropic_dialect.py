@@ -21,6 +21,7 @@ _TYPES = {
     504: "timeout_error",
 }
 _SENT_AS = (  # name in a translated conversation -> name in this API
+    (re.compile(r"(tools\[\d+\])\.function\.parameters\b"), r"\1.input_schema"),
     (re.compile(r"(tools\[\d+\])\.function\b"), r"\1"),
     (re.compile(r"\bresponse_format(\.json_schema)?\b"), "output_config.format"),
     (re.compile(r"\btool_choice required\b"), "tool_choice any"),

@@ -246,12 +246,23 @@ def test_tools_are_functions_with_names():
         ({"function": {}}, "tools[0].function.name"),
         ({"function": {"name": ""}}, "tools[0].function.name"),
         ({"function": {"name": 3}}, "tools[0].function.name"),
+        ({"function": {"name": "f", "parameters": []}}, "tools[0].function.parameters"),
+        (
+            {"function": {"name": "f", "parameters": {"properties": 5}}},
+            "tools[0].function.parameters",
+        ),
     ],
 )
 def test_a_wrong_tool_is_named_by_its_place(tool, param):
     with pytest.raises(InvalidRequestError) as caught:
         normalize_tools([tool])
     assert caught.value.param == param
+
+
+def test_a_tool_has_a_name_of_its_own():
+    tools = [{"function": {"name": name}} for name in ("f", "g", "f")]
+    with pytest.raises(InvalidRequestError, match="'f' is given twice"):
+        normalize_tools(tools)
 
 
 def test_the_call_of_a_custom_tool_is_that_of_a_function_with_its_text():

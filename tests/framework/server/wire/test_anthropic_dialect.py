@@ -65,6 +65,11 @@ def test_the_type_follows_from_the_status(status, kind):
         ("stop", "stop[3] is empty: it would stop", "stop_sequences[3] is empty: it would stop"),
         ("stop_regex", "stop_regex is bad", "stop_regex is bad"),
         ("tools[1].function.name", "tools[1].function.name is bad", "tools[1].name is bad"),
+        (
+            "tools[1].function.parameters",
+            "tools[1].function.parameters is bad",
+            "tools[1].input_schema is bad",
+        ),
         ("response_format", "response_format is bad", "output_config.format is bad"),
         (
             "response_format.json_schema.schema",
