@@ -9,7 +9,7 @@ _NO_DRAFTS = "nothing drafts tokens yet; leave it out"
 _ONE_DEVICE_GRID = "use --tensor-parallel-size and --pipeline-parallel-size"
 _NO_POOLING = "models generate text only; there are no embeddings, scores or classes"
 _MACHINES = "use --executor joined, and `quire worker` on the other machines"
-_PLUGIN = "it comes with an installed plugin, which needs no file"
+_PLUGIN = "it comes with an installed plugin, or is named as a file: ./FILE.py"
 _REPLICAS = (
     "replicas of one machine: --data-parallel-size; of several: Ray Serve, docs/distributed.md"
 )

@@ -281,6 +281,10 @@ def test_the_reasoning_parser_sees_what_the_template_writes_behind_the_conversat
     post(app, PATH, messages=HI, n=2)
     assert seen == ["<|im_start|>assistant\n"] * 2
     assert prompt_of(core, tokenizer).endswith(seen[0])
+    del seen[:]
+    continued = [{"role": "user", "content": "<think>"}, {"role": "assistant", "content": "So"}]
+    post(app, PATH, messages=continued, continue_final_message=True)
+    assert seen == ["So"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
