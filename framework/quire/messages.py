@@ -58,12 +58,12 @@ class MarkerTokens(msgspec.Struct, frozen=True):
 
     Attributes:
         token_ids: Tokens that spell it, sampled where it is forced.
-        text: Its bytes.
-        pieces: Bytes of each token that may have a part of it, or all.
+        texts: Bytes of each spelling.
+        pieces: Bytes of each token that may have a part of a spelling, or all.
     """
 
     token_ids: tuple[int, ...]
-    text: bytes
+    texts: tuple[bytes, ...]
     pieces: dict[int, bytes]
 
 

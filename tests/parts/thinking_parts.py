@@ -5,4 +5,4 @@ from quire.messages import MarkerTokens
 
 def one_token(token_id):
     """Return a marker that is one token."""
-    return MarkerTokens((token_id,), b"<m>", {token_id: b"<m>"})
+    return MarkerTokens((token_id,), (b"<m>",), {token_id: b"<m>"})

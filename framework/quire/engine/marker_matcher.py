@@ -19,6 +19,7 @@ class MarkerMatcher:
 
     def __init__(self, marker: MarkerTokens) -> None:
         self._marker = marker
+        self._longest = max(map(len, marker.texts))
         self._held = b""  # the last bytes, of which a part may be the beginning of the marker
 
     def accept(self, token_id: int) -> bool:
@@ -28,8 +29,8 @@ class MarkerMatcher:
             self._held = b""
             return False
         text = self._held + piece
-        self._held = text[-len(self._marker.text) :]
-        return self._marker.text in text
+        self._held = text[-self._longest :]
+        return any(spelling in text for spelling in self._marker.texts)
 
     def is_in(self, token_ids: Iterable[int]) -> bool:
         """Read the next tokens up to the marker; return whether it is complete."""

@@ -19,10 +19,13 @@ class ReasoningParserCapabilities:
         end_marker: Text that ends the reasoning. If the prompt has opened the reasoning, a
             structured-output constraint applies to the text behind this marker. Without a marker,
             such requests cannot have a constraint, nor a budget of thinking tokens.
+        end_spellings: Further spellings of the end marker. If one of all is a single token of the
+            model, that one is looked for.
         forced_end: Text by which a budget of thinking tokens ends the reasoning, if it is more than
             the end marker, with which it ends.
         start_marker: Text by which a completion opens the reasoning, if it can. Reasoning that it
             opens counts against a budget of thinking tokens.
+        start_spellings: Further spellings of the start marker.
     """
 
     template_markers: tuple[str, ...] = ()
@@ -30,8 +33,10 @@ class ReasoningParserCapabilities:
     markers: tuple[str, ...] = ()
     priority: int = 0
     end_marker: str | None = None
+    end_spellings: tuple[str, ...] = ()
     forced_end: str | None = None
     start_marker: str | None = None
+    start_spellings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

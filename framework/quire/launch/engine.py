@@ -195,7 +195,7 @@ def assembled(
         ),
         hooks=plugins.hooks("request_received"),
         check_grammar=parts.check_grammar,
-        thinking=make_thinking(composition, parts.completion_parsers, composed.tokenizer),
+        thinking=make_thinking(parts.completion_parsers, composed.tokenizer),
         has_priorities=composition.scheduling_policy.entry.capabilities.reads_priority,
         max_logprobs=composed.settings.sampling.max_logprobs,
         logprobs_mode=composed.settings.sampling.logprobs_mode,

@@ -30,22 +30,9 @@ def load_parsers(
     )
 
 
-def make_thinking(
-    composition: Composition, parsers: CompletionParsers, tokenizer: Tokenizer
-) -> Thinking | None:
+def make_thinking(parsers: CompletionParsers, tokenizer: Tokenizer) -> Thinking | None:
     """Return the detector of the end of reasoning; None without a reasoning parser."""
-    choice = composition.reasoning_parser
-    if choice is None or parsers.reasoning is None:
-        return None
-    capabilities = choice.entry.capabilities
-    return Thinking(
-        parsers.reasoning,
-        capabilities.end_marker,
-        tokenizer,
-        start_marker=capabilities.start_marker,
-        markers=capabilities.markers,
-        forced_end=capabilities.forced_end,
-    )
+    return None if parsers.reasoning is None else Thinking(parsers.reasoning, tokenizer)
 
 
 def _load_parser(registry: Registry[Any], choice: Choice | None) -> ParserChoice[Any, Any] | None:

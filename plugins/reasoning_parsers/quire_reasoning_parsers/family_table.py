@@ -36,7 +36,9 @@ class Family(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             priority=self.priority,
             markers=(*form.open, *form.close, *form.wrapper_open, *form.wrapper_close),
             end_marker=form.close[0],
+            end_spellings=form.close[1:],
             start_marker=form.open[0],
+            start_spellings=form.open[1:],
         )
 
 

@@ -19,7 +19,7 @@ def part_of_marker(piece):
 @given(st.lists(st.integers(0, len(TOKENS) - 1), max_size=12))
 def test_the_marker_is_found_at_the_token_that_completes_it(token_ids):
     pieces = {i: piece for i, piece in enumerate(TOKENS) if part_of_marker(piece)}
-    matcher = MarkerMatcher(MarkerTokens((4, 5), MARKER, pieces))
+    matcher = MarkerMatcher(MarkerTokens((4, 5), (MARKER,), pieces))
     text = b""
     for token_id in token_ids:
         text += TOKENS[token_id]
@@ -30,6 +30,6 @@ def test_the_marker_is_found_at_the_token_that_completes_it(token_ids):
 
 
 def test_tokens_are_read_up_to_the_marker():
-    matcher = MarkerMatcher(MarkerTokens((0,), b"x", {0: b"x"}))
+    matcher = MarkerMatcher(MarkerTokens((0,), (b"x",), {0: b"x"}))
     assert not matcher.is_in([1, 2])
     assert matcher.is_in([1, 0, 2])

@@ -142,7 +142,7 @@ def test_a_request_that_is_removed_releases_its_budget(how):
 
 
 SPELLED = MarkerTokens(
-    (1, 2, 3), b"</t>", {1: b"</", 2: b"t", 3: b">", 4: b"x<", 5: b"/t", 6: b">\n"}
+    (1, 2, 3), (b"</t>",), {1: b"</", 2: b"t", 3: b">", 4: b"x<", 5: b"/t", 6: b">\n"}
 )
 
 
@@ -168,7 +168,7 @@ def test_an_end_that_other_tokens_spell_is_one():
 
 
 def test_a_start_of_several_tokens_opens_the_thinking():
-    start = MarkerTokens((8, 9), b"<t>", {8: b"<t", 9: b">"})
+    start = MarkerTokens((8, 9), (b"<t>",), {8: b"<t", 9: b">"})
     budgets = budgets_of(1, is_open=False, start=start)
     accept(budgets, *[7] * (MAX_LEADING_TOKENS - 1), 8, 9)
     accept(budgets, 7)

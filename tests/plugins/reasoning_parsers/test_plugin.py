@@ -45,6 +45,7 @@ def test_markers_that_may_be_special_tokens_are_shown_to_the_parser():
 
 def test_constraints_begin_after_the_closing_tag_or_at_once_by_default():
     assert entries()["think_tags"].capabilities.end_marker == "</think>"
+    assert entries()["mistral"].capabilities.end_spellings == ("</think>",)
     assert ReasoningParserCapabilities().end_marker is None
 
 

@@ -1,6 +1,6 @@
 """The model's reasoning: where a structured-output constraint starts, and its budget of tokens."""
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from functools import cached_property
 
 from quire.errors import GrammarError, InvalidRequestError
@@ -18,30 +18,18 @@ class Thinking:
 
     Args:
         parser: Reasoning parser in use.
-        end_marker: Text that ends the reasoning, if the parser declares it.
         tokenizer: Tokenizer of the model.
-        start_marker: Text by which a completion opens the reasoning, if the parser declares it.
-        markers: All texts with special tokens that the parser reads.
-        forced_end: Text by which a budget ends the reasoning; None: the end marker.
     """
 
-    def __init__(
-        self,
-        parser: ReasoningParserChoice,
-        end_marker: str | None,
-        tokenizer: Tokenizer,
-        start_marker: str | None = None,
-        markers: Collection[str] = (),
-        forced_end: str | None = None,
-    ) -> None:
+    def __init__(self, parser: ReasoningParserChoice, tokenizer: Tokenizer) -> None:
         self._parser = parser
         self._tokenizer = tokenizer
-        self._end = self._start = None
-        if end_marker is not None:
-            self._end = marker_tokens(end_marker, tokenizer, forced_end)
-        if start_marker is not None:
-            self._start = marker_tokens(start_marker, tokenizer)
-        self._markers = "\n".join(filter(None, (*markers, start_marker, end_marker)))
+        declared = parser.capabilities
+        ends = _spellings(declared.end_marker, declared.end_spellings)
+        starts = _spellings(declared.start_marker, declared.start_spellings)
+        self._end = marker_tokens(ends, tokenizer, declared.forced_end) if ends else None
+        self._start = marker_tokens(starts, tokenizer) if starts else None
+        self._markers = "\n".join((*declared.markers, *starts, *ends))
 
     @property
     def has_end(self) -> bool:
@@ -120,3 +108,7 @@ class Thinking:
         tokenizer = self._tokenizer
         token_ids = tokenizer.special_token_ids.union(tokenizer.eos_token_ids)
         return frozenset(i for i in token_ids if tokenizer.token_text(i) not in self._markers)
+
+
+def _spellings(marker: str | None, others: Sequence[str]) -> tuple[str, ...]:
+    return () if marker is None else (marker, *others)

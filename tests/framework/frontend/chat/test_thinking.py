@@ -38,7 +38,7 @@ class Opened(ReasoningParser):
 
 
 def thinking(tokenizer, marker="<tool_call>", parser=Opened):
-    return Thinking(reasoning(parser, ACME), marker, tokenizer)
+    return Thinking(reasoning(parser, ACME, end_marker=marker), tokenizer)
 
 
 def test_a_constraint_applies_at_once_without_reasoning(tokenizer):
@@ -47,7 +47,7 @@ def test_a_constraint_applies_at_once_without_reasoning(tokenizer):
 
 
 def test_a_constraint_applies_after_the_token_that_ends_the_reasoning(tokenizer):
-    end = marker_tokens("<tool_call>", tokenizer)
+    end = marker_tokens(["<tool_call>"], tokenizer)
     assert thinking(tokenizer).end(f"fox{OPENS}", [1]) == end
     special = tokenizer.special_tokens
     bos = Tokenizer(tokenizer.backend, special_tokens=special, add_bos_token=True)
@@ -58,7 +58,7 @@ def test_a_constraint_applies_after_the_token_that_ends_the_reasoning(tokenizer)
 def test_the_last_turn_of_a_prompt_without_a_template_is_looked_at(tokenizer, num_before):
     (fox, *_) = tokenizer.encode("f", add_special_tokens=False)
     opened = tokenizer.backend.token_to_id(OPENS)
-    end = marker_tokens("<tool_call>", tokenizer)
+    end = marker_tokens(["<tool_call>"], tokenizer)
     found = thinking(tokenizer)
     assert found.end(None, [fox] * num_before + [opened]) == end
     assert found.end(None, [opened] + [fox] * (num_before + 1)) is None
@@ -72,11 +72,12 @@ def test_a_marker_before_the_last_turn_opens_nothing(tokenizer):
 
     (*fox,) = tokenizer.encode("fox", add_special_tokens=False)
     turn = tokenizer.backend.token_to_id(OPENS)
-    end = marker_tokens("<tool_call>", tokenizer)
-    found = Thinking(reasoning(Mentioned, ACME), "<tool_call>", tokenizer)
+    end = marker_tokens(["<tool_call>"], tokenizer)
+    found = thinking(tokenizer, parser=Mentioned)
     assert found.end(None, [*fox, turn, *fox]) == end
     assert found.end(None, [*fox, turn]) is None
-    marked = Thinking(reasoning(Mentioned, ACME), "<tool_call>", tokenizer, markers=[OPENS])
+    choice = reasoning(Mentioned, ACME, end_marker="<tool_call>", markers=(OPENS,))
+    marked = Thinking(choice, tokenizer)
     assert marked.end(None, [*fox, turn]) == end
 
 
@@ -91,16 +92,12 @@ def test_an_end_of_several_tokens_is_found_by_its_text(tokenizer):
 
 
 def test_a_budget_counts_to_the_token_that_ends_the_reasoning(tokenizer):
-    end = marker_tokens("<tool_call>", tokenizer)
-    start = marker_tokens(OPENS, tokenizer)
+    end = marker_tokens(["<tool_call>"], tokenizer)
+    start = marker_tokens([OPENS], tokenizer)
 
     def budget(prompt, start_marker=OPENS, **constraint):
-        found = Thinking(
-            reasoning(Opened, ACME),
-            "<tool_call>",
-            tokenizer,
-            start_marker,
-        )
+        markers = {"end_marker": "<tool_call>", "start_marker": start_marker}
+        found = Thinking(reasoning(Opened, ACME, **markers), tokenizer)
         intake = Intake(
             tokenizer,
             max_model_len=64,
@@ -114,7 +111,7 @@ def test_a_budget_counts_to_the_token_that_ends_the_reasoning(tokenizer):
     assert budget(f"fox{OPENS}") == ThinkingBudget(7, end, None, True)
     assert budget("fox") == ThinkingBudget(7, end, start, False)
     assert budget("fox", None) == ThinkingBudget(7, end, None, False)
-    words = marker_tokens("two words", tokenizer)
+    words = marker_tokens(["two words"], tokenizer)
     assert budget("fox", "two words") == ThinkingBudget(7, end, words, False)
     constraint = StructuredOutputsParams(regex="x")
     assert budget("fox", structured_outputs=constraint) == ThinkingBudget(7, end, None, False)
@@ -151,7 +148,7 @@ def test_the_intake_sets_the_token_after_which_the_constraint_applies(tokenizer)
         tokenizer, max_model_len=64, vocab_size=tokenizer.vocab_size,
         thinking=thinking(tokenizer),
     )  # fmt: skip
-    end = marker_tokens("<tool_call>", tokenizer)
+    end = marker_tokens(["<tool_call>"], tokenizer)
     constraint = StructuredOutputsParams(regex="x")
     for prompt, asked, found in (
         (f"fox{OPENS}", constraint, end),
