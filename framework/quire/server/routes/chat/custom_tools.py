@@ -4,6 +4,7 @@ A regular expression of the input is the pattern of that text, and is enforced a
 strict function is. A grammar in Lark cannot be: inside JSON its texts have another spelling.
 """
 
+import re
 from typing import Any
 
 from quire.errors import InvalidRequestError
@@ -13,6 +14,10 @@ from quire.server.wire.bodies import convert
 from quire.server.wire.protocol import CustomGrammar, CustomTool, CustomToolDefinition
 
 CUSTOM = "custom"
+_PARTS = re.compile(  # of a regular expression: an escape, a class, the beginning of a named group
+    r"\\.|\[\^?(?:\\.|[^\]\\])*\]|(?P<named>\(\?P<\w+>)", re.DOTALL
+)
+_ESCAPED_END = re.compile(r"(?<!\\)(\\\\)*\\\$\Z")
 
 
 def function_tool(raw: dict[str, Any], where: str, unknown: UnknownFields) -> dict[str, Any]:
@@ -69,5 +74,15 @@ def _input_schema(
     return {
         "type": "string",
         "description": f"Plain text that matches the regular expression {grammar.definition}",
-        "pattern": f"^(?:{grammar.definition})$",
+        "pattern": f"^(?:{_whole_pattern(grammar.definition)})$",
     }
+
+
+def _whole_pattern(regex: str) -> str:
+    """Return a regular expression of a whole text as a JSON schema has it.
+
+    Anchors at its ends add nothing, and names of groups mean nothing: schemas know no `(?P<name>`.
+    """
+    found = _PARTS.sub(lambda part: "(?:" if part["named"] else part.group(), regex)
+    is_escaped = _ESCAPED_END.search(found) is not None
+    return found.removeprefix("^") if is_escaped else found.removeprefix("^").removesuffix("$")

@@ -279,6 +279,26 @@ def test_a_regex_of_a_custom_tool_is_enforced_where_calls_are_optional(use):
     assert shape.pieces[1].schema["properties"]["input"]["pattern"] == "^(?:a|b)$"
 
 
+@pytest.mark.parametrize(
+    ("definition", "pattern"),
+    [
+        ("^a|b$", "^(?:a|b)$"),
+        ("^a", "^(?:a)$"),
+        (r"a\$", r"^(?:a\$)$"),
+        (r"a\\$", r"^(?:a\\)$"),
+        (r"^\\\$", r"^(?:\\\$)$"),
+        ("$", "^(?:)$"),
+        (r"(?P<day>\d{1,2})(?:st|nd)?", r"^(?:(?:\d{1,2})(?:st|nd)?)$"),
+        (r"\\(?P<a>x)[(?P<b>\]]", r"^(?:\\(?:x)[(?P<b>\]])$"),
+        (r"\(?P<a>", r"^(?:\(?P<a>)$"),
+        ("", "^(?:)$"),
+    ],
+)
+def test_a_regex_of_a_custom_tool_is_that_of_the_whole_input(use, definition, pattern):
+    (tool,) = use([custom("run", format=regex(definition))]).tools
+    assert tool["function"]["parameters"]["properties"]["input"]["pattern"] == pattern
+
+
 def test_a_custom_tool_is_chosen_by_its_type(use):
     tools = [A, custom("run")]
     choice = {"type": "custom", "custom": {"name": "run"}}
