@@ -2,13 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.cli.batch.batch_input import BatchInput
 from quire.cli.batch.batch_output import BatchOutput, Existing, batch_id_of
@@ -73,12 +73,13 @@ def line_of(custom_id: str, **body: Any) -> bytes:
 
 
 def run_to_end(
-    app: EchoApp,
+    app: ASGIApp,
     source: Path,
     target: Path,
     existing: Existing = Existing.CONTINUE,
     max_concurrency: int = 4,
     check_alive: Any = lambda: None,
+    urls: Sequence[str] = (URL,),
 ) -> list[dict[str, Any]]:
     """Run a batch; return all results that its file has then."""
     requests = BatchInput.open(str(source), MAX_LINE_BYTES)
@@ -88,7 +89,7 @@ def run_to_end(
     async def run() -> None:
         batch = BatchRun(
             app,
-            [URL],
+            urls,
             requests,
             results,
             max_concurrency=max_concurrency,

@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 from asgi_parts import post
+from batch_parts import run_to_end
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scripted_core import ScriptedCore
@@ -255,3 +256,28 @@ def test_streams_add_up_and_all_apis_have_the_same_calls(ask, family, data):
         own = [c["function"] for line in lines for c in line.get("tool_calls", ())]
         assert own == [c["function"] for c in full.get("tool_calls", ())]
         assert [(c["name"], c["arguments"]) for c in own] == used
+
+
+def test_a_batch_has_the_calls_that_the_routes_return(frontend, core, tmp_path):
+    core.script.by_prompt = {"Hi": 'Sure: [[f {"a": 1}]][[run {"input": "ls"}]]'}
+    custom, flat = {"type": "custom", "name": "run"}, {"type": "function", "name": "f"}
+    nested = {"type": "function", "function": {"name": "f"}}
+    chat_tools = [nested, {"type": "custom", "custom": {"name": "run"}}]
+    bodies = {
+        "/v1/chat/completions": {"messages": HI, "tools": chat_tools},
+        "/v1/responses": {"input": "Hi", "tools": [flat, custom]},
+    }
+    lines = [
+        json.dumps({"custom_id": url, "method": "POST", "url": url, "body": body})
+        for url, body in bodies.items()
+    ]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    app = create_app(frontend, ServerSettings(), list)
+    results = run_to_end(app, tmp_path / "in.jsonl", tmp_path / "out.jsonl", urls=[*bodies])
+    assert [each["error"] for each in results] == [None, None]
+    found = {each["custom_id"]: each["response"]["body"] for each in results}
+    function, tool = found["/v1/chat/completions"]["choices"][0]["message"]["tool_calls"]
+    assert function["function"] == {"name": "f", "arguments": '{"a": 1}'}
+    assert tool["custom"] == {"name": "run", "input": "ls"}
+    _, function, tool = found["/v1/responses"]["output"]
+    assert (function["arguments"], tool["input"]) == ('{"a": 1}', "ls")
