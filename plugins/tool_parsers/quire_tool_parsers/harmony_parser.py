@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from quire.interfaces.markers import Markers
 from quire.interfaces.tool_parsing import (
+    CallGrammar,
     TextDelta,
     ToolCallArguments,
     ToolCallEnd,
@@ -21,6 +22,7 @@ from quire.interfaces.tool_parsing import (
     ToolParser,
 )
 from quire_tool_parsers.arguments_reader import ArgumentsReader
+from quire_tool_parsers.harmony_grammar import harmony_grammar
 from quire_tool_parsers.json_scan import BLANKS
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
@@ -61,6 +63,13 @@ class HarmonyParser(ToolParser):
     def for_tools(cls, tools: Sequence[dict[str, Any]]) -> Self:
         """Return a parser of a completion with calls of `tools`."""
         return cls([tool["name"] for tool in tools])
+
+    @classmethod
+    def call_grammar(
+        cls, tools: Sequence[dict[str, Any]], *, at_least_one: bool
+    ) -> CallGrammar | None:
+        """Return a grammar of one call of `tools`, behind thinking or not."""
+        return harmony_grammar(tools, at_least_one=at_least_one)
 
     def feed(self, delta: str) -> list[ToolEvent]:
         """Parse the next piece of output; return the events that are certain by now."""

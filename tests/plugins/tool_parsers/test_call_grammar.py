@@ -16,9 +16,11 @@ from quire.testing.tool_parsing import read_events
 from quire_structured_output.llguidance.llguidance import LLGuidanceBackend
 from quire_tool_parsers import families
 from quire_tool_parsers.family_table import read_table
+from quire_tool_parsers.harmony_parser import HarmonyParser
+from quire_tool_parsers.plugin import HARMONY_CAPABILITIES
 
 FAMILIES = [name for name, form in read_table().items() if form.writing is not None]
-IN_TEXT = [name for name in FAMILIES if read_table()[name].writing.triggers]
+IN_TEXT = ["openai", *(name for name in FAMILIES if read_table()[name].writing.triggers)]
 NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 TEXTS = st.fixed_dictionaries(
     {"type": st.just("string")},
@@ -84,15 +86,17 @@ def tools_for(family, are_special):
 
     Between tags, JSON may contain the markers that end it, unless they are special tokens.
     """
-    is_tagged = read_table()[family].notations == ("tagged",)
+    is_tagged = family != "openai" and read_table()[family].notations == ("tagged",)
     return tools(WITHOUT_NESTED_TEXTS if is_tagged and not are_special else ARGUMENTS)
 
 
 def completions(family, given_tools, seeds, *, at_least_one=True, are_special=False):
     """Yield completions of the family's grammar, and what its parser reads in them."""
-    parser = getattr(families, family)
+    parser, markers = HarmonyParser, HARMONY_CAPABILITIES.markers
+    if family != "openai":
+        parser, markers = getattr(families, family), read_table()[family].markers()
     calls = parser.call_grammar(given_tools, at_least_one=at_least_one)
-    walks = Walks.of(calls, read_table()[family].markers(), are_special=are_special)
+    walks = Walks.of(calls, markers, are_special=are_special)
     grammar = LLGuidanceBackend(walks.vocabulary).compile(StructuredOutputsParams(calls=calls))
     for seed in seeds:
         text = walks.sample(grammar.matcher(), random.Random(seed), 5 + 30 * (seed % 3))
@@ -118,6 +122,16 @@ def test_forced_completions_are_calls_by_the_schemas(family, are_special, data, 
     for text, read in completions(family, given_tools, seeds, are_special=are_special):
         assert read.calls, f"{text!r} has no call"
         assert not read.content.strip(), f"{text!r} has the text {read.content!r}"
+        check(text, read, judges)
+
+
+@settings(max_examples=10, deadline=None)
+@given(given_tools=tools(), seed=st.integers(0, 2**20))
+def test_a_forced_call_of_gpt_oss_is_the_last_message(given_tools, seed):
+    judges = {tool["name"]: judge(tool["parameters"]) for tool in given_tools}
+    for text, read in completions("openai", given_tools, range(seed, seed + 4), are_special=True):
+        assert len(read.calls) == 1, f"{text!r} has not one call"
+        assert read.content == "" or read.content.startswith("<|channel|>analysis<|message|>")
         check(text, read, judges)
 
 
