@@ -35,3 +35,12 @@ class CallWriting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     triggers: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
     is_at_start: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.calls or not all("$name" in call for call in self.calls):
+            raise ValueError("writing.calls must have a call with $name in it")
+        if any("$members" in call for call in self.calls) and not self.argument:
+            raise ValueError("writing.argument must be there, since a call has $members")
+        for template in (self.argument, self.text_argument):
+            if template and not ("$key" in template and template.count("$value") == 1):
+                raise ValueError("an argument in writing must have $key and one $value")

@@ -20,6 +20,7 @@ MAX_NAME = 512  # characters of a tag
 _QUOTED = re.compile(r"""(["'])(?P<name>.*?)\1(?P<attributes>.*)""", re.DOTALL)
 _NAME = re.compile(r"""[^\s<>"']+""")
 _END_OF_WORD = re.compile(r"\s")
+_CONTAINERS = frozenset({"object", "array"})
 _BREAK = re.compile(r"(?:\r?\n)?")
 
 
@@ -146,12 +147,19 @@ class TaggedReader(CallReader):
         return end
 
     def _writer(self, key: str) -> ValueWriter:
+        types = self._types_of(key)
+        may_be_container = types is None or bool(types & _CONTAINERS)
+        self._value_end.begin(may_be_container=may_be_container)
+        return ValueWriter(types)
+
+    def _types_of(self, key: str) -> frozenset[str] | None:
+        """Return the types of a value; None: it is JSON, or else a string."""
         tags = self._tags
         if tags.string_attribute and tags.string_attribute in self._attributes:
-            return ValueWriter(STRING)
+            return STRING
         if tags.other_attribute and tags.other_attribute in self._attributes:
-            return ValueWriter(None)
-        return ValueWriter(self._types.of(self._written_name, key))
+            return None
+        return self._types.of(self._written_name, key)
 
     def _read_opening(self, text: str, start: int, is_last: bool) -> int | None:
         """Read what may stand before a value: the tag of its key again, and its own tag."""

@@ -3,12 +3,13 @@
 A closing tag ends a value only if the call goes on behind it, so that one within a value is text.
 The tag may be missing: then what closes the call ends the value, if another call follows, or if the
 section of calls is closed as well and nothing follows. So an argument that breaks off is not taken
-for a whole one.
+for a whole one. What is within a JSON object or list ends nothing, unless that is broken.
 """
 
 from quire.interfaces.markers import Markers
 from quire_tool_parsers.call_format import Tags
-from quire_tool_parsers.json_scan import skip_blanks
+from quire_tool_parsers.call_reader import ScanningReader
+from quire_tool_parsers.json_scan import CLOSERS, Characters, read_container, skip_blanks
 
 MAX_GAP = 1000  # characters between a closing tag and what follows it
 MAX_CLOSERS = 4  # behind a value without a closing tag
@@ -33,6 +34,14 @@ class ValueEnd:
         self._closers = Markers(closers)
         self._after_call = Markers((*closers, *openers))
         self._num_searched = 0  # characters of the value that have no end
+        self._may_be_container = False
+        self._container: _Container | None = None
+        self._num_read = 0  # characters of the value up to where the container was read
+
+    def begin(self, *, may_be_container: bool) -> None:
+        """Note that a value begins, and whether it may be a JSON object or list."""
+        self._may_be_container = may_be_container
+        self._container = None
 
     def search(self, text: str, start: int, is_last: bool) -> tuple[int, int | None]:
         """Return the end of a value, and the place behind its closing tag.
@@ -44,6 +53,8 @@ class ValueEnd:
             start: Place where it begins.
             is_last: Whether nothing follows the text.
         """
+        if self._may_be_container and self._is_in_container(text, start, is_last):
+            return start, None
         place = start + self._num_searched
         while (found := self._ends.find(text, place, is_last=is_last)) is not None:
             at, marker = found
@@ -58,6 +69,24 @@ class ValueEnd:
                 return end, behind if is_tag else at
             place = behind
         return self._wait(text, start, max(place, self._ends.num_certain(text)))
+
+    def _is_in_container(self, text: str, start: int, is_last: bool) -> bool:
+        """Whether the text ends within a JSON object or list, which may still become whole."""
+        if self._container is None:
+            place = skip_blanks(text, start)
+            if place == len(text):
+                return not is_last
+            if text[place] in CLOSERS:
+                self._container, self._num_read = _Container(), place - start
+        if self._container is not None:
+            unread = text[start + self._num_read :]
+            self._num_read += self._container.read(unread, is_last=is_last)
+            if not (self._container.is_broken or self._container.is_complete or is_last):
+                return True
+            if self._container.is_complete:
+                self._num_searched = self._num_read
+        self._may_be_container = False
+        return False
 
     def _wait(self, text: str, start: int, searched: int) -> tuple[int, None]:
         """Return the end of what is certain: a line break there may be the last one."""
@@ -94,3 +123,11 @@ class ValueEnd:
                 if text.endswith(each, start, end):
                     return end - len(each)
         return end
+
+
+class _Container(ScanningReader):
+    """Reader of one JSON object or list."""
+
+    def scan(self) -> Characters:
+        """Read the object or list."""
+        yield from read_container((yield), self._arguments)

@@ -2,12 +2,14 @@
 
 import json
 import random
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+from grammar_walks import END, Walks
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.parts.grammar_walks import END, Walks
 
 from quire.errors import GrammarError
 from quire.sampling_params import StructuredOutputsParams
@@ -15,7 +17,9 @@ from quire.testing.schema_judge import judge
 from quire.testing.tool_parsing import read_events
 from quire_structured_output.llguidance.llguidance import LLGuidanceBackend
 from quire_tool_parsers import families
+from quire_tool_parsers.call_writing import CallWriting
 from quire_tool_parsers.family_table import read_table
+from quire_tool_parsers.format_parser import FormatParser
 from quire_tool_parsers.harmony_parser import HarmonyParser
 from quire_tool_parsers.plugin import HARMONY_CAPABILITIES
 
@@ -61,11 +65,10 @@ def nested(item):
 
 
 ARGUMENTS = nested(st.one_of(STRINGS, NUMBERS))
-WITHOUT_NESTED_TEXTS = nested(NUMBERS)
 
 
 @st.composite
-def tools(draw: st.DrawFn, arguments=ARGUMENTS) -> list[dict[str, Any]]:
+def tools(draw: st.DrawFn) -> list[dict[str, Any]]:
     names = ["city", "days", "x_1"]
     properties = {
         name: draw(ARGUMENTS) for name in draw(st.lists(st.sampled_from(names), unique=True))
@@ -79,15 +82,6 @@ def tools(draw: st.DrawFn, arguments=ARGUMENTS) -> list[dict[str, Any]]:
         "additionalProperties": False,
     }
     return [{"name": "find_it", "parameters": schema}, {"name": "now", "parameters": NOTHING}]
-
-
-def tools_for(family, are_special):
-    """Return tools of which a family's grammar allows no text that its parser reads otherwise.
-
-    Between tags, JSON may contain the markers that end it, unless they are special tokens.
-    """
-    is_tagged = family != "openai" and read_table()[family].notations == ("tagged",)
-    return tools(WITHOUT_NESTED_TEXTS if is_tagged and not are_special else ARGUMENTS)
 
 
 def completions(family, given_tools, seeds, *, at_least_one=True, are_special=False):
@@ -114,9 +108,8 @@ def check(text, read, judges):
 @pytest.mark.parametrize("are_special", [False, True], ids=["spelled", "special"])
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=5, deadline=None)
-@given(data=st.data(), seed=st.integers(0, 2**20))
-def test_forced_completions_are_calls_by_the_schemas(family, are_special, data, seed):
-    given_tools = data.draw(tools_for(family, are_special))
+@given(given_tools=tools(), seed=st.integers(0, 2**20))
+def test_forced_completions_are_calls_by_the_schemas(family, are_special, given_tools, seed):
     judges = {tool["name"]: judge(tool["parameters"]) for tool in given_tools}
     seeds = range(seed, seed + 2)
     for text, read in completions(family, given_tools, seeds, are_special=are_special):
@@ -138,9 +131,8 @@ def test_a_forced_call_of_gpt_oss_is_the_last_message(given_tools, seed):
 @pytest.mark.parametrize("are_special", [False, True], ids=["spelled", "special"])
 @pytest.mark.parametrize("family", IN_TEXT)
 @settings(max_examples=3, deadline=None)
-@given(data=st.data(), seed=st.integers(0, 2**20))
-def test_calls_in_free_text_follow_the_schemas(family, are_special, data, seed):
-    given_tools = data.draw(tools_for(family, are_special))
+@given(given_tools=tools(), seed=st.integers(0, 2**20))
+def test_calls_in_free_text_follow_the_schemas(family, are_special, given_tools, seed):
     judges = {tool["name"]: judge(tool["parameters"]) for tool in given_tools}
     seeds = range(seed, seed + 2)
     for text, read in completions(
@@ -156,7 +148,10 @@ def forced(family, *parameters):
 
 
 def accepts(family, text, *parameters):
-    calls = forced(family, *parameters)
+    return is_allowed(forced(family, *parameters), text)
+
+
+def is_allowed(calls, text):
     walks = Walks.of(calls, (), are_special=False)
     matcher = (
         LLGuidanceBackend(walks.vocabulary).compile(StructuredOutputsParams(calls=calls)).matcher()
@@ -240,6 +235,36 @@ def test_what_arguments_one_after_the_other_cannot_follow_is_refused_by_name(par
         forced("qwen3_coder", CITY, {"type": "object"} | parameters)
     assert message in str(caught.value)
     assert caught.value.param == "tools"
+
+
+def test_a_format_of_the_docs_is_read_and_forced():
+    page = Path(__file__).parents[3] / "docs" / "plugins" / "tool_parsers.md"
+    (block,) = re.findall(r"```toml\n# mine.toml\n(.*?)```", page.read_text(), re.DOTALL)
+    parser = FormatParser.from_file_text(block)
+    given_tools = [{"name": "find", "parameters": CITY}]
+    calls = parser.call_grammar(given_tools, at_least_one=True)
+    text = "<call=find><arg=city>Oslo</arg><arg=days>3</arg></call>"
+    assert is_allowed(calls, f"{text}\n{text}")
+    assert not is_allowed(calls, text.replace("3", "x"))
+    reader = parser.for_tools(given_tools)
+    read = read_events([*reader.feed(text), *reader.close()])
+    assert [(name, json.loads(each)) for name, each in read.calls] == [
+        ("find", {"city": "Oslo", "days": 3})
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"calls": ()}, "a call with .name"),
+        ({"calls": ("<f>",)}, "a call with .name"),
+        ({"calls": ("$name $members",)}, "writing.argument must be there"),
+        ({"calls": ("$name $members",), "argument": "$key="}, "must have .key and one .value"),
+    ],
+)
+def test_writing_that_lacks_a_part_is_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        CallWriting(**fields)
 
 
 def test_a_string_that_may_be_a_number_does_not_look_like_one():

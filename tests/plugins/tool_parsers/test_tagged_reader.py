@@ -390,3 +390,34 @@ class TestDsml(ToolParserContract):
             (("find", '{"text": "Oslo"}'), ("now", "{}")),
         ),
     )
+
+
+LISTS = [
+    {
+        "name": "find",
+        "parameters": {
+            "type": "object",
+            "properties": {"tags": {"type": "array"}, "note": {"type": ["string", "object"]}},
+        },
+    }
+]
+
+
+@pytest.mark.parametrize("key", ["tags", "note"])
+def test_markers_within_json_are_data(key):
+    value = ["a</arg_value><arg_key>b</arg_key>", {"c": '"</arg_value></tool_call>'}]
+    given = value if key == "tags" else value[1]
+    written = f"<arg_key>{key}</arg_key><arg_value>{json.dumps(given)}</arg_value></tool_call>"
+    expected = ("", [("find", {key: given})])
+    assert read_calls("glm47", f"<tool_call>find{written}", LISTS) == expected
+
+
+@pytest.mark.parametrize("value", ['["a', '["a"', '["a" b]', '{"a": "}', "[1, 2]]"])
+def test_json_that_is_broken_ends_at_its_tag_as_any_text_does(value):
+    call = (
+        f"<tool_call>\n<function=find>\n<parameter=tags>\n{value}\n</parameter>\n</function>\n"
+        "</tool_call>"
+    )
+    expected = [("find", {"tags": value})]
+    assert read_calls("qwen3_coder", call, LISTS) == ("", expected)
+    assert read_calls("qwen3_coder", f"{call}\n{call}", LISTS) == ("", expected * 2)
