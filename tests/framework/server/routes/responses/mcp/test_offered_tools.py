@@ -1,0 +1,75 @@
+"""What the model is offered of tool servers: names that differ, and choices among them."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.errors import InvalidRequestError
+from quire.frontend.unknown_fields import UnknownFields
+from quire.server.routes.responses.mcp.offered_tools import OfferedServer, OfferedTools
+from quire.server.routes.responses.mcp.requested_server import requested_servers
+from quire.server.tool_servers.remote_tool import RemoteTool
+
+NAMES = st.lists(st.text("ab/_é.", min_size=1, max_size=80), max_size=5, unique=True)
+
+
+def offered(tools, functions=(), error=None):
+    """Return what is offered of servers, whose tools are given by label."""
+    sent = [{"type": "mcp", "server_label": label} for label in tools]
+    servers = [
+        OfferedServer(
+            requested, tuple(RemoteTool(name, None, {}) for name in tools[requested.label]), error
+        )
+        for requested in requested_servers(sent, [*tools], UnknownFields())
+    ]
+    return OfferedTools(servers, functions)
+
+
+def names(found):
+    return [tool["function"]["name"] for tool in found.chat_tools()]
+
+
+def test_a_tool_has_its_own_name_if_nothing_else_has_it():
+    assert names(offered({"a": ["read", "write"], "b": ["read"]}, ["write"])) == [
+        "a_read", "a_write", "b_read",
+    ]  # fmt: skip
+    assert names(offered({"a": ["read"], "b": ["list/all"]})) == ["read", "list_all"]
+
+
+@given(st.dictionaries(st.sampled_from(["a", "b", "a_a"]), NAMES, max_size=3), NAMES)
+def test_all_names_are_those_that_functions_may_have_and_differ(tools, functions):
+    functions = [name for name in functions if re.fullmatch("[a-z_.]{1,64}", name)]
+    found = offered(tools, functions)
+    given_names = names(found)
+    assert len({*given_names, *functions}) == len(given_names) + len(functions)
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name) for name in given_names)
+    for label, own in tools.items():
+        for name in own:
+            function = found.function_names[label, name]
+            assert found.by_function(function).tool.name == name
+            assert found.allows(label, name)
+
+
+def test_a_choice_of_tools_names_functions():
+    found = offered({"a": ["read", "write"], "b": ["read"]})
+    function = {"type": "function", "name": "b_read"}
+    assert found.choice_of_functions("auto") == "auto"
+    assert found.choice_of_functions(function) == function
+    chosen = {"type": "mcp", "server_label": "b", "name": "read"}
+    assert found.choice_of_functions(chosen) == function
+    several = found.choice_of_functions({"type": "mcp", "server_label": "a"})
+    assert (several["mode"], [tool["name"] for tool in several["tools"]]) == (
+        "required", ["a_read", "write"],
+    )  # fmt: skip
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [chosen, function]}
+    assert found.choice_of_functions(allowed)["tools"] == [function, function]
+
+
+def test_a_server_that_is_out_of_use_says_so_when_it_is_chosen():
+    found = offered({"a": []}, error="it fell over")
+    with pytest.raises(InvalidRequestError, match="it fell over"):
+        found.choice_of_functions({"type": "mcp", "server_label": "a"})
+    assert found.allows("a", "anything")
+    assert not found.allows("b", "anything")
