@@ -170,7 +170,7 @@ def _python() -> Iterator[NastyInput]:
         for arguments, value in values:
             text = spelling.open + f"find({arguments})" + spelling.close
             yield NastyInput(10, family, text, "", (("find", value),))
-        for word in ("nan", "-inf", "1e999"):
+        for word in ("-nan", "-inf", "1e999"):
             text = spelling.open + f"find(ratio={word})" + spelling.close
             yield NastyInput(18, family, text, "", (("find", {"ratio": word}),))
         for arguments in (

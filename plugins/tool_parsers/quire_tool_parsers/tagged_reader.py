@@ -170,7 +170,7 @@ class TaggedReader(CallReader):
             return None
         if marker is None or marker == self._tags.value_open:
             self._read_next = self._read_break
-        return place + len(marker or "")
+        return _end_of_break(text, start) if marker is None else place + len(marker)
 
     def _read_break(self, text: str, start: int, is_last: bool) -> int | None:
         """Read the line break before a value, if it does not belong to the value."""
