@@ -59,7 +59,8 @@ class Walks:
             if END in allowed and (len(allowed) == 1 or step > num_free or rng.random() < 0.3):
                 assert matcher.accept(END)
                 return completion.decode()
-            likely = markers or closers if step > num_free else markers
+            is_ending = step > num_free and closers and rng.random() < 0.5
+            likely = closers if is_ending else markers
             others = sorted(allowed - {END, *(_EXPONENTS if completion[-1:].isdigit() else ())})
             token_id = rng.choice(likely if likely and rng.random() < 0.5 else others)
             assert matcher.accept(token_id)
