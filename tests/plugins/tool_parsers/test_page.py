@@ -28,7 +28,7 @@ def test_the_page_has_the_fields_of_a_format():
               for name in re.findall(r"`([^`]+)`", row)}  # fmt: skip
     fields = {field.name for field in msgspec.structs.fields(CallFormat)}
     assert listed <= fields
-    assert fields - listed <= FIELDS_OF_AUTO | {"is_list", "writing"}
+    assert fields - listed <= FIELDS_OF_AUTO | {"is_list"}
 
 
 def test_the_format_on_the_page_reads_the_call_on_the_page():

@@ -12,6 +12,7 @@ from quire.plugins.kinds import KINDS
 from quire.plugins.registry import Registrar, Source, import_reference
 from quire.testing.tool_parsing import ToolParserContract
 from quire_tool_parsers import families, plugin
+from quire_tool_parsers.format_file import read_format
 
 PAGE = Path(__file__).parents[3] / "docs" / "plugins" / "tool_parsers.md"
 FORCED = """
@@ -90,8 +91,9 @@ def test_the_example_on_the_page_passes_the_kit(tmp_path):
     files = dict(BLOCK.findall(PAGE.read_text("utf-8")))
     assert set(files) == {
         "acme_calls/parser.py", "acme_calls/plugin.py", "acme_calls/forced.py", "pyproject.toml",
-        "test_parser.py",
+        "test_parser.py", "mine.toml",
     }  # fmt: skip
+    assert read_format(files.pop("mine.toml")).writing is not None
     (tmp_path / "acme_calls").mkdir()
     for name, text in files.items():
         (tmp_path / name).write_text(text, "utf-8")
