@@ -140,7 +140,7 @@ def test_responses_are_as_described(app, document, fields):
     lines = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
     for event in map(json.loads, lines):
         _validator(document, names[event["type"]]).validate(event)
-    assert len(names) == 17
+    assert len(names) == 25
     assert len(lines) > 8
 
 
