@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from datetime import datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -177,8 +178,9 @@ class ChatTemplate:
         prompt = written(normal, add_generation_prompt=add_generation_prompt)
         if not finds_opening:
             return prompt
-        variables = json.dumps(template_kwargs, sort_keys=True, default=str)
-        key = (variables, bool(tools), normal[-1]["role"], add_generation_prompt)
+        variables = json.dumps(template_kwargs, sort_keys=True, default=str).encode()
+        digest = sha256(variables).digest()
+        key = (digest, bool(tools), normal[-1]["role"], add_generation_prompt)
         opening = self._openings.find(key, prompt.text)
         if opening is None:
             opening = opening_of(

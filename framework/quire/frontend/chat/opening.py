@@ -7,11 +7,13 @@ remembered.
 """
 
 from collections.abc import Callable, Hashable
+from threading import Lock
 
 from quire.errors import ChatTemplateError
 from quire.frontend.chat.final_message import END_MARK
 
 MAX_KNOWN = 64  # openings of a template
+MAX_CHARACTERS = 4096  # of an opening that is remembered
 
 
 def opening_of(
@@ -42,22 +44,27 @@ class KnownOpenings:
 
     def __init__(self) -> None:
         self._openings: dict[Hashable, str] = {}
+        self._lock = Lock()
 
     def find(self, given: Hashable, prompt: str) -> str | None:
         """Return the opening of a prompt; None if it is not known.
 
         Args:
-            given: What the template was given.
+            given: What the template was given: of a small size.
             prompt: Rendered prompt.
         """
         opening = self._openings.get(given)
         return opening if opening and prompt.endswith(opening) else None
 
     def add(self, given: Hashable, opening: str) -> None:
-        """Remember an opening."""
-        if len(self._openings) >= MAX_KNOWN:
-            self._openings.clear()
-        self._openings[given] = opening
+        """Remember an opening in place of the oldest one; a long one is not remembered."""
+        if len(opening) > MAX_CHARACTERS:
+            return
+        with self._lock:
+            self._openings.pop(given, None)
+            while len(self._openings) >= MAX_KNOWN:
+                del self._openings[next(iter(self._openings))]
+            self._openings[given] = opening
 
 
 def _rendered(render: Callable[[], str]) -> str:

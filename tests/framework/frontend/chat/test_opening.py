@@ -1,5 +1,7 @@
 """What a template writes behind the conversation is found, whatever the conversation has."""
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -108,9 +110,29 @@ def test_a_template_whose_opening_depends_on_the_conversation_is_asked_again():
 
 def test_few_openings_are_remembered():
     known = KnownOpenings()
-    for number in range(MAX_KNOWN + 1):
+    known.add(0, "<|assistant|>")
+    for number in range(1, MAX_KNOWN):
         known.add(number, "<|assistant|>")
-    assert known.find(0, "<|assistant|>") is None
-    assert known.find(MAX_KNOWN, "a<|assistant|>") == "<|assistant|>"
+    known.add(0, "<|assistant|>")
+    known.add("new", "<|assistant|>")
+    assert known.find(1, "<|assistant|>") is None  # the oldest one
+    assert known.find(0, "<|assistant|>") == known.find("new", "a<|assistant|>") == "<|assistant|>"
     known.add(1, "")
     assert known.find(1, "a") is None
+
+
+def test_what_a_client_sends_is_not_kept():
+    template = ChatTemplate(TURNS + "{% if add_generation_prompt %}{{ long }}{% endif %}")
+    messages = [{"role": "user", "content": "a"}]
+
+    def render(number):
+        variables = {"long": "x" * 100_000, "unused": f"{number}" + "y" * 100_000}
+        return template.render(messages, None, variables, finds_opening=True)
+
+    assert render(0).opening == "x" * 100_000
+    tracemalloc.start()
+    for number in range(1, 9):
+        render(number)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 100_000
