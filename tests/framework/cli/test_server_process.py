@@ -46,9 +46,19 @@ def test_the_plugin_report_of_a_server_has_no_files_and_no_tracebacks(
         return engine
 
     def serve(
-        frontend, settings, report, on_ready, bound, accounts, stats_hooks, bound_health, routes
+        frontend,
+        settings,
+        report,
+        on_ready,
+        bound,
+        accounts,
+        stats_hooks,
+        bound_health,
+        routes,
+        tool_servers,
     ):
         assert not routes
+        assert tool_servers is None
         assert not accounts.requires_key
         assert bound_health is None
         assert settled == [True]
