@@ -16,6 +16,7 @@ PACKAGES = {PurePosixPath(path).name for path in TARGETS["wheel"]["packages"]}
 CODE = {".py", ".typed", ".cpp", ".h", ".cu"}
 PAGES, PAGE = "quire/server/pages/files", {".css", ".html", ".js"}  # of /ui and /docs
 DEMO = {".json", ".safetensors", ".jinja"}
+TABLES = {f"quire_{kind}_parsers/families.toml" for kind in ("tool", "reasoning")}
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +38,10 @@ def test_the_wheel_holds_the_packages_and_no_other_files(built):
         if path.parts[0] in PACKAGES
         and path.suffix not in (CODE | DEMO if path.parts[0] == "quire_demo" else CODE)
         and not (path.is_relative_to(PAGES) and path.suffix in PAGE)
+        and str(path) not in TABLES
     ]
     assert not strange
+    assert TABLES <= {str(path) for path in paths}
     typed = {path.parts[0] for path in paths if path.name == "py.typed"}
     assert typed == PACKAGES
 

@@ -58,7 +58,7 @@ def test_the_plugin_report_of_a_server_has_no_files_and_no_tracebacks(
         tool_servers,
     ):
         assert not routes
-        assert tool_servers is None
+        assert tool_servers.labels == []
         assert not accounts.requires_key
         assert bound_health is None
         assert settled == [True]
