@@ -48,36 +48,42 @@ class TimeLimit:
         """Seconds that are left; infinite without a limit, negative once it has passed."""
         return self._end_s - time.monotonic()
 
-    def check(self) -> None:
+    def check(self, work: str | None = None) -> None:
         """Return if time is left.
+
+        Args:
+            work: What has not ended yet, for the error; None: the request was not queued.
 
         Raises:
             RequestTimeoutError: The limit has passed.
         """
         if self.left_s <= 0:
-            raise self._error()
+            raise self._error(work)
 
-    def hold(self) -> AbstractAsyncContextManager[None]:
+    def hold(self, work: str | None = None) -> AbstractAsyncContextManager[None]:
         """Return a context whose work is cancelled once the limit has passed.
+
+        Args:
+            work: What had not ended by then, for the error; None: the request was not queued.
 
         Raises:
             RequestTimeoutError: The limit has passed, at the latest at the end of the work.
         """
-        return _UNLIMITED if self._end_s == math.inf else self._hold()
+        return _UNLIMITED if self._end_s == math.inf else self._hold(work)
 
     @asynccontextmanager
-    async def _hold(self) -> AsyncGenerator[None]:
-        self.check()
+    async def _hold(self, work: str | None) -> AsyncGenerator[None]:
+        self.check(work)
         try:
             async with asyncio.timeout(self.left_s) as timeout:
                 yield
         except TimeoutError:
             if not timeout.expired():
                 raise  # another one's
-            raise self._error() from None
-        self.check()
+            raise self._error(work) from None
+        self.check(work)
 
-    def _error(self) -> RequestTimeoutError:
+    def _error(self, work: str | None) -> RequestTimeoutError:
         own_s, max_s = self._timeout_s, self._max_timeout_s
         if own_s is not None and (max_s is None or own_s <= max_s):
             limit, remedy = f"its timeout_s is {own_s:.3g} s", "Give it a longer timeout_s"
@@ -85,6 +91,11 @@ class TimeLimit:
             limit = f"the request_timeout_s here is {max_s:.3g} s"
             remedy = "Start the server with a longer --request-timeout-s"
         waited_s = time.monotonic() - self.arrival_s
+        if work is not None:
+            return RequestTimeoutError(
+                f"{work} had not ended {waited_s:.3g} s after the request's arrival, and {limit}. "
+                f"{remedy}"
+            )
         return RequestTimeoutError(
             f"the request was not queued {waited_s:.3g} s after its arrival, and {limit}. "
             f"{remedy}, or send fewer requests at once"

@@ -12,6 +12,7 @@ from quire.errors import GrammarError, RequestFailedError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.completions.delta_stream import DeltaStream
 from quire.frontend.intake.prompt import EncodedPrompt
+from quire.frontend.intake.time_limit import TimeLimit
 from quire.messages import AdapterRef, CompletedRequest
 from quire.outputs import CompletionOutput, Delta, PromptLogprobs
 from quire.sampling_params import BeamSearchParams, SamplingParams
@@ -119,6 +120,11 @@ class Generation:
         return self._params
 
     @property
+    def time_limit(self) -> TimeLimit:
+        """Time by which the request must have finished."""
+        return self.frontend.time_limit(self._sender.arrival_s, self._body.timeout_s)
+
+    @property
     def records(self) -> list[CompletedRequest]:
         """Records of the requests to the engine that have ended."""
         return [record for stream in self._streams for record in stream.completions.records]
@@ -180,8 +186,7 @@ class Generation:
 
     async def _begin(self, *, is_whole: bool = False) -> None:
         """Submit the prompts."""
-        limit = self.frontend.time_limit(self._sender.arrival_s, self._body.timeout_s)
-        async with limit.hold():
+        async with self.time_limit.hold():
             self.encoded = await self._encode()
         self._check_not_aborted()
         self._tokens = self._reserve_tokens()

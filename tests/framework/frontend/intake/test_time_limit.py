@@ -60,6 +60,17 @@ def test_work_that_waits_is_cancelled_at_the_limit():
         asyncio.run(asyncio.wait_for(held(arrived(2.0, 2.05), asyncio.Event().wait()), 20))
 
 
+def test_the_error_names_work_that_is_not_the_queue():
+    async def wait(limit):
+        async with limit.hold("the calls of tools"):
+            await asyncio.Event().wait()
+
+    for limit in (arrived(2.0, 2.05), arrived(7.0, 2.0)):
+        with pytest.raises(RequestTimeoutError, match="the calls of tools had not ended") as caught:
+            asyncio.run(asyncio.wait_for(wait(limit), 20))
+        assert "queue" not in str(caught.value)
+
+
 def test_what_holds_the_event_loop_beyond_the_limit_was_too_slow():
     async def block():
         threading.Event().wait(0.1)

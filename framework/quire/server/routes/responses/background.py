@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 
 from quire.server.http.json_response import in_thread_if, json_of
@@ -12,6 +12,7 @@ from quire.server.routes.responses.store.event_log import EventLog
 from quire.server.routes.responses.store.response_store import ResponseStore
 from quire.server.routes.responses.store.stored_response import StoredResponse
 from quire.server.wire.bodies import LARGE_BYTES
+from quire.server.wire.http_errors import HTTPError
 
 
 class BackgroundRuns:
@@ -139,12 +140,22 @@ class _BackgroundRun:
 
     def _end(self, final: bytes) -> None:
         run, stored, store = self._run, self._stored, self._store
+        self._close_items()
         number = 0 if stored.events is None else len(stored.events)  # one may have had no room
         if not store.end(stored, final, run.last_event(number)):
             final = run.fail_without_output(store.no_room())
             store.end(stored, final, run.last_event(number))
         self.is_over = True
         self._tell()
+
+    def _close_items(self) -> None:
+        """Add the events of items that were open, unless one before them had no room."""
+        log = self._stored.events
+        if log is None or self._run.num_events != len(log):
+            return
+        with suppress(HTTPError):  # the last event says that there is no room
+            for event in self._run.closing_events():
+                self._store.add_event(self._stored, event)
 
     def _tell(self) -> None:
         """Wake all readers of events."""

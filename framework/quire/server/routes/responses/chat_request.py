@@ -76,7 +76,8 @@ def chat_body(
     if body.tools is not None or body.tool_choice is not None:
         functions = chat_tools(body.tools, unknown)
         chat.tools = None if functions is None else functions + offered.chat_tools()
-        chat.tool_choice = chat_choice(offered.choice_of_functions(body.tool_choice), unknown)
+        choice = offered.choice_of_functions(body.tool_choice, unknown)
+        chat.tool_choice = chat_choice(choice, unknown)
     if body.text is not None and body.text.format is not None:
         chat.response_format = _response_format(body.text.format, unknown)
     if body.reasoning is not None:

@@ -28,7 +28,12 @@ _ITEM_FIELDS = {  # of each type
     "reasoning": ("type", "summary", "content", "encrypted_content", "id", "status"),
     **tool_items.FIELDS,
 }
-_TEXTS = ("id", "phase", "encrypted_content")  # fields of any item that are texts, or null
+_TEXTS = (
+    "id",
+    "phase",
+    "encrypted_content",
+    "approval_request_id",
+)  # fields of any item that are texts, or null
 _STATUSES = ("in_progress", "completed", "incomplete")
 _STATUSES_OF_CALLS = (*_STATUSES, "calling", "failed")  # of tools of tool servers
 _PARTS = {  # type of a content part -> its text, and its other fields

@@ -133,10 +133,10 @@ class Output:
         self._close_unless_call(status)
         return self._taken_changes()
 
-    def break_off(self) -> None:
+    def break_off(self) -> list[Change]:
         """End what is open: the response failed, or was cancelled."""
         self._close("incomplete")
-        self.drop_calls()
+        return self.drop_calls()
 
     @property
     def turns(self) -> list[list[OutputItem]]:

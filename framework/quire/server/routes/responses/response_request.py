@@ -20,6 +20,7 @@ from quire.server.routes.responses.chat_request import (
     places_of_tools,
 )
 from quire.server.routes.responses.input_items import Item, items_of
+from quire.server.routes.responses.mcp.approvals import RunApprovals
 from quire.server.routes.responses.mcp.offered_tools import OfferedTools
 from quire.server.routes.responses.mcp.requested_server import MCP
 from quire.server.routes.responses.mcp.server_tools import (
@@ -84,7 +85,8 @@ class ResponseRequests:
             turn = await prepare((), 0)
         if turn is None:
             raise RequestFailedError("the first turn may have no tokens")
-        tools = self._tools.rounds(typed, offered, conversation.tools, prepare, places)
+        ran = RunApprovals() if previous is None else previous.run_approvals
+        tools = self._tools.rounds(typed, offered, conversation.tools, prepare, places, ran)
         params = turn.generation.params
         response = _begun(new_id, typed, turn.generation.model, (params.temperature, params.top_p))
         response.store = is_stored

@@ -1,7 +1,7 @@
 """One response: generated in full or as a stream, from the same output items."""
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from functools import partial
 
@@ -60,6 +60,7 @@ class ResponseRun:
         self.tools = tools
         self._places = () if tools is None else tools.places
         self._events = ItemEvents()
+        self._broken_off: list[Change] = []
         self._output = Output(turn.tools.custom, None if tools is None else tools.offered)
         self._turns = TurnLoop(turn, self._output, tools)
 
@@ -78,7 +79,19 @@ class ResponseRun:
         self.observed.release()
 
     async def whole(self) -> bytes:
-        """Generate; return the full response as JSON, and raise what `Generation` raises."""
+        """Generate; return the full response as JSON, and raise what `Generation` raises.
+
+        Once a call of a tool has run, a failure is the status of the response: clients send a
+        request again whose status is that of an error, and the call would have its effect twice.
+        """
+        try:
+            return await self._whole()
+        except Exception as error:
+            if self.tools is None or self.tools.num_calls == 0:
+                raise
+            return self.fail(error)
+
+    async def _whole(self) -> bytes:
         is_plain = self._turns.is_single and self.generation.num_top_logprobs is None
         if is_plain and not self.response.background:
             with errors_as_sent():
@@ -111,6 +124,8 @@ class ResponseRun:
             if not has_begun:
                 raise
             final = self.fail(error)
+            for event in self.closing_events():
+                yield event
         yield await in_thread_if(
             self.generation.is_large, partial(self.last_event().encoded, final)
         )
@@ -134,13 +149,18 @@ class ResponseRun:
                     for event in events.of(change):
                         yield await in_thread_if(is_large, partial(json_of, event))
 
+    @property
+    def num_events(self) -> int:
+        """Number of events that were made."""
+        return self._events.num_events
+
     def last_event(self, number: int | None = None) -> SnapshotEvent:
         """Return the last event of the stream, after the end.
 
         Args:
             number: Its number; None: the one after all that were made.
         """
-        number = self._events.num_events if number is None else number
+        number = self.num_events if number is None else number
         return self._events.last(self.response.status, number)
 
     async def ended(self) -> bytes:
@@ -164,8 +184,7 @@ class ResponseRun:
     def fail(self, error: Exception) -> bytes:
         """Make it a response that failed; log that, store it, and return its JSON."""
         self._on_failure(error)
-        self._output.break_off()
-        self.response.output = self._output.items
+        self._break_off()
         return self._failed(error)
 
     def fail_without_output(self, error: Exception) -> bytes:
@@ -176,10 +195,20 @@ class ResponseRun:
 
     def cancel(self) -> bytes:
         """Make it a response that was cancelled, and return its JSON."""
-        self._output.break_off()
-        self.response.output = self._output.items
+        self._break_off()
         self.response.status = "cancelled"
         return json_of(self.response)
+
+    def closing_events(self) -> Iterator[bytes]:
+        """Yield the events of what was open when it failed, or was cancelled."""
+        changes, self._broken_off = self._broken_off, []
+        for change in changes:
+            for event in self._events.of(change):
+                yield json_of(event)
+
+    def _break_off(self) -> None:
+        self._broken_off = self._output.break_off()
+        self.response.output = self._output.items
 
     def _failed(self, error: Exception) -> bytes:
         response = self.response

@@ -19,6 +19,8 @@ from quire.server.routes.responses.output import Change, Output
 from quire.server.routes.responses.turn_reader import TurnReader
 from quire.server.wire.responses import IncompleteReason
 
+_CALLS = "the calls of tools"
+
 
 class TurnLoop:
     """Generates the turns of one response, once.
@@ -79,6 +81,7 @@ class TurnLoop:
     async def _rounds(self, tools: ToolRounds) -> AsyncGenerator[list[Change]]:
         held = self._output.list_tools(tools.lists())  # they wait for the first token
         if tools.approved:
+            tools.claim()
             for call in tools.approved:
                 held += self._output.begin_call(call)
             yield held
@@ -124,9 +127,14 @@ class TurnLoop:
 
     async def _results(self, tools: ToolRounds) -> AsyncGenerator[list[Change]]:
         """Run the calls that have no result yet."""
+        limit = self.generation.time_limit
         async with aclosing(tools.run([*self._output.calls])) as results:
-            async for call, outcome in results:
-                yield [self._output.end_call(call, outcome)]
+            while True:
+                async with limit.hold(_CALLS):
+                    result = await anext(results, None)
+                if result is None:
+                    return
+                yield [self._output.end_call(*result)]
 
     async def _go_on(self, tools: ToolRounds) -> None:
         """Prepare the next turn, unless there is no room for it."""
@@ -134,7 +142,8 @@ class TurnLoop:
         self._output.begin_turn()
         num_tokens = self.observed.usage().completion_tokens
         try:
-            turn = await tools.next_turn(self._output.turns, num_tokens)
+            async with self.generation.time_limit.hold(_CALLS):
+                turn = await tools.next_turn(self._output.turns, num_tokens)
         except PromptTooLongError:
             turn = None
         if turn is None:

@@ -415,6 +415,10 @@ def test_readers_of_a_cancelled_stream_get_its_end(client, served):
             client.responses.cancel(events[0].response.id)
     last = events[-1]
     assert (last.type, last.response.status) == ("response.incomplete", "cancelled")
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[-2].type == "response.output_item.done"
+    assert events[-2].item.to_dict() == last.response.output[0].to_dict()
+    assert events[-2].item.status == "incomplete"
     assert client.responses.retrieve(last.response.id).to_dict() == last.response.to_dict()
 
 

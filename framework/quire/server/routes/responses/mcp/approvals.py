@@ -1,5 +1,6 @@
 """Calls that the client was asked to approve: those that it has approved, and have not run."""
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,12 +20,16 @@ class ApprovedCall(msgspec.Struct, frozen=True):
         label: Name of the server.
         name: Name of the tool.
         arguments: JSON of its arguments.
+        where: Path of the answer in the request.
+        is_stored: Whether a response that the request continues has asked for it.
     """
 
     request_id: str
     label: str
     name: str
     arguments: str
+    where: str
+    is_stored: bool
 
 
 def approved_calls(
@@ -40,7 +45,10 @@ def approved_calls(
     Raises:
         InvalidRequestError: The request does not allow one of them.
     """
-    requests = {item["id"]: item for item in items if item.get("type") == "mcp_approval_request"}
+    requests, places = dict[str, Item](), dict[str, int]()
+    for i, item in enumerate(items):
+        if item.get("type") == "mcp_approval_request":
+            requests[item["id"]], places[item["id"]] = item, i
     done = {item.get("approval_request_id") for item in items if item.get("type") == "mcp_call"}
     found: list[ApprovedCall] = []
     for i, item in enumerate(items):
@@ -50,13 +58,45 @@ def approved_calls(
         request = requests[item["approval_request_id"]]
         if request["id"] in done:
             continue
-        label, name = request["server_label"], request["name"]
+        label, name, where = request["server_label"], request["name"], f"input[{i - num_before}]"
         if not offered.allows(label, name):
             raise InvalidRequestError(
-                f"input[{i - num_before}] approves a call of the tool {name!r:.80} of the tool "
+                f"{where} approves a call of the tool {name!r:.80} of the tool "
                 f"server {label!r:.80}, which the tools of this request do not allow",
-                param=f"input[{i - num_before}]",
+                param=where,
             )
         done.add(request["id"])
-        found.append(ApprovedCall(request["id"], label, name, request["arguments"]))
+        is_stored = places[request["id"]] < num_before
+        arguments = request["arguments"]
+        found.append(ApprovedCall(request["id"], label, name, arguments, where, is_stored))
     return found
+
+
+class RunApprovals:
+    """Calls of stored responses that were approved and run: those of responses with one beginning.
+
+    A request that is sent twice runs its calls once, whether or not the first one came to an end.
+    """
+
+    def __init__(self) -> None:
+        self._ids: set[bytes] = set()  # digests, as clients choose the lengths of ids
+
+    def claim(self, calls: Sequence[ApprovedCall]) -> None:
+        """Note that calls are run.
+
+        Raises:
+            InvalidRequestError: One of them was run already.
+        """
+        ids = {_digest(call.request_id): call for call in calls if call.is_stored}
+        for digest, call in ids.items():
+            if digest in self._ids:
+                raise InvalidRequestError(
+                    f"{call.where} approves a call that was run already, in another response to "
+                    "this conversation; continue that one, or ask the model again",
+                    param=call.where,
+                )
+        self._ids |= ids.keys()
+
+
+def _digest(request_id: str) -> bytes:
+    return hashlib.sha256(request_id.encode("utf-8", "replace")).digest()

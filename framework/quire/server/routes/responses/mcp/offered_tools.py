@@ -13,11 +13,13 @@ from typing import Any
 import msgspec
 
 from quire.errors import InvalidRequestError, ToolServerError
+from quire.frontend.unknown_fields import UnknownFields
 from quire.server.routes.responses.mcp.requested_server import MCP, RequestedServer
 from quire.server.tool_servers.remote_tool import RemoteTool
 from quire.server.tool_servers.tool_servers import ToolServers
 
 MAX_NAME = 64  # characters of a function's name
+_CHOICE = ("type", "server_label", "name")  # fields of a choice
 _DIGEST = 8
 _NO_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
@@ -106,16 +108,23 @@ class OfferedTools:
             for offered in self._by_function.values()
         ]
 
-    def choice_of_functions(self, choice: str | dict[str, Any] | None) -> Any:
+    def choice_of_functions(
+        self, choice: str | dict[str, Any] | None, unknown: UnknownFields
+    ) -> Any:
         """Return a choice of tools in which tools of servers are functions.
+
+        Args:
+            choice: The choice.
+            unknown: What happens to fields that do not exist.
 
         Raises:
             InvalidRequestError: It names a server or a tool that the request does not.
+            UnknownFieldError: It has a field that does not exist.
         """
         if not isinstance(choice, dict):
             return choice
         if choice.get("type") == MCP:
-            functions = self._chosen(choice, "tool_choice")
+            functions = self._chosen(choice, "tool_choice", unknown)
             if choice.get("name") is not None:
                 return functions[0]
             return {"type": "allowed_tools", "mode": "required", "tools": functions}
@@ -125,11 +134,16 @@ class OfferedTools:
         found: list[Any] = []
         for i, tool in enumerate(tools):
             is_ours = isinstance(tool, dict) and tool.get("type") == MCP
-            found += self._chosen(tool, f"tool_choice.tools[{i}]") if is_ours else [tool]
+            where = f"tool_choice.tools[{i}]"
+            found += self._chosen(tool, where, unknown) if is_ours else [tool]
         return choice | {"tools": found}
 
-    def _chosen(self, choice: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+    def _chosen(
+        self, choice: Mapping[str, Any], where: str, unknown: UnknownFields
+    ) -> list[dict[str, Any]]:
         """Return the functions of a server, or the one that is named."""
+        given = [name for name, value in choice.items() if value is not None]
+        unknown.check(given, _CHOICE, where)
         label, name = choice.get("server_label"), choice.get("name")
         server = next((s for s in self.servers if s.requested.label == label), None)
         if server is None:

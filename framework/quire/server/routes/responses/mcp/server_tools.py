@@ -5,7 +5,11 @@ from typing import Any, NamedTuple
 
 from quire.frontend.unknown_fields import UnknownFields
 from quire.server.observe.tool_call_metrics import ToolCallMetrics
-from quire.server.routes.responses.mcp.approvals import ApprovedCall, approved_calls
+from quire.server.routes.responses.mcp.approvals import (
+    ApprovedCall,
+    RunApprovals,
+    approved_calls,
+)
 from quire.server.routes.responses.mcp.offered_tools import (
     NO_OFFERED_TOOLS,
     OfferedTools,
@@ -65,6 +69,7 @@ class ServerTools:
         context: ToolContext,
         next_turn: NextTurn,
         places: Sequence[int],
+        run_approvals: RunApprovals,
     ) -> ToolRounds | None:
         """Return the rounds of a response; None if its model is offered no tools of tool servers.
 
@@ -74,13 +79,21 @@ class ServerTools:
             context: What the conversation says of tools.
             next_turn: Function that prepares a turn after calls.
             places: Index that each tool of a chat has in the request.
+            run_approvals: Calls of the stored responses before that were approved and run.
         """
         if not offered.servers:
             return None
         calls = ToolCalls(self._servers, self._metrics, body.max_tool_calls)
         max_rounds = self._servers.limits.max_rounds
         return ToolRounds(
-            offered, calls, context.approved, context.known, max_rounds, next_turn, places
+            offered,
+            calls,
+            context.approved,
+            context.known,
+            max_rounds,
+            next_turn,
+            places,
+            run_approvals,
         )
 
 

@@ -1,5 +1,6 @@
 """Items of tools that a server called, in a conversation: calls of the assistant, and results."""
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,6 +28,7 @@ _TEXTS = {  # fields of each type that must be texts
 }
 _WAITS = "This call was not run: the user has not approved it."
 _REFUSED = "This call was not run: the user refused it."
+_BROKE_OFF = "This call broke off; it may have had its effect."
 
 
 class ToolItems:
@@ -44,6 +46,7 @@ class ToolItems:
         self._functions = functions
         self._asked: dict[str, AssistantTurn] = {}  # turns of all calls that need approval
         self._waiting: dict[str, AssistantTurn] = {}  # of those without a result
+        self._answers: dict[str, bool] = {}  # of the client
 
     def add(self, kind: str, item: Item, where: str) -> None:
         """Add an item.
@@ -58,6 +61,8 @@ class ToolItems:
             case "mcp_call":
                 self._add_call(item)
             case "mcp_approval_request":
+                if item["id"] in self._asked:
+                    raise _invalid(f"{where}.id", f"is that of two items: {item['id']!r:.80}")
                 turn = self._turn()
                 turn.add_call(item["id"], self._function(item), item["arguments"])
                 self._asked[item["id"]] = self._waiting[item["id"]] = turn
@@ -71,11 +76,13 @@ class ToolItems:
         self._waiting = {}
 
     def _add_call(self, item: Item) -> None:
-        if item.get("status") in ("in_progress", "incomplete"):
-            return  # it has no result
+        has_result = item.get("status") not in ("in_progress", "incomplete")
         request_id = item.get("approval_request_id")
-        if isinstance(request_id, str) and request_id in self._waiting:
-            self._waiting.pop(request_id).add_result(request_id, result_of(item))
+        if request_id in self._waiting:
+            result = result_of(item) if has_result else _BROKE_OFF
+            self._waiting.pop(request_id).add_result(request_id, result)
+            return
+        if not has_result:
             return
         turn = self._turn()
         turn.add_call(item["id"], self._function(item), item["arguments"])
@@ -96,6 +103,12 @@ class ToolItems:
         reason = item.get("reason")
         if reason is not None and not isinstance(reason, str):
             raise _invalid(f"{where}.reason", f"must be a string, got {reason!r:.80}")
+        if self._answers.setdefault(request_id, item["approve"]) != item["approve"]:
+            raise _invalid(
+                f"{where}.approve",
+                f"is {json.dumps(item['approve'])}, and an earlier answer for "
+                f"{request_id!r:.80} says the opposite",
+            )
         if not item["approve"] and request_id in self._waiting:
             turn = self._waiting.pop(request_id)
             turn.add_result(request_id, f"{_REFUSED} {reason}" if reason else _REFUSED)

@@ -7,7 +7,7 @@ import msgspec
 
 from quire.frontend.random_bytes import random_bytes
 from quire.server.routes.chat.chat_turn import ChatTurn
-from quire.server.routes.responses.mcp.approvals import ApprovedCall
+from quire.server.routes.responses.mcp.approvals import ApprovedCall, RunApprovals
 from quire.server.routes.responses.mcp.offered_tools import OfferedTools
 from quire.server.routes.responses.mcp.tool_calls import RunnableCall, ToolCalls
 from quire.server.tool_servers.tool_outcome import ToolOutcome
@@ -30,6 +30,7 @@ class ToolRounds:
         next_turn: Function that prepares the next turn, from the items of each turn so far and the
             number of tokens that were generated; None: the response may have no more tokens.
         places: Index that each tool has in the request.
+        run_approvals: Calls of the stored responses before that were approved and run.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class ToolRounds:
         max_rounds: int,
         next_turn: NextTurn,
         places: Sequence[int],
+        run_approvals: RunApprovals,
     ) -> None:
         self.offered = offered
         self.approved = tuple(approved)
@@ -49,6 +51,7 @@ class ToolRounds:
         self._num_left = max_rounds
         self._next_turn = next_turn
         self.places = tuple(places)
+        self._run_approvals = run_approvals
 
     @property
     def num_calls(self) -> int:
@@ -59,6 +62,14 @@ class ToolRounds:
     def has_rounds_left(self) -> bool:
         """Whether the model may call tools once more."""
         return self._num_left > 0
+
+    def claim(self) -> None:
+        """Note that the approved calls are run.
+
+        Raises:
+            InvalidRequestError: One of them was run already.
+        """
+        self._run_approvals.claim(self.approved)
 
     def lists(self) -> list[McpListToolsItem]:
         """Return the items with the tools of each server that are not in the conversation yet."""

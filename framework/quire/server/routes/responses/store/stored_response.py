@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from quire.server.keys.account import Account
+from quire.server.routes.responses.mcp.approvals import RunApprovals
 from quire.server.routes.responses.store.event_log import EventLog
 from quire.server.routes.responses.store.snapshot_event import Event
 
@@ -27,6 +28,7 @@ class StoredResponse:
         kept_s: Time from which on its age counts.
         is_running: Whether it is stored and still generated.
         events: Events of its stream, if that can be read again.
+        run_approvals: Calls that were approved and run, of all responses with the same beginning.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class StoredResponse:
         self.kept_s = 0.0
         self.is_running = False
         self.events: EventLog | None = None
+        self.run_approvals = RunApprovals() if previous is None else previous.run_approvals
 
     def add_event(self, event: Event) -> None:
         """Add an event of its stream, if its events are stored."""

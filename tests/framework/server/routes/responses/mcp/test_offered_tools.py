@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.errors import InvalidRequestError
+from quire.errors import InvalidRequestError, UnknownFieldError
 from quire.frontend.unknown_fields import UnknownFields
 from quire.server.routes.responses.mcp.offered_tools import OfferedServer, OfferedTools
 from quire.server.routes.responses.mcp.requested_server import requested_servers
@@ -29,6 +29,10 @@ def offered(tools, functions=(), error=None):
 
 def names(found):
     return [tool["function"]["name"] for tool in found.chat_tools()]
+
+
+def choice(found, given):
+    return found.choice_of_functions(given, UnknownFields())
 
 
 def test_a_tool_has_its_own_name_if_nothing_else_has_it():
@@ -55,21 +59,32 @@ def test_all_names_are_those_that_functions_may_have_and_differ(tools, functions
 def test_a_choice_of_tools_names_functions():
     found = offered({"a": ["read", "write"], "b": ["read"]})
     function = {"type": "function", "name": "b_read"}
-    assert found.choice_of_functions("auto") == "auto"
-    assert found.choice_of_functions(function) == function
+    assert choice(found, "auto") == "auto"
+    assert choice(found, function) == function
     chosen = {"type": "mcp", "server_label": "b", "name": "read"}
-    assert found.choice_of_functions(chosen) == function
-    several = found.choice_of_functions({"type": "mcp", "server_label": "a"})
+    assert choice(found, chosen) == function
+    several = choice(found, {"type": "mcp", "server_label": "a"})
     assert (several["mode"], [tool["name"] for tool in several["tools"]]) == (
         "required", ["a_read", "write"],
     )  # fmt: skip
     allowed = {"type": "allowed_tools", "mode": "auto", "tools": [chosen, function]}
-    assert found.choice_of_functions(allowed)["tools"] == [function, function]
+    assert choice(found, allowed)["tools"] == [function, function]
 
 
 def test_a_server_that_is_out_of_use_says_so_when_it_is_chosen():
     found = offered({"a": []}, error="it fell over")
     with pytest.raises(InvalidRequestError, match="it fell over"):
-        found.choice_of_functions({"type": "mcp", "server_label": "a"})
+        choice(found, {"type": "mcp", "server_label": "a"})
     assert found.allows("a", "anything")
     assert not found.allows("b", "anything")
+
+
+def test_a_field_of_a_choice_that_does_not_exist_is_refused():
+    found, chosen = offered({"a": ["read"]}), {"type": "mcp", "server_label": "a", "nam": "read"}
+    for sent, param in (
+        (chosen, "tool_choice.nam"),
+        ({"type": "allowed_tools", "tools": [chosen]}, "tool_choice.tools[0].nam"),
+    ):
+        with pytest.raises(UnknownFieldError) as failed:
+            choice(found, sent)
+        assert failed.value.param == param

@@ -102,6 +102,11 @@ def test_the_result_of_a_call_is_its_output_or_what_went_wrong(item, expected):
         ([ANSWER], "input[0].approval_request_id"),
         ([ASKED, ANSWER | {"approve": "yes"}], "input[1].approve"),
         ([ASKED, ANSWER | {"reason": 3}], "input[1].reason"),
+        ([ASKED, ASKED, ANSWER], "input[1].id"),
+        ([ASKED, ANSWER | {"approve": False}, ANSWER], "input[2].approve"),
+        ([ASKED, ANSWER, ANSWER | {"approve": False}], "input[2].approve"),
+        ([CALL | {"approval_request_id": ["r1"]}], "input[0].approval_request_id"),
+        ([CALL | {"approval_request_id": {"r": 1}}], "input[0].approval_request_id"),
     ],
 )
 def test_what_is_wrong_is_named_by_its_path(items, param):
@@ -112,3 +117,13 @@ def test_what_is_wrong_is_named_by_its_path(items, param):
 
 def test_a_call_without_a_result_is_left_out():
     assert messages(CALL | {"status": "incomplete", "output": None}) == []
+
+
+def test_an_approved_call_that_broke_off_is_not_said_to_be_unapproved():
+    broken = CALL | {"approval_request_id": "r1", "status": "incomplete", "output": None}
+    _, result = messages(ASKED, ANSWER, broken)
+    assert "it may have had its effect" in result["content"]
+
+
+def test_an_answer_may_be_sent_once_more():
+    assert len(messages(ASKED, ANSWER, ANSWER)) == 2

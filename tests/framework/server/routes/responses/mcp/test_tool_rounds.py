@@ -7,6 +7,8 @@ import httpx
 import openai
 import pytest
 
+from quire.messages import ErrorReport
+
 WEATHER_CALL = '[[get_weather {"city": "Oslo"}]]'
 RAIN = "It rains in Oslo."
 CLOCK = {"type": "function", "name": "get_time", "parameters": {"type": "object"}}
@@ -241,7 +243,11 @@ def test_a_forced_call_is_forced_once(client, served):
         "required",
         {"type": "mcp", "server_label": "raw", "name": "get_weather"},
         {"type": "mcp", "server_label": "raw"},
-        {"type": "allowed_tools", "mode": "required", "tools": [raw()]},
+        {
+            "type": "allowed_tools",
+            "mode": "required",
+            "tools": [{"type": "mcp", "server_label": "raw"}],
+        },
     ):
         served.core.requests.clear()
         response = ask(client, tools=[raw("get_weather", "fail")], tool_choice=choice)
@@ -291,6 +297,9 @@ def test_a_call_that_needs_approval_waits_for_the_client(client, served):
     assert message.content[0].text == "Take a coat."
     assert len(served.core.requests) == 2
     assert prompt_of(served).count(RAIN) == 1
+    with pytest.raises(openai.BadRequestError, match="was run already"):
+        ask(client, [answer | {"approve": True}], **fields)
+    assert len(served.core.requests) == 2
     again = ask(client, "So?", tools=tools, previous_response_id=approved.id)
     assert [item.type for item in again.output] == ["message"]
     assert prompt_of(served).count("get_weather") == prompt_of(served, 1).count("get_weather")
@@ -391,6 +400,85 @@ def test_the_access_log_has_the_number_of_calls(served, access_log, wait_for):
     assert RAIN not in access_log.read_text()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_failure_after_a_call_is_the_status_of_the_response(served, stream):
+    error = ErrorReport("overloaded", "the queue is full")
+    served.texts.by_prompt = {"Weather?": WEATHER_CALL, RAIN: ("", error)}
+    name = 'quire_tool_server_calls_total{end="completed",server="raw"}'
+    before = metric(served, name)
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:  # it tries again
+        response = ask(client, stream=stream)
+        if stream:
+            *_, last = response
+            response = last.response
+        assert metric(served, name) == before + 1
+        assert (response.status, response.error.code) == ("failed", "server_error")
+        assert response.error.message == "the queue is full"
+        assert (response.output[1].type, response.output[1].output) == ("mcp_call", RAIN)
+        assert client.responses.retrieve(response.id).to_dict() == response.to_dict()
+
+
+def test_a_failure_before_any_call_is_the_status_of_the_answer(client, served):
+    served.texts.by_prompt = {"Weather?": ("", ErrorReport("overloaded", "the queue is full"))}
+    with pytest.raises(openai.InternalServerError) as failed:
+        ask(client)
+    assert failed.value.status_code == 503
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_time_of_a_request_is_also_that_of_its_calls(client, served, stream):
+    served.texts.by_prompt = {"Weather?": "[[wait {}]]", "done": "Never."}
+    name = 'quire_tool_server_calls_total{end="cancelled",server="raw"}'
+    before = metric(served, name)
+    response = ask(client, tools=[raw("wait")], stream=stream, extra_body={"timeout_s": 0.6})
+    if stream:
+        *events, last = response
+        response = last.response
+        assert [event.type for event in events[-2:]] == [
+            "response.mcp_call.failed", "response.output_item.done",
+        ]  # fmt: skip
+        assert events[-1].item.status == "incomplete"
+        assert last.sequence_number == len(events)
+    assert response.status == "failed"
+    assert "the calls of tools had not ended" in response.error.message
+    assert "its timeout_s is 0.6 s" in response.error.message
+    assert response.output[1].status == "incomplete"
+    assert metric(served, name) == before + 1
+    assert len(served.core.requests) == 1
+
+
+def test_a_cancelled_stream_ends_the_items_that_are_open(client, served):
+    served.texts.by_prompt = {"Weather?": "[[wait {}]]"}
+    events = []
+    for event in ask(client, tools=[raw("wait")], background=True, stream=True):
+        events.append(event)
+        if event.type == "response.mcp_call_arguments.done":
+            client.responses.cancel(events[0].response.id)
+    assert [event.type for event in events[-3:]] == [
+        "response.mcp_call.failed", "response.output_item.done", "response.incomplete",
+    ]  # fmt: skip
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[-2].item.to_dict() == events[-1].response.output[1].to_dict()
+    again = list(client.responses.retrieve(events[-1].response.id, stream=True))
+    assert [event.to_dict() for event in again] == [event.to_dict() for event in events]
+
+
+def test_an_approved_call_that_breaks_off_is_not_run_again(client, served):
+    served.texts.by_prompt = {"Weather?": "[[wait {}]]", "it may have had its effect": "Hm."}
+    tools = [raw("wait", require_approval="always")]
+    first = ask(client, tools=tools)
+    answer = {
+        "type": "mcp_approval_response", "approval_request_id": first.output[1].id, "approve": True,
+    }  # fmt: skip
+    fields = {"tools": tools, "previous_response_id": first.id}
+    broken = ask(client, [answer], extra_body={"timeout_s": 0.6}, **fields)
+    assert broken.status == "failed"
+    with pytest.raises(openai.BadRequestError, match="was run already") as failed:
+        ask(client, [answer], **fields)
+    assert failed.value.param == "input[0]"
+    assert ask(client, "And?", tools=tools, previous_response_id=broken.id).output_text == "Hm."
+
+
 def test_an_error_of_a_tool_names_it_by_its_place_in_the_request(served):
     function = {"type": "function", "name": "no spaces", "parameters": {"type": "object"}}
     body = {"input": "Hi", "tools": [raw(), function]}
@@ -404,6 +492,10 @@ def test_an_error_of_a_tool_names_it_by_its_place_in_the_request(served):
         ({"tools": [raw("no_tool")]}, "tools[0].allowed_tools"),
         ({"tool_choice": {"type": "mcp", "server_label": "other"}}, "tool_choice.server_label"),
         ({"tool_choice": {"type": "mcp", "server_label": "raw", "name": "x"}}, "tool_choice"),
+        (
+            {"tool_choice": {"type": "mcp", "server_label": "raw", "nam": "get_weather"}},
+            "tool_choice.nam",
+        ),
         ({"max_tool_calls": 0}, "max_tool_calls"),
         (
             {"input": [{"type": "mcp_call", "server_label": "raw", "name": "f"}]},
