@@ -48,7 +48,9 @@ class StoredResponse:
         self.kept_s = 0.0
         self.is_running = False
         self.events: EventLog | None = None
-        self.run_approvals = RunApprovals() if previous is None else previous.run_approvals
+        self.run_approvals: RunApprovals = (
+            RunApprovals() if previous is None else previous.run_approvals
+        )
 
     def add_event(self, event: Event) -> None:
         """Add an event of its stream, if its events are stored."""
