@@ -53,7 +53,12 @@ def family_names() -> tuple[str, ...]:
     names: set[str] = set()
     references: set[str] = set()
     offers = load_plugins().registries.tool_parsers.offers()
-    entries = [entry for entry in offers if not entry.name.startswith(".")]  # kinds of files
+    entries = [
+        entry
+        for entry in offers
+        if not entry.name.startswith(".")  # kinds of files
+        and entry.capabilities.tokenizer_config_key is None  # described by a checkpoint
+    ]
     for entry in sorted(entries, key=lambda each: each.name not in SPELLINGS):
         if entry.name in SPELLINGS or entry.reference not in references:
             names.add(entry.name)

@@ -80,6 +80,7 @@ def compose(
     chat_template: str = "",
     machine: Machine | None = None,
     probe: Probe | None = None,
+    tokenizer_config: Mapping[str, Any] | None = None,
 ) -> Composition:
     """Choose every part of an engine.
 
@@ -93,6 +94,8 @@ def compose(
         chat_template: Text of the chat template, in which `auto` looks for parsers' markers.
         machine: Machine to plan for; None: this one.
         probe: Function that runs probes; None: every part is expected to run.
+        tokenizer_config: Content of tokenizer_config.json, which may describe parsers; None: it is
+            empty.
 
     Raises:
         UnsupportedModelError: No plugin supports the architecture, or a feature of the model.
@@ -102,10 +105,11 @@ def compose(
         RefusedError: A guarantee that the user asked for cannot be given.
     """
     machine = machine or _this_machine()
+    parsed = ParsedModel(checkpoint.architecture, chat_template, tokenizer_config or {})
     parts: dict[str, str] = {}  # names of the parts whose probes have run, by probe
     unavailable: dict[str, str] = {}  # reasons, by probe
     while True:
-        composition = _compose(settings, plugins, checkpoint, chat_template, machine, unavailable)
+        composition = _compose(settings, plugins, checkpoint, parsed, machine, unavailable)
         rejections = tuple(Rejection(parts[name], reason) for name, reason in unavailable.items())
         composition = replace(composition, unavailable=rejections)
         if probe is None:
@@ -169,7 +173,7 @@ def _compose(
     settings: Settings,
     plugins: Plugins,
     checkpoint: Checkpoint,
-    chat_template: str,
+    parsed: ParsedModel,
     machine: Machine,
     unavailable: Mapping[str, str],
 ) -> Composition:
@@ -179,7 +183,7 @@ def _compose(
         settings: Settings as given by the user.
         plugins: Installed plugins.
         checkpoint: Files of the model.
-        chat_template: Text of the chat template.
+        parsed: What is known of the model for the choice of parsers.
         machine: Machine to plan for.
         unavailable: Reasons why parts cannot run on this machine, by their probes.
     """
@@ -197,7 +201,6 @@ def _compose(
         settings, registries, model, description, machine, device, dtype.value, unavailable
     )
     parts = settings.parts
-    parsed = ParsedModel(checkpoint.architecture, chat_template)
     lora_source = choose_lora(registries, settings.lora, model)
     composition = Composition(
         quire_version=version("quire"),

@@ -26,6 +26,7 @@ class ReasoningParserCapabilities:
         start_marker: Text by which a completion opens the reasoning, if it can. Reasoning that it
             opens counts against a budget of thinking tokens.
         start_spellings: Further spellings of the start marker.
+        tokenizer_config_key: Key in a checkpoint's file, as in `ToolParserCapabilities`.
     """
 
     template_markers: tuple[str, ...] = ()
@@ -37,6 +38,7 @@ class ReasoningParserCapabilities:
     forced_end: str | None = None
     start_marker: str | None = None
     start_spellings: tuple[str, ...] = ()
+    tokenizer_config_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,9 @@ class ToolParserCapabilities:
             reads the reasoning as well, and a call that is complete ends it.
         call_id_length: Number of letters and digits of the ids of calls, if the model's chat
             template takes no others; None: any id will do.
+        tokenizer_config_key: Key of a checkpoint's tokenizer_config.json whose value describes the
+            parser; None: there is none. The parser is made by `from_file_text` from the JSON text
+            of this value, and `auto` takes it if no other parser matches.
     """
 
     template_markers: tuple[str, ...] = ()
@@ -48,6 +51,7 @@ class ToolParserCapabilities:
     markers: tuple[str, ...] = ()
     calls_end_reasoning: bool = False
     call_id_length: int | None = None
+    tokenizer_config_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from quire.compose.compose import compose
 from quire.compose.composition import Choice, Composition, Rejection
 from quire.config import Settings
 from quire.frontend.chat.chat_template import ChatTemplate
+from quire.frontend.text.checkpoint_file import read_json_object
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.launch.read_ahead import read_ahead
 from quire.native.waiting import wait_asleep
@@ -78,7 +79,12 @@ def compose_engine(
     tokenizer, template = load_text(settings, plugins, checkpoint)
     probe = KnownProbes(probed)
     composition = compose(
-        settings, plugins, checkpoint, template.source, probe=None if is_plan else probe
+        settings,
+        plugins,
+        checkpoint,
+        template.source,
+        probe=None if is_plan else probe,
+        tokenizer_config=read_json_object(checkpoint.folder / "tokenizer_config.json"),
     )
     if composition.kernels.value == "native" and not is_front_end:
         wait_asleep()  # has to be set before torch is imported

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from quire import Registrar, hookimpl
+from quire.interfaces.reasoning import ReasoningParser, ReasoningParserCapabilities
 from quire.interfaces.tool_parsing import ToolParser, ToolParserCapabilities
 from quire_tool_parsers.family_table import capabilities_of, read_table
 
@@ -18,6 +19,9 @@ HARMONY_CAPABILITIES = ToolParserCapabilities(
              "<|return|>"),
     calls_end_reasoning=True,
 )  # fmt: skip
+TEMPLATE = "response_template"  # in the file of a checkpoint, and the name of its parsers
+TEMPLATE_TOOLS = f"quire_tool_parsers.{TEMPLATE}.tool_parser:TemplateToolParser"
+TEMPLATE_REASONING = f"quire_tool_parsers.{TEMPLATE}.reasoning_parser:TemplateReasoningParser"
 
 
 @hookimpl
@@ -28,6 +32,15 @@ def register_tool_parsers(registry: Registrar[type[ToolParser]]) -> None:
         names = (name, *form.aliases)
         _add_names(registry, names, f"{FAMILIES}:{name}", capabilities_of(form))
     _add_names(registry, HARMONY_NAMES, HARMONY, HARMONY_CAPABILITIES)
+    described = ToolParserCapabilities(tokenizer_config_key=TEMPLATE)
+    registry.add(TEMPLATE, TEMPLATE_TOOLS, capabilities=described)
+
+
+@hookimpl
+def register_reasoning_parsers(registry: Registrar[type[ReasoningParser]]) -> None:
+    """Register the parser of a checkpoint's own template, which tells reasoning from calls."""
+    described = ReasoningParserCapabilities(tokenizer_config_key=TEMPLATE)
+    registry.add(TEMPLATE, TEMPLATE_REASONING, capabilities=described)
 
 
 def _add_names(

@@ -45,7 +45,8 @@ def names():
     """Return a name of each registered parser."""
     references = {}
     for entry in load_plugins().registries.reasoning_parsers.offers():
-        if not entry.name.startswith("."):  # kinds of files
+        is_described = entry.capabilities.tokenizer_config_key is not None  # by a checkpoint
+        if not entry.name.startswith(".") and not is_described:  # "." of kinds of files
             known = references.setdefault(entry.reference, entry.name)
             if known not in SPELLINGS:
                 references[entry.reference] = entry.name

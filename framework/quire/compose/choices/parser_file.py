@@ -1,5 +1,8 @@
-"""Parsers that users bring in a file: a Python class, or a table of a format."""
+"""Parsers that users bring in a file, or checkpoints in theirs: a class, or a description."""
 
+import json
+from collections.abc import Mapping
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -50,6 +53,37 @@ def choose_file(registry: Registry[Any], wanted: str) -> Choice:
     return Choice(kind.title, entry, "by setting", all_others(registry, wanted))
 
 
+def of_tokenizer_config(
+    registry: Registry[Any], choice: Choice, tokenizer_config: Mapping[str, Any]
+) -> Choice:
+    """Return the choice of a parser, made from what the checkpoint says if it depends on that.
+
+    Args:
+        registry: Registry of the parsers.
+        choice: Choice by name.
+        tokenizer_config: Content of the checkpoint's tokenizer_config.json.
+
+    Raises:
+        PluginLoadError: The checkpoint describes no such parser.
+    """
+    key = choice.entry.capabilities.tokenizer_config_key
+    if key is None:
+        return choice
+    described = tokenizer_config.get(key)
+    if described is None:
+        raise PluginLoadError(
+            f"the {registry.kind.title} {choice.name!r} is described by the checkpoint's "
+            f"tokenizer_config.json, and this one has no {key}"
+        )
+    text = json.dumps(described, ensure_ascii=False)
+    if len(text) > MAX_FILE_BYTES:
+        raise PluginLoadError(f"{key} of tokenizer_config.json is longer than {MAX_FILE_BYTES}")
+    parser = _described(registry, choice.entry, text, f"{key} of tokenizer_config.json")
+    return replace(
+        choice, entry=replace(choice.entry, capabilities=parser.capabilities, code=parser)
+    )
+
+
 def _split(wanted: str) -> tuple[Path, str | None]:
     """Return the path of a file, and the name of a class behind it."""
     path, colon, name = wanted.rpartition(":")
@@ -83,8 +117,16 @@ def _reader(registry: Registry[Any], path: Path) -> Entry:
 
 
 def _made(registry: Registry[Any], reader: Entry, path: Path, content: bytes) -> Any:
-    code = registry.load(reader)
     try:
-        return code.from_file_text(content.decode("utf-8"))
+        text = content.decode("utf-8")
     except ValueError as error:
         raise PluginLoadError(f"{path}: {error}") from error
+    return _described(registry, reader, text, str(path))
+
+
+def _described(registry: Registry[Any], reader: Entry, text: str, place: str) -> Any:
+    """Return the parser class that a text from a place describes."""
+    try:
+        return registry.load(reader).from_file_text(text)
+    except ValueError as error:
+        raise PluginLoadError(f"{place}: {error}") from error

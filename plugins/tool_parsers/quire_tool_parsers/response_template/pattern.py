@@ -1,0 +1,202 @@
+"""Search for a pattern in a text that arrives in pieces, in time that is bounded.
+
+All ways in which a text may match are followed at once, in the order in which a backtracking
+engine would try them, so each character is looked at once for each start of a match (R. Cox,
+Regular Expression Matching: the Virtual Machine Approach, 2009).
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from quire_tool_parsers.response_template.pattern_syntax import (
+    Accept,
+    AtEnd,
+    Fork,
+    Instruction,
+    Mark,
+    Program,
+    Take,
+    compile_pattern,
+)
+
+MAX_MATCH = 512  # characters of a match in a stream
+MAX_EFFORT = 4  # characters looked at, for each character of a whole text
+
+Slots = tuple[int, ...]
+Thread = tuple[int, Slots]  # an instruction that waits for a character, and the positions so far
+Step = tuple[int, Slots]  # the next such instruction, and the slots that are marked before it
+Where = Literal["inside", "open", "end"]  # of a text; "open": where its next piece will follow
+Pending = Literal["pending"]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A match.
+
+    Attributes:
+        start: Position of its first character.
+        end: Position behind its last character.
+        captures: Texts of the named groups that took part.
+    """
+
+    start: int
+    end: int
+    captures: dict[str, str]
+
+
+class Pattern:
+    """A regular expression.
+
+    Args:
+        text: Its text.
+
+    Raises:
+        ValueError: The pattern is invalid, or has what is not supported.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._program: Program = compile_pattern(text)
+        self.groups = frozenset(self._program.groups)
+        self.literals = tuple(self._program.literals)
+        self._steps: dict[tuple[int, Where], Sequence[Step]] = {}
+
+    def find(
+        self, text: str, start: int, *, is_last: bool, may_be_empty: bool = False
+    ) -> tuple[Found | None, int]:
+        """Return the first match that is certain, and the position up to which there is no other.
+
+        Args:
+            text: Text to search.
+            start: Position in it from which on.
+            is_last: Whether nothing follows the text.
+            may_be_empty: Whether a match may be empty.
+        """
+        for at in self._starts(text, start):
+            result, _ = self._match(text, at, MAX_MATCH, is_last=is_last)
+            if result == "pending":
+                return None, at
+            if result and (result.end > at or may_be_empty):
+                return result, at
+        return None, len(text)
+
+    def find_all(self, text: str) -> Iterator[Found]:
+        """Yield the matches in a whole text, without empty ones.
+
+        Raises:
+            ValueError: The search takes too long.
+        """
+        end, left = 0, MAX_EFFORT * (len(text) + MAX_MATCH)
+        for at in self._starts(text, 0):
+            if at < end:
+                continue
+            result, num_seen = self._match(text, at, len(text), is_last=True)
+            left -= num_seen
+            if left < 0:
+                raise ValueError("the search for a pattern takes too long")
+            if isinstance(result, Found) and result.end > at:
+                yield result
+                end = result.end
+
+    def _starts(self, text: str, start: int) -> Iterator[int]:
+        """Yield the positions at which a match may begin."""
+        first = self._first
+        if first is None:
+            yield from range(start, len(text) + 1)
+            return
+        for found in first.finditer(text, start):
+            yield found.start()
+
+    @cached_property
+    def _first(self) -> re.Pattern[str] | None:
+        """Pattern of the first character; None if a match may have none."""
+        tests = []
+        for place, _ in self._behind(0, "open"):
+            instruction = self._program.code[place]
+            if not isinstance(instruction, Take):
+                return None
+            tests.append(instruction.test.pattern)
+        return re.compile("|".join(tests) or "(?!)", re.DOTALL)
+
+    def _match(
+        self, text: str, start: int, limit: int, *, is_last: bool
+    ) -> tuple[Found | Pending | None, int]:
+        """Return the match that begins at a position, and how many characters were looked at.
+
+        The match is "pending" if what follows the text decides.
+        """
+        code = self._program.code
+        stop = min(len(text), start + limit)
+        edge: Where = "end" if is_last else "open"
+        best: Found | None = None
+        begin = (-1, (-1,) * self._program.num_slots)
+        threads = self._moved([begin], start, edge if start == len(text) else "inside")
+        for at in range(start, stop + 1):
+            for number, (place, slots) in enumerate(threads):
+                if isinstance(code[place], Accept):
+                    best, threads = self._found(text, start, at, slots), threads[:number]
+                    break
+            if at == len(text) and threads and not is_last:
+                return "pending", at - start
+            if at == stop or not threads:
+                break
+            character, where = text[at], edge if at + 1 == len(text) else "inside"
+            moved = [each for each in threads if _takes(code[each[0]], character)]
+            threads = self._moved(moved, at + 1, where)
+        return best, at - start + 1
+
+    def _moved(self, threads: Sequence[Thread], at: int, where: Where) -> list[Thread]:
+        """Return the threads behind the instructions of others, the preferred first."""
+        seen, following = set[int](), list[Thread]()
+        for place, slots in threads:
+            for target, marks in self._behind(place + 1, where):
+                if target in seen:
+                    continue
+                seen.add(target)
+                following.append((target, _marked(slots, marks, at) if marks else slots))
+        return following
+
+    def _behind(self, place: int, where: Where) -> Sequence[Step]:
+        """Return the instructions that wait for a character, from one on, the preferred first."""
+        if (place, where) not in self._steps:
+            self._steps[place, where] = self._follow(place, where)
+        return self._steps[place, where]
+
+    def _follow(self, place: int, where: Where) -> list[Step]:
+        code, steps = self._program.code, list[Step]()
+        seen, stack = set[int](), [(place, Slots())]
+        while stack:
+            place, marks = stack.pop()
+            if place in seen:
+                continue
+            seen.add(place)
+            match code[place]:
+                case Fork(first, second):
+                    stack += [(place + second, marks), (place + first, marks)]
+                case Mark(slot):
+                    stack.append((place + 1, (*marks, slot)))
+                case AtEnd() if where == "end":
+                    stack.append((place + 1, marks))
+                case AtEnd() if where == "inside":
+                    pass
+                case _:
+                    steps.append((place, marks))
+        return steps
+
+    def _found(self, text: str, start: int, at: int, slots: Slots) -> Found:
+        captures = {
+            name: text[slots[slot] : slots[slot + 1]]
+            for name, slot in self._program.groups.items()
+            if slots[slot + 1] >= 0
+        }
+        return Found(start, slots[0] if slots[0] >= 0 else at, captures)
+
+
+def _takes(instruction: Instruction, character: str) -> bool:
+    return isinstance(instruction, Take) and instruction.test.match(character) is not None
+
+
+def _marked(slots: Slots, marks: Slots, at: int) -> Slots:
+    return tuple(at if slot in marks else position for slot, position in enumerate(slots))
