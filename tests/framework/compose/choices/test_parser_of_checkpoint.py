@@ -1,10 +1,15 @@
 """A checkpoint's tokenizer_config.json may describe its parsers."""
 
+import json
+
 import pytest
 from response_templates import CASES, HERMES
 
 from quire.compose.choices.parser_choice import ParsedModel, choose_parser
+from quire.config import Settings
 from quire.errors import PluginLoadError
+from quire.launch.composing import plan_composition
+from quire.testing.checkpoints import write_checkpoint
 from quire.testing.tool_parsing import read_events
 
 NAME = "response_template"
@@ -67,3 +72,11 @@ def test_a_very_long_one_is_refused(quire_registries):
     found = model(response_template=HERMES | {"defaults": {"x": "a" * 2**20}})
     with pytest.raises(PluginLoadError, match="longer than 1048576"):
         choose_parser(quire_registries.tool_parsers, NAME, found)
+
+
+def test_an_engine_reads_the_file_of_its_checkpoint(tmp_path):
+    folder = write_checkpoint(tmp_path, "LlamaForCausalLM").folder
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"response_template": HERMES}))
+    composition = plan_composition(Settings.from_options({"model": str(folder)}))
+    assert composition.tool_parser.name == composition.reasoning_parser.name == NAME
