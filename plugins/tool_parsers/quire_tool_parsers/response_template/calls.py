@@ -49,7 +49,23 @@ def calls_in(value: Any, types: ArgumentTypes, *, is_untyped: bool) -> Iterator[
             for key, member in members.items()
         )
         call_id = outer.get("id")
-        yield Call(name, f"{{{', '.join(texts)}}}", call_id if isinstance(call_id, str) else None)
+        call_id = call_id if isinstance(call_id, str) else None
+        yield Call(_encodable(name), _escaped(f"{{{', '.join(texts)}}}"), call_id)
+
+
+def _encodable(name: str) -> str:
+    """Return a name; raise a UnicodeEncodeError, a ValueError, for half a character."""
+    name.encode()
+    return name
+
+
+def _escaped(text: str) -> str:
+    """Return a JSON text with escapes for halves of characters, which no response can have."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(json.loads(text))
+    return text
 
 
 def _members(arguments: Any) -> dict[str, Any]:

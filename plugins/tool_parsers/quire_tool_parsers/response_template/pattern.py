@@ -23,7 +23,7 @@ from quire_tool_parsers.response_template.pattern_syntax import (
 )
 
 MAX_MATCH = 512  # characters of a match in a stream
-MAX_EFFORT = 4  # characters looked at, for each character of a whole text
+MAX_EFFORT = 2  # characters looked at, for each character of a whole text
 
 Slots = tuple[int, ...]
 Thread = tuple[int, Slots]  # an instruction that waits for a character, and the positions so far

@@ -102,6 +102,15 @@ def test_calls_behind_a_string_without_an_end_are_read():
     assert read(HERMES, START, [*text]) == expected
 
 
+def test_half_a_character_is_escaped():
+    text = call('{"city": "\\ud800", "more": ["\\ud800"]}')
+    _, tools = parsers(json.dumps(HERMES))
+    parsed = gather(CompletionParser(tools=ToolStage(tools.for_tools(TOOLS))).feed(text))
+    assert parsed.calls[0].arguments == '{"city": "\\ud800", "more": ["\\ud800"]}'
+    broken = call("{}", name="\\ud800")
+    assert read(HERMES, START, [broken]) == (None, broken, [])
+
+
 def test_values_without_types_get_those_of_the_tool():
     written = "".join(
         f"<parameter={key}>{value}</parameter>"
