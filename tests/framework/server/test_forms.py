@@ -162,7 +162,7 @@ def test_a_forced_call_has_the_tools_arguments(url, choice):
     }
     response = httpx.post(f"{url}/chat/completions", json=body, timeout=20).json()
     (found,) = response["choices"]
-    assert found["finish_reason"] == "tool_calls"
+    assert found["finish_reason"] == ("tool_calls" if choice == "required" else "stop")
     (call,) = found["message"]["tool_calls"]
     assert call["function"]["name"] in {"required": ("a", "b")}.get(str(choice), ("b",))
     assert json.loads(call["function"]["arguments"])["a"] in (1, 2)

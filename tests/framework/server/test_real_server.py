@@ -109,12 +109,16 @@ def test_a_completion_follows_its_schema(client):
 
 
 @pytest.mark.parametrize(
-    "choice", ["required", {"type": "function", "function": {"name": "get_weather"}}]
+    ("choice", "end"),
+    [
+        ("required", "tool_calls"),
+        ({"type": "function", "function": {"name": "get_weather"}}, "stop"),
+    ],
 )
-def test_a_call_that_is_required_is_made(client, choice):
+def test_a_call_that_is_required_is_made(client, choice, end):
     fields = {"tools": [WEATHER], "tool_choice": choice, "parallel_tool_calls": False}
     response = ask(client, "Tell me a story.", max_tokens=200, **fields).choices[0]
-    assert response.finish_reason == "tool_calls"
+    assert response.finish_reason == end
     (call,) = response.message.tool_calls
     assert call.function.name == "get_weather"
     assert set(json.loads(call.function.arguments)) == {"city"}

@@ -15,7 +15,7 @@ from typing import Protocol
 from quire.errors import QuireError
 from quire.process.children.restart_times import RestartTimes
 from quire.server.group.launched import Launched
-from quire.server.group.member import Member
+from quire.server.group.member import FrontEndMember
 from quire.server.observe.merged_families import Sample
 from quire.server.observe.monitor import RenderAll
 
@@ -63,7 +63,7 @@ class FrontEndGroup:
         self._numbers = range(1, count + 1)
         self._launch: Callable[[int], Launched] = _cannot_launch
         self._launched: dict[int, Launched] = {}
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, FrontEndMember] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._retired: list[Sequence[Sample]] = []  # last metrics of processes that have died
         self._num_down = 0
@@ -105,7 +105,7 @@ class FrontEndGroup:
             member.serve()
 
     @property
-    def members(self) -> list[Member]:
+    def members(self) -> list[FrontEndMember]:
         """The processes that are there."""
         return list(self._members.values())
 
@@ -180,7 +180,7 @@ class FrontEndGroup:
         """Run a process until its end; return how it ended."""
         engine = await self.door.open(number)
         launched = self._launched.pop(number, None) or self._launch(number)
-        member = Member(launched, self._all_metrics)
+        member = FrontEndMember(launched, self._all_metrics)
         self._members[number] = member
         entering = asyncio.create_task(self._enter(number, member))
         try:
@@ -203,7 +203,7 @@ class FrontEndGroup:
             with contextlib.suppress(QuireError):  # it is dead, too
                 await self.door.close(number)
 
-    async def _enter(self, number: int, member: Member) -> None:
+    async def _enter(self, number: int, member: FrontEndMember) -> None:
         """Let a process that was started again do what the others do."""
         await member.joined.wait()
         self.door.entered(number)

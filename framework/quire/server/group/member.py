@@ -34,7 +34,7 @@ SILENCE_LIMIT_S = 10.0  # without a report
 EXIT_S = 1.0  # for a process whose connection has ended to exit
 
 
-class Member:
+class FrontEndMember:
     """One process of the group.
 
     Args:

@@ -13,7 +13,7 @@ from quire.server.wire.bodies import convert
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-class CustomTool(msgspec.Struct, kw_only=True):
+class ClientTool(msgspec.Struct, kw_only=True):
     """A tool that the client runs."""
 
     name: str
@@ -29,10 +29,10 @@ class CustomTool(msgspec.Struct, kw_only=True):
     cache_control: Any = None
 
 
-_FIELDS = CustomTool.__struct_fields__
+_FIELDS = ClientTool.__struct_fields__
 
 
-def custom_tools(tools: Sequence[dict[str, Any]], unknown: UnknownFields) -> list[CustomTool]:
+def custom_tools(tools: Sequence[dict[str, Any]], unknown: UnknownFields) -> list[ClientTool]:
     """Return the tools of a request.
 
     Raises:
@@ -42,7 +42,7 @@ def custom_tools(tools: Sequence[dict[str, Any]], unknown: UnknownFields) -> lis
     return [_custom_tool(tool, f"tools[{i}]", unknown) for i, tool in enumerate(tools)]
 
 
-def chat_tool(tool: CustomTool) -> dict[str, Any]:
+def chat_tool(tool: ClientTool) -> dict[str, Any]:
     """Return a tool as a function of a chat."""
     function: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:
@@ -78,7 +78,7 @@ def chat_tool_choice(choice: ToolChoice) -> str | dict[str, Any]:
     return _CHOICES[choice.type]
 
 
-def _custom_tool(raw: dict[str, Any], where: str, unknown: UnknownFields) -> CustomTool:
+def _custom_tool(raw: dict[str, Any], where: str, unknown: UnknownFields) -> ClientTool:
     kind = raw.get("type")
     if kind not in (None, "custom"):
         raise InvalidRequestError(
@@ -86,7 +86,7 @@ def _custom_tool(raw: dict[str, Any], where: str, unknown: UnknownFields) -> Cus
             "the tool with name, description and input_schema, and run it in the client",
             param=f"{where}.type",
         )
-    tool = convert(raw, CustomTool, where)
+    tool = convert(raw, ClientTool, where)
     unknown.check([name for name in raw if raw[name] is not None], _FIELDS, where)
     if tool.allowed_callers is not None and "direct" not in tool.allowed_callers:
         raise InvalidRequestError(

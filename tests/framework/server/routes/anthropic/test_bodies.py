@@ -41,7 +41,7 @@ from quire.server.routes.anthropic.bodies import (
     ToolChoice,
 )
 from quire.server.routes.anthropic.sent_blocks import BLOCKS, REFUSED_BLOCKS
-from quire.server.routes.anthropic.tools import CustomTool
+from quire.server.routes.anthropic.tools import ClientTool
 from quire.server.wire.bodies import decode
 from quire.server.wire.fields import sampler_values
 from quire.server.wire.protocol import ChatBody
@@ -111,10 +111,10 @@ def test_a_count_has_the_fields_of_a_message_that_its_prompt_depends_on():
         (ThinkingConfig, get_args(thinking_config_param.ThinkingConfigParam)),
         (OutputConfig, [output_config_param.OutputConfigParam]),
         (OutputConfig, [beta_output_config_param.BetaOutputConfigParam]),
-        (CustomTool, [tool_param.ToolParam]),
+        (ClientTool, [tool_param.ToolParam]),
         (ToolChoice, get_args(BetaToolChoiceParam)),
         (ThinkingConfig, get_args(BetaThinkingConfigParam)),
-        (CustomTool, [BetaToolParam]),
+        (ClientTool, [BetaToolParam]),
     ],
 )
 def test_each_field_of_an_object_is_known(kind, types):
