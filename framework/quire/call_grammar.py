@@ -102,6 +102,8 @@ class CallGrammar(msgspec.Struct, frozen=True):
         begin: Text before the first call.
         end: Text after the last call.
         excluded: Texts that the free text does not contain, beside the triggers.
+        covers_reasoning: Whether it is a grammar of the whole completion, and has room for
+            reasoning that the prompt has opened; otherwise it begins behind that reasoning.
         is_at_start: Whether calls are only at the start of the completion: then it consists of
             calls, or is text that does not begin with a trigger, blanks aside.
     """
@@ -113,6 +115,7 @@ class CallGrammar(msgspec.Struct, frozen=True):
     end: str = ""
     excluded: tuple[str, ...] = ()
     is_at_start: bool = False
+    covers_reasoning: bool = False
 
     def __post_init__(self) -> None:
         if "" in (*self.triggers, *self.excluded):

@@ -111,6 +111,9 @@ class CountingExecutor(Worker, StepRunner):
         return SlotResult(slot, [token_id])
 
 
+VOCAB_SIZE = 100  # of the core's own masks
+
+
 class ScriptedGrammars:
     """Grammars that are ready when the test says so."""
 
@@ -207,7 +210,14 @@ def make_core(
     executor, grammars = CountingExecutor(fail_on=fail_on), ScriptedGrammars()
     scheduler = make_scheduler(num_blocks, **settings)
     return (
-        EngineCore(scheduler, executor, executor, grammars, async_scheduling=async_scheduling),
+        EngineCore(
+            scheduler,
+            executor,
+            executor,
+            grammars,
+            async_scheduling=async_scheduling,
+            vocab_size=VOCAB_SIZE,
+        ),
         executor,
         grammars,
     )

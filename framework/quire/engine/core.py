@@ -14,6 +14,7 @@ from quire.engine.grammar.grammars import Grammars
 from quire.engine.kv_cache.block_map import BlockMapReader
 from quire.engine.request import Request, Status
 from quire.engine.results import failed_output, outcome_of, report_of
+from quire.engine.row_masks import within, without
 from quire.engine.scheduling.scheduler import Scheduler
 from quire.engine.stopped_runner import StoppedRunner
 from quire.engine.thinking_budgets import ThinkingBudgets
@@ -91,6 +92,7 @@ class EngineCore:
         self._grammar_waits = GrammarWaits()
         self._num_grammars = 0  # requests with a grammar
         self._budgets = ThinkingBudgets(vocab_size)
+        self._vocab_size = vocab_size
         self._interrupts = Interrupts()
 
     def add(self, message: EngineRequest) -> None:
@@ -273,12 +275,13 @@ class EngineCore:
             while self._in_flight:
                 self._complete_step(outputs)
             has_grammars = self._request_masks(plan)
-            self._sample(plan, [*self._forced_masks(plan), *self._collect_masks(has_grammars)])
+            own = self._own_masks(plan)
+            self._sample(plan, within(own, self._collect_masks(has_grammars)))
         else:
-            has_grammars, forced = self._request_masks(plan), self._forced_masks(plan)
-            if has_grammars or forced:
+            has_grammars, own = self._request_masks(plan), self._own_masks(plan)
+            if has_grammars or own:
                 self._execute(plan)
-                self._sample(plan, [*forced, *self._collect_masks(has_grammars)])
+                self._sample(plan, within(own, self._collect_masks(has_grammars)))
             else:
                 self._start(plan)
         self._in_flight.append(plan)
@@ -360,16 +363,24 @@ class EngineCore:
             self.grammars.request_masks(rows)
         return bool(rows)
 
-    def _forced_masks(self, plan: StepPlan) -> list[RowBitmask]:
-        """Return the masks of the rows whose thinking has used up its budget.
-
-        None of them has a mask of a grammar, which binds what follows the thinking.
-        """
-        if not self._budgets:
+    def _own_masks(self, plan: StepPlan) -> list[RowBitmask]:
+        """Return the masks of rows that think with a budget, or with a grammar behind it."""
+        if not (self._num_grammars or self._budgets):
             return []
-        rows = self._sampling_rows(plan)
-        masks = [self._budgets.mask(request.request_id, slot) for slot, request in rows]
+        masks = [self._own_mask(slot, request) for slot, request in self._sampling_rows(plan)]
         return [mask for mask in masks if mask is not None]
+
+    def _own_mask(self, slot: int, request: Request) -> RowBitmask | None:
+        """Return the mask of a row that thinks.
+
+        What a token has behind the end of the thinking would be lost to the grammar, so such a
+        token is not sampled.
+        """
+        forced = self._budgets.mask(request.request_id, slot)
+        if forced is not None or request.thinking_end is None:
+            return forced
+        token_ids = request.thinking_end.overrunning()
+        return without(token_ids, slot, self._vocab_size) if token_ids else None
 
     def _sampling_rows(self, plan: StepPlan) -> list[tuple[int, Request]]:
         """Return the slots that sample, with their running requests."""

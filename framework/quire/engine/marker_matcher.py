@@ -6,6 +6,7 @@ compared.
 """
 
 from collections.abc import Iterable
+from functools import cached_property
 
 from quire.messages import MarkerTokens
 
@@ -31,6 +32,28 @@ class MarkerMatcher:
         text = self._held + piece
         self._held = text[-self._longest :]
         return any(spelling in text for spelling in self._marker.texts)
+
+    def overrunning(self) -> list[int]:
+        """Return the tokens that would complete the marker and go on behind it, blanks aside."""
+        pieces = self._overlong
+        return [each for each, piece in pieces.items() if self._overruns(self._held + piece)]
+
+    @cached_property
+    def _overlong(self) -> dict[int, bytes]:
+        """The tokens that have the end of a spelling and more than blanks behind it."""
+        texts = self._marker.texts
+        ends = [text[start:] for text in texts for start in range(len(text))]
+        return {
+            token_id: piece
+            for token_id, piece in self._marker.pieces.items()
+            if any(piece.startswith(end) and piece[len(end) :].strip() for end in ends)
+            or self._overruns(piece)
+        }
+
+    def _overruns(self, text: bytes) -> bool:
+        found = [(text.find(each), each) for each in self._marker.texts]
+        ends = [start + len(spelling) for start, spelling in found if start >= 0]
+        return bool(ends) and bool(text[min(ends) :].strip())
 
     def is_in(self, token_ids: Iterable[int]) -> bool:
         """Read the next tokens up to the marker; return whether it is complete."""

@@ -3,11 +3,14 @@
 Its last allowed token is followed by the end marker, whose tokens are the only ones that masks
 leave. A mask needs all tokens before it, so a step in flight is waited for, but only where the
 budget may end.
+
+A grammar may have room for the thinking. It binds: the end is forced only as far as it allows.
 """
 
 from collections.abc import Sequence
 
 from quire.engine.marker_matcher import MarkerMatcher
+from quire.engine.row_masks import only
 from quire.messages import EngineOutput, RowBitmask, ThinkingBudget
 
 MAX_LEADING_TOKENS = 4  # of a completion, before the token that opens its thinking
@@ -24,6 +27,7 @@ class ThinkingState:
         self.is_over = False
         self._max_tokens = budget.max_tokens
         self._end_ids = budget.end.token_ids
+        self._shorter = _shorter_beginnings(budget.end.token_ids)
         self._end = MarkerMatcher(budget.end)
         self._start = None if budget.start is None else MarkerMatcher(budget.start)
         num_start = 0 if budget.start is None else len(budget.start.token_ids)
@@ -58,9 +62,11 @@ class ThinkingState:
 
     def _follow_end(self, token_id: int) -> None:
         """Count the tokens of the end marker that the completion has by now."""
-        is_next = token_id == self.forced_token_id
-        self._num_of_end = self._num_of_end + 1 if is_next else int(token_id == self._end_ids[0])
-        self._num_of_end %= len(self._end_ids)
+        while self._num_of_end and token_id != self.forced_token_id:
+            self._num_of_end = self._shorter[self._num_of_end]
+        self._num_of_end += token_id == self.forced_token_id
+        if self._num_of_end == len(self._end_ids):
+            self._num_of_end = self._shorter[self._num_of_end]
 
     def _look_for_start(self, token_id: int) -> None:
         self._num_tokens += 1
@@ -114,7 +120,15 @@ class ThinkingBudgets:
         """
         if not self.may_be_used_up(request_id, 0):
             return None
-        words = bytearray(4 * -(-self._vocab_size // 32))
-        token_id = self._states[request_id].forced_token_id
-        words[token_id // 8] = 1 << token_id % 8
-        return RowBitmask(slot, 0, bytes(words))
+        return only(self._states[request_id].forced_token_id, slot, self._vocab_size)
+
+
+def _shorter_beginnings(token_ids: Sequence[int]) -> list[int]:
+    """Return, for each beginning of some tokens, the longest shorter one by which it ends."""
+    shorter = [0, 0]
+    for token_id in token_ids[1:]:
+        length = shorter[-1]
+        while length and token_ids[length] != token_id:
+            length = shorter[length]
+        shorter.append(length + (token_ids[length] == token_id))
+    return shorter

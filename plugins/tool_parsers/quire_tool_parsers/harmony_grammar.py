@@ -1,4 +1,8 @@
-"""Grammars of calls of gpt-oss: messages to functions, behind a message of thinking or not."""
+"""Grammars of calls of gpt-oss: messages to functions, behind a message of thinking or not.
+
+A turn that calls a function has no message on `final`, so nothing but the call ends its thinking,
+and the grammars begin with the turn.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -29,9 +33,9 @@ def harmony_grammar(tools: Sequence[dict[str, Any]], *, at_least_one: bool) -> C
     if not tools:
         return None
     if at_least_one:
-        return CallGrammar(tuple(_forced(tool) for tool in tools))
+        return CallGrammar(tuple(_forced(tool) for tool in tools), covers_reasoning=True)
     shapes = tuple(shape for tool in tools for shape in _in_text(tool))
-    return CallGrammar(shapes, triggers=(TRIGGER,))
+    return CallGrammar(shapes, triggers=(TRIGGER,), covers_reasoning=True)
 
 
 def _forced(tool: dict[str, Any]) -> CallShape:

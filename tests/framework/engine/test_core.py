@@ -4,6 +4,7 @@ import time
 import msgspec
 import pytest
 from engine_parts import (
+    VOCAB_SIZE,
     CountingExecutor,
     ScriptedGrammars,
     make_core,
@@ -24,6 +25,7 @@ from quire.messages import (
     AdapterRef,
     ErrorReport,
     LoadAdapter,
+    MarkerTokens,
     ResetPrefixCache,
     SlotResult,
     StepResult,
@@ -154,6 +156,24 @@ def test_a_grammar_begins_after_the_token_that_ends_the_thinking():
     assert masked == [[], [], [0], [0], [0]]  # 21 and 22 are thoughts
     assert grammars.accepted == {"bound": [23, 24]}
     assert grammars.released == ["bound"]
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_what_a_token_has_behind_the_end_of_the_thinking_is_not_sampled(async_scheduling):
+    core, executor, grammars = make_core(async_scheduling=async_scheduling)
+    pieces = {22: b"</", 23: b"t>", 24: b"t>{", 25: b"t>\n"}
+    end = MarkerTokens((22, 23), (b"</t>",), pieces)
+    message = make_message("bound", prompt=[20], max_tokens=5, structured_outputs=CHOICE)
+    core.add(msgspec.structs.replace(message, thinking_end=end))
+    grammars.ready = [("bound", None)]
+    barred = []
+    while core.has_work():
+        executor.masks = []
+        core.step()
+        words = [int.from_bytes(mask.words, "little") for mask in executor.masks]
+        barred.append([[i for i in range(VOCAB_SIZE) if not word >> i & 1] for word in words])
+    assert next(filter(None, barred)) == [[24]], "22 begins the end"
+    assert grammars.accepted == {"bound": [24]}
 
 
 def test_the_token_that_ends_the_thinking_is_one_like_others_in_the_completion():

@@ -29,6 +29,28 @@ def test_the_marker_is_found_at_the_token_that_completes_it(token_ids):
             break
 
 
+@given(
+    st.lists(st.integers(0, len(TOKENS) - 1), max_size=6),
+    st.sampled_from([(MARKER,), (MARKER, b"t"), (b"><", b"t>")]),
+)
+def test_a_token_that_has_more_behind_the_marker_is_told_beforehand(token_ids, markers):
+    tokens = [*TOKENS, b">{", b"</t>x", b"> \n", b">\xc3", b"/t>{"]
+    matcher = MarkerMatcher(MarkerTokens((4, 5), markers, dict(enumerate(tokens))))
+    text = b""
+    for token_id in token_ids:
+        if matcher.accept(token_id):
+            return
+        text += TOKENS[token_id]
+        assert set(matcher.overrunning()) == {
+            i for i, token in enumerate(tokens) if rest_behind(text + token, markers).strip()
+        }
+
+
+def rest_behind(text, markers):
+    ends = [text.index(marker) + len(marker) for marker in markers if marker in text]
+    return text[min(ends) :] if ends else b""
+
+
 def test_tokens_are_read_up_to_the_marker():
     matcher = MarkerMatcher(MarkerTokens((0,), (b"x",), {0: b"x"}))
     assert not matcher.is_in([1, 2])

@@ -3,6 +3,8 @@
 import msgspec
 import pytest
 from engine_parts import CountingExecutor, ScriptedGrammars, make_message, make_scheduler
+from hypothesis import given
+from hypothesis import strategies as st
 from thinking_parts import one_token
 
 from quire.engine.core import EngineCore
@@ -159,6 +161,25 @@ def test_an_end_that_the_model_has_begun_is_completed():
     budgets = budgets_of(2, end=SPELLED)
     accept(budgets, 7, 1)
     assert forced(budgets) == 2
+
+
+@given(
+    st.lists(st.integers(0, 1), min_size=1, max_size=5),
+    st.lists(st.integers(0, 1), max_size=12),
+)
+def test_an_end_is_gone_on_with_from_its_longest_beginning(end, thoughts):
+    end, thoughts = [each + 1 for each in end], [each + 1 for each in thoughts]
+    marker = MarkerTokens(tuple(end), (bytes(end),), {1: b"\x01", 2: b"\x02"})
+    budgets = budgets_of(len(thoughts), end=marker)
+    accept(budgets, *thoughts)
+    if bytes(end) in bytes(thoughts):
+        assert not budgets
+        return
+    begun = next(n for n in range(len(end), -1, -1) if thoughts[len(thoughts) - n :] == end[:n])
+    for token_id in end[begun:]:
+        assert forced(budgets) == token_id
+        accept(budgets, token_id)
+    assert not budgets
 
 
 def test_an_end_that_other_tokens_spell_is_one():

@@ -367,7 +367,8 @@ class Intake:
             return None
         with _naming_field_of(constraint):
             self._constraints.check(constraint)
-            if self._thinking is None:
+            calls = constraint.calls
+            if self._thinking is None or (calls is not None and calls.covers_reasoning):
                 return None
             return self._thinking.end(prompt.opening, prompt.token_ids)
 

@@ -2,7 +2,9 @@
 
 import pytest
 from chat_parsers import thinking as reasoning
+from msgspec.structs import replace
 
+from quire.call_grammar import CallGrammar, CallShape
 from quire.errors import GrammarError, InvalidRequestError, RequestFailedError
 from quire.frontend.chat.marker_tokens import marker_tokens
 from quire.frontend.chat.thinking import NUM_LAST_TOKENS, Thinking
@@ -17,6 +19,7 @@ from quire.sampling_params import SamplingParams, StructuredOutputsParams
 
 ACME = Source("acme", "acme-quire", "1.0")
 OPENS = "<|start|>"
+CALLS = CallGrammar((CallShape("f", ("f()",)),))
 
 
 class Opened(ReasoningParser):
@@ -154,6 +157,8 @@ def test_the_intake_sets_the_token_after_which_the_constraint_applies(tokenizer)
         (f"fox{OPENS}", constraint, end),
         ("fox", constraint, None),
         (f"fox{OPENS}", None, None),
+        (f"fox{OPENS}", StructuredOutputsParams(calls=CALLS), end),
+        (f"fox{OPENS}", StructuredOutputsParams(calls=replace(CALLS, covers_reasoning=True)), None),
     ):
         params = SamplingParams(structured_outputs=asked)
         assert intake.admit(prompt, params).requests[0].thinking_end == found
