@@ -27,15 +27,33 @@ class TextPiece(msgspec.Struct, frozen=True, tag="text"):
         schema: Schema that the text satisfies as a string.
         end: Marker behind the text, which is nowhere in it.
         excluded: Other texts that are not in it.
+        barred: Regular expressions of which none matches the whole text.
     """
 
     schema: dict[str, Any] | bool
     end: str
     excluded: tuple[str, ...] = ()
+    barred: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.end or "" in self.excluded:
             raise ValueError("a text needs a marker behind it, and excluded texts are not empty")
+
+
+class RegexPiece(msgspec.Struct, frozen=True, tag="regex"):
+    """Text that matches a regular expression as a whole, between two literal texts.
+
+    Attributes:
+        pattern: The expression.
+        before: Text before it.
+        after: Text behind it, which begins with a character that cannot go on with it.
+        excluded: Texts that the matching text is not.
+    """
+
+    pattern: str
+    before: str = ""
+    after: str = ""
+    excluded: tuple[str, ...] = ()
 
 
 class EitherPiece(msgspec.Struct, frozen=True, tag="either"):
@@ -66,13 +84,16 @@ class MembersPiece(msgspec.Struct, frozen=True, tag="members"):
     Attributes:
         members: The members, none of them empty.
         separator: Text between two members.
+        others: A member that may follow any number of times, with a name of its own; None: no
+            others follow.
     """
 
     members: tuple[Member, ...]
     separator: str = ""
+    others: Member | None = None
 
 
-Piece = str | SchemaPiece | TextPiece | EitherPiece | MembersPiece
+Piece = str | SchemaPiece | TextPiece | RegexPiece | EitherPiece | MembersPiece
 
 
 class CallShape(msgspec.Struct, frozen=True):

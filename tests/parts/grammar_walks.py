@@ -76,6 +76,6 @@ def _ends(pieces: tuple[Piece, ...]) -> Iterator[str]:
             case EitherPiece(alternatives):
                 for each in alternatives:
                     yield from _ends(each)
-            case MembersPiece(members):
-                for member in members:
+            case MembersPiece(members, others=others):
+                for member in [*members, *([] if others is None else [others])]:
                     yield from _ends(member.pieces)

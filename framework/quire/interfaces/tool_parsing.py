@@ -20,6 +20,7 @@ from quire.call_grammar import EitherPiece as EitherPiece
 from quire.call_grammar import Member as Member
 from quire.call_grammar import MembersPiece as MembersPiece
 from quire.call_grammar import Piece as Piece
+from quire.call_grammar import RegexPiece as RegexPiece
 from quire.call_grammar import SchemaPiece as SchemaPiece
 from quire.call_grammar import TextPiece as TextPiece
 
@@ -166,7 +167,8 @@ class ToolParser(ABC):
 
         Args:
             tools: OpenAI tool definitions, the `function` objects. Each has `parameters`, which are
-                the schema of an object.
+                the schema of an object. With `strict: False` and optional calls its arguments are
+                not constrained: `parameters` are those of any object.
             at_least_one: True if the completion consists of calls, for `tool_choice` required or
                 named. False if calls are optional, in otherwise free text: then the grammar has
                 `triggers`.

@@ -7,12 +7,13 @@ from typing import Any
 from quire.errors import GrammarError
 
 ANY_TYPE = frozenset({"null", "integer", "number", "boolean", "object", "array", "string"})
-_TYPING = frozenset({"type", "enum", "const", "$ref", "anyOf", "oneOf", "allOf"})
+TYPING = frozenset({"type", "enum", "const", "$ref", "anyOf", "oneOf", "allOf"})
 _DEFINITIONS = ("$defs", "definitions")
 _COMBINERS = ("anyOf", "oneOf")
-REFUSED = frozenset(  # keywords about several arguments together
+REFUSED = frozenset(  # keywords about several arguments together, or about their names
     {"anyOf", "oneOf", "allOf", "not", "if", "enum", "const", "propertyNames", "minProperties"}
     | {"maxProperties", "dependentRequired", "dependentSchemas", "dependencies", "$ref"}
+    | {"patternProperties"}
 )
 
 Schema = dict[str, Any]
@@ -55,9 +56,21 @@ def argument_schemas(parameters: Schema) -> list[ArgumentSchema]:
     ]
 
 
+def schema_of_others(parameters: Schema) -> Schema | None:
+    """Return the schema of arguments that are not declared; None: there are none.
+
+    A tool that declares no arguments at all takes any, and otherwise one has to say that it does.
+    """
+    given = parameters.get("additionalProperties", "properties" not in parameters)
+    if given is False:
+        return None
+    definitions = {word: parameters[word] for word in _DEFINITIONS if word in parameters}
+    return _with_definitions(given, definitions, "additionalProperties")
+
+
 def is_untyped(schema: Schema) -> bool:
     """Whether a schema does not say of which type a value is."""
-    return not schema.keys() & _TYPING
+    return not schema.keys() & TYPING
 
 
 def restricted(schema: Any, types: frozenset[str]) -> Any:
@@ -69,29 +82,30 @@ def restricted(schema: Any, types: frozenset[str]) -> Any:
     found = dict(schema)
     for keyword in _COMBINERS:
         if isinstance(branches := schema.get(keyword), list):
-            kept = [branch for branch in branches if _types(branch) & types]
+            kept = [branch for branch in branches if types_of(branch) & types]
             found[keyword] = [restricted(branch, types) for branch in kept]
     if "enum" in schema:
-        found["enum"] = [value for value in schema["enum"] if _type_of(value) & types]
+        found["enum"] = [value for value in schema["enum"] if types_of_value(value) & types]
     elif not schema.keys() & {"const", *_COMBINERS}:
-        found["type"] = sorted(_types(schema) & types)
+        found["type"] = sorted(types_of(schema) & types)
     return found
 
 
-def _types(schema: Any) -> frozenset[str]:
+def types_of(schema: Any) -> frozenset[str]:
     """Return the types that a schema's own keywords allow."""
     if not isinstance(schema, dict):
         return ANY_TYPE
     if "enum" in schema:
-        return frozenset(each for value in schema["enum"] for each in _type_of(value))
+        return frozenset(each for value in schema["enum"] for each in types_of_value(value))
     if "const" in schema:
-        return _type_of(schema["const"])
+        return types_of_value(schema["const"])
     named = schema.get("type", ANY_TYPE)
     types = {named} if isinstance(named, str) else set(named)
     return frozenset(types | ({"integer"} if "number" in types else set()))
 
 
-def _type_of(value: Any) -> frozenset[str]:
+def types_of_value(value: Any) -> frozenset[str]:
+    """Return the names of the types of a value."""
     match value:
         case None:
             return frozenset({"null"})

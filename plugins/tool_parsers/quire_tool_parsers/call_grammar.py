@@ -8,10 +8,11 @@ from typing import Any
 from quire.errors import GrammarError
 from quire.interfaces.tool_parsing import CallGrammar, CallShape, MembersPiece, Piece, SchemaPiece
 from quire_tool_parsers.argument_pieces import ArgumentPieces
-from quire_tool_parsers.argument_schemas import argument_schemas
+from quire_tool_parsers.argument_schemas import argument_schemas, schema_of_others
 from quire_tool_parsers.argument_types import ArgumentTypes
 from quire_tool_parsers.call_format import CallFormat
 from quire_tool_parsers.call_writing import CallWriting
+from quire_tool_parsers.free_body import free_body
 
 _NUMBER = {"type": "integer", "minimum": 0, "maximum": 9999}
 _NAME = re.compile(r"[\w.-]+")
@@ -36,7 +37,7 @@ def call_grammar(
     writing = form.writing
     if not tools or writing is None or not (at_least_one or writing.triggers):
         return None
-    writer = _ShapeWriter(form, writing, tools)
+    writer = _ShapeWriter(form, writing, tools, is_forced=at_least_one)
     return CallGrammar(
         tuple(writer.shape(tool, call) for call in writing.calls for tool in tools),
         separator=None if writing.is_single else writing.separator,
@@ -51,8 +52,12 @@ def call_grammar(
 class _ShapeWriter:
     """Writer of the calls of a request's tools."""
 
-    def __init__(self, form: CallFormat, writing: CallWriting, tools: Sequence[Tool]) -> None:
+    def __init__(
+        self, form: CallFormat, writing: CallWriting, tools: Sequence[Tool], *, is_forced: bool
+    ) -> None:
+        self._form = form
         self._writing = writing
+        self._is_forced = is_forced
         self._is_json = form.notations[0] == "json"
         self._types = ArgumentTypes(tools)
         self._arguments = ArgumentPieces(form, writing)
@@ -67,6 +72,11 @@ class _ShapeWriter:
 
     def _pieces(self, tool: Tool, call: str) -> Iterator[Piece]:
         """Yield the pieces, literal texts joined."""
+        head, members, tail = call.partition("$members")
+        is_free = members and not self._is_forced and tool.get("strict") is False
+        if is_free and (body := free_body(self._form, head, tail)):
+            yield from (*self._pieces(tool, head), *body)
+            return
         text = ""
         for part in _PART.split(call):
             match part:
@@ -93,8 +103,14 @@ class _ShapeWriter:
                 return SchemaPiece(_NUMBER)
             case "$arguments":
                 return SchemaPiece(tool["parameters"])
+        name, given = tool["name"], tool["parameters"]
+        arguments = argument_schemas(given)
         members = [
-            self._arguments.member(argument, self._types.of(tool["name"], argument.key))
-            for argument in argument_schemas(tool["parameters"])
+            self._arguments.member(argument, self._types.of(name, argument.key))
+            for argument in arguments
         ]
-        return MembersPiece(tuple(members), self._writing.argument_separator)
+        schema, others = schema_of_others(given), None
+        if schema is not None:
+            types, declared = self._types.of(name, ""), list(given.get("properties", ()))
+            others = self._arguments.others(schema, types, declared)
+        return MembersPiece(tuple(members), self._writing.argument_separator, others)

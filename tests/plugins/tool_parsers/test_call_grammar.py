@@ -50,7 +50,23 @@ UNIONS = st.one_of(
         lambda names: {"type": names}
     ),
 )
-SINGLE = st.one_of(STRINGS, NUMBERS, UNIONS, st.just({"$ref": "#/$defs/Unit"}), st.just({}))
+MIXED = st.one_of(
+    st.fixed_dictionaries(
+        {
+            "enum": st.lists(
+                st.sampled_from(["auto", "fast", "None", "true", "1", True, False, None, 1, 2.5]),
+                min_size=1,
+                unique_by=repr,
+            ).filter(lambda values: any(value not in ("None", "true", "1") for value in values))
+        }
+    ),
+    st.builds(
+        lambda text, constant: {"anyOf": [text, {"const": constant}]},
+        st.sampled_from([{"type": "string"}, {"enum": ["auto", "fast"]}]),
+        st.sampled_from([True, False, None]),
+    ),
+)
+SINGLE = st.one_of(MIXED, STRINGS, NUMBERS, UNIONS, st.just({"$ref": "#/$defs/Unit"}), st.just({}))
 
 
 def nested(item):
@@ -67,6 +83,9 @@ def nested(item):
 ARGUMENTS = nested(st.one_of(STRINGS, NUMBERS))
 
 
+OTHERS = st.sampled_from([{"type": "string"}, {"type": "integer"}, {"type": ["string", "null"]}])
+
+
 @st.composite
 def tools(draw: st.DrawFn) -> list[dict[str, Any]]:
     names = ["city", "days", "x_1"]
@@ -79,7 +98,7 @@ def tools(draw: st.DrawFn) -> list[dict[str, Any]]:
         "properties": properties,
         "required": required,
         "$defs": {"Unit": {"type": "string", "enum": ["m", "km"]}},
-        "additionalProperties": False,
+        "additionalProperties": draw(st.one_of(st.just(False), st.just(False), OTHERS)),
     }
     return [{"name": "find_it", "parameters": schema}, {"name": "now", "parameters": NOTHING}]
 
@@ -226,6 +245,7 @@ def test_a_call_as_the_family_writes_it_is_allowed(family, text):
         ({"anyOf": [{"required": ["a"]}], "properties": {"a": {}}}, "'anyOf' of all arguments"),
         ({"required": ["b"], "properties": {"a": {}}}, "'required' at / names 'b'"),
         ({"properties": {"a": {"$ref": "#/properties/b"}, "b": {}}}, "'#/properties/b'"),
+        ({"patternProperties": {"^x": {}}}, "'patternProperties' of all arguments"),
         ({"properties": {"a>b": {}}}, "no spelling for the argument 'a>b'"),
         ({"$ref": "#/$defs/A", "$defs": {"A": {}}}, "'$ref' of all arguments"),
     ],
@@ -274,3 +294,146 @@ def test_a_string_that_may_be_a_number_does_not_look_like_one():
         assert accepts("glm47", text.replace("{}", value), schema)
     for value in ("1.5", "12a", " 12"):
         assert not accepts("glm47", text.replace("{}", value), schema)
+
+
+@pytest.mark.parametrize("family", ["glm47", "glm45", "qwen3_coder", "pythonic", "gemma4"])
+@pytest.mark.parametrize("at_least_one", [True, False])
+def test_a_tools_name_may_begin_as_anothers_does(family, at_least_one):
+    given_tools = [
+        {"name": name, "parameters": CITY, "strict": strict}
+        for name, strict in [("search", True), ("search_web", True), ("search_we", False)]
+    ]
+    names = {
+        name
+        for _, read in completions(family, given_tools, range(12), at_least_one=at_least_one)
+        for name, _ in read.calls
+    }
+    assert at_least_one <= len(names)
+    for text in ("<tool_call>search</tool_call>", "<tool_call>search_web</tool_call>"):
+        nothing = [each | {"parameters": NOTHING} for each in given_tools]
+        calls = families.glm47.call_grammar(nothing, at_least_one=at_least_one)
+        assert is_allowed(calls, text)
+        assert not is_allowed(calls, text.replace("</", "_</"))
+
+
+TAGGED = "<tool_call>\n<function=w>{}</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        (
+            "qwen3_coder",
+            TAGGED.format("\n<parameter=b>\nx\n</parameter>\n<parameter=a>\n1\n</parameter>\n"),
+        ),
+        ("qwen3_coder", TAGGED.format('\n{"a": {"b": []}}')),
+        ("qwen3_coder", TAGGED.format("\n") + " and text"),
+        ("glm47", "<tool_call>w<arg_key>b</arg_key>\n<arg_value>x</arg_value></tool_call>"),
+        ("glm47", "<tool_call>w</tool_call>"),
+        ("glm47", '<tool_call>w\n{"a": 1}</tool_call>'),
+        ("glm45", "<tool_call>w\n<arg_key>b</arg_key><arg_value>x</arg_value></tool_call>"),
+        ("gemma4", '<|tool_call>call:w{b:<|"|>x}<|"|>,a:{c:1}}<tool_call|>'),
+        ("pythonic", """[w(b='it) \\'s', a=[(1, 2), "("]), s(a="x")]"""),
+        ("olmo3", "<function_calls>w(b='x')</function_calls>"),
+        (
+            "minimax_m2",
+            '<minimax:tool_call>\n<invoke name="w">\n<parameter name="b">x</parameter></invoke>\n'
+            "</minimax:tool_call>",
+        ),
+        ("hermes", '<tool_call>\n{"name": "w", "arguments": {"b": {}, "a": 1}}\n</tool_call>'),
+    ],
+)
+def test_arguments_of_a_tool_beside_a_strict_one_are_free(family, text):
+    given_tools = [
+        {
+            "name": "s",
+            "parameters": NOTHING | {"properties": {"a": {"type": "string"}}},
+            "strict": True,
+        },
+        {"name": "w", "parameters": {"type": "object"}, "strict": False},
+    ]
+    calls = getattr(families, family).call_grammar(given_tools, at_least_one=False)
+    assert is_allowed(calls, text)
+    assert not is_allowed(calls, text.replace("w", "v", 1))
+    reader = getattr(families, family).for_tools(given_tools)
+    assert read_events([*reader.feed(text), *reader.close()]).calls[0][0] == "w"
+
+
+MAP = {"type": "object", "additionalProperties": {"type": "string"}}
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=f0>\n<parameter=zone>\nx\n</parameter>\n</function>\n</tool_call>",
+        ),
+        ("glm47", "<tool_call>f0<arg_key>zone</arg_key><arg_value>x</arg_value></tool_call>"),
+        ("gemma4", '<|tool_call>call:f0{zone:<|"|>x<|"|>}<tool_call|>'),
+        ("pythonic", '[f0(zone="x")]'),
+    ],
+)
+def test_arguments_that_are_not_declared_follow_additional_properties(family, text):
+    declared = MAP | {"properties": {"zone": {"type": "integer"}}}
+    assert accepts(family, text, MAP)
+    assert not accepts(family, text, declared)
+    assert accepts(family, text.replace("zone", "zones"), declared)
+    assert not accepts(family, text, {"type": "object", "properties": {}})
+    for _, read in completions(family, [{"name": "f", "parameters": MAP}], range(8)):
+        assert all(judge(MAP).is_valid(json.loads(each)) for _, each in read.calls)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"enum": ["auto", True]},
+        {"enum": ["auto", None, False]},
+        {"enum": ["true", "x", False]},
+        {"type": ["string", "boolean"], "enum": ["a", True]},
+        {"anyOf": [{"type": "string"}, {"const": False}]},
+        {"anyOf": [{"enum": ["fast"]}, {"const": True}]},
+        {"allOf": [{"$ref": "#/$defs/Mode"}], "default": "a"},
+    ],
+)
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("glm47", "<tool_call>f0<arg_key>a</arg_key><arg_value>{}</arg_value></tool_call>"),
+        ("pythonic", "[f0(a={})]"),
+    ],
+)
+def test_a_constant_beside_strings_is_one_of_the_schema(family, text, schema):
+    modes = {"Mode": {"enum": ["a", None, True]}}
+    parameters = {"type": "object", "properties": {"a": schema}, "required": ["a"], "$defs": modes}
+    num_allowed = 0
+    for value in ("true", "True", "false", "False", "null", "None", "1", "auto", "fast", "a"):
+        whole = text.replace("{}", value)
+        if accepts(family, whole, parameters):
+            reader = getattr(families, family).for_tools([{"name": "f0", "parameters": parameters}])
+            ((_, arguments),) = read_events([*reader.feed(whole), *reader.close()]).calls
+            assert judge(parameters).is_valid(json.loads(arguments)), whole
+            num_allowed += 1
+    assert num_allowed
+
+
+@pytest.mark.parametrize(
+    ("value", "is_kept"),
+    [
+        ("x\r\ny", True),
+        ("\r\nx", True),
+        ("x\r", False),
+        ("see </tool_call> here", True),
+        ("see </function> here", True),
+        ("</function>\n</tool_call>", False),
+        ("</tool_call><tool_call>", False),
+        ("</parameter>", False),
+    ],
+)
+def test_a_value_may_have_what_its_parser_keeps(value, is_kept):
+    text = TAGGED.replace("w", "f0").format(f"\n<parameter=city>\n{value}\n</parameter>\n")
+    assert accepts("qwen3_coder", text, CITY) == is_kept
+    if is_kept:
+        reader = families.qwen3_coder.for_tools([{"name": "f0", "parameters": CITY}])
+        ((_, arguments),) = read_events([*reader.feed(text), *reader.close()]).calls
+        assert json.loads(arguments) == {"city": value}

@@ -11,6 +11,7 @@ from quire.call_grammar import (
     EitherPiece,
     MembersPiece,
     Piece,
+    RegexPiece,
     SchemaPiece,
     TextPiece,
 )
@@ -76,9 +77,12 @@ class GrammarCompletions:
             case TextPiece(schema, end):
                 value = self._value(schema, schema)
                 return (value if isinstance(value, str) else json.dumps(value)) + end
+            case RegexPiece(_, before, after):
+                return f"{before}key_{self._chance.randint(0, 10**9)}{after}"
             case EitherPiece(alternatives):
                 return self._joined(self._chance.choice(alternatives))
-            case MembersPiece(members, separator):
+            case MembersPiece(members, separator, others):
+                members += () if others is None else (others,) * self._chance.randint(0, 2)
                 written = (each for each in members if each.is_required or self._is_written())
                 return separator.join(self._joined(each.pieces) for each in written)
 

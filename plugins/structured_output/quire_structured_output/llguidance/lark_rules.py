@@ -1,5 +1,7 @@
 """Rules and terminals of a grammar under construction, each expression written once."""
 
+from collections.abc import Sequence
+
 from quire_structured_output.llguidance.lark_writing import literal
 from quire_structured_output.llguidance.special_tokens import SpecialTokens
 
@@ -32,10 +34,11 @@ class LarkRules:
 
     def text(self, text: str) -> str:
         """Return the expression of a literal text, in which special tokens are their ids."""
-        return " ".join(
-            literal(part) if isinstance(part, str) else f"<[{part}]>"
-            for part in self.special_tokens.split(text)
-        )
+        return self.parts(self.special_tokens.split(text))
+
+    def parts(self, parts: Sequence[str | int]) -> str:
+        """Return the expression of literal texts and ids of special tokens."""
+        return " ".join(literal(part) if isinstance(part, str) else f"<[{part}]>" for part in parts)
 
     def split_at_special_token(self, text: str) -> tuple[str, str]:
         """Return a text up to the first special token, and the expression of the rest."""

@@ -10,6 +10,7 @@ from quire.interfaces.tool_parsing import (
     EitherPiece,
     MembersPiece,
     Piece,
+    RegexPiece,
     SchemaPiece,
     TextPiece,
 )
@@ -17,7 +18,7 @@ from quire_structured_output.budget import Budget
 from quire_structured_output.outlines import json_regex
 from quire_structured_output.outlines.json_schema import SchemaRegex, schema_regex
 from quire_structured_output.outlines.plain_text import text_regex
-from quire_structured_output.regex_syntax import check_text
+from quire_structured_output.regex_syntax import check_regex, check_text
 
 MAX_DEPTH = 24  # of members in members
 
@@ -67,12 +68,14 @@ def _texts(pieces: Sequence[Piece]) -> Iterator[str]:
                 yield piece
             case TextPiece():
                 yield piece.end
+            case RegexPiece(_, before, after):
+                yield from (before, after)
             case EitherPiece(alternatives):
                 for each in alternatives:
                     yield from _texts(each)
-            case MembersPiece(members, separator):
+            case MembersPiece(members, separator, others):
                 yield separator
-                for member in members:
+                for member in [*members, *([] if others is None else [others])]:
                     yield from _texts(member.pieces)
 
 
@@ -103,20 +106,45 @@ def _piece(piece: Piece, budget: Budget, depth: int) -> SchemaRegex:
             return schema_regex(piece.schema, budget)
         case TextPiece():
             return SchemaRegex(f"{text_regex(piece, budget)}{_text(piece.end, budget)}", ())
+        case RegexPiece():
+            return _pattern(piece, budget)
         case EitherPiece(alternatives):
             parts = [_joined(each, budget, depth + 1) for each in alternatives]
             patterns = tuple(pattern for part in parts for pattern in part.patterns)
             return SchemaRegex(json_regex.one_of([part.expression for part in parts]), patterns)
-        case MembersPiece(members, separator):
-            parts = [_joined(member.pieces, budget, depth + 1) for member in members]
-            given = [
-                (part.expression, member.is_required)
-                for part, member in zip(parts, members, strict=True)
-            ]
-            budget.write(_length(given, len(separator)))
-            patterns = tuple(pattern for part in parts for pattern in part.patterns)
-            expression = json_regex.members_of(given, _text(separator, budget))
-            return SchemaRegex(expression, patterns)
+        case MembersPiece():
+            return _members(piece, budget, depth)
+
+
+def _members(piece: MembersPiece, budget: Budget, depth: int) -> SchemaRegex:
+    """Return the expression of members; others may be there only if none is declared.
+
+    Beside declared ones they would need a name that is none of theirs, which a regular expression
+    cannot say in few characters. It may be narrower than the grammar.
+    """
+    separator = _text(piece.separator, budget)
+    if not piece.members and piece.others is not None:
+        other = _joined(piece.others.pieces, budget, depth + 1)
+        budget.write(len(other.expression))
+        each = other.expression
+        return SchemaRegex(f"(?:{each}(?:{separator}{each})*)?", other.patterns)
+    parts = [_joined(member.pieces, budget, depth + 1) for member in piece.members]
+    given = [
+        (part.expression, member.is_required)
+        for part, member in zip(parts, piece.members, strict=True)
+    ]
+    budget.write(_length(given, len(piece.separator)))
+    patterns = tuple(pattern for part in parts for pattern in part.patterns)
+    return SchemaRegex(json_regex.members_of(given, separator), patterns)
+
+
+def _pattern(piece: RegexPiece, budget: Budget) -> SchemaRegex:
+    if piece.excluded:
+        raise GrammarError("the outlines backend does not support a pattern without some texts")
+    check_regex(piece.pattern, "a pattern in a call")
+    budget.write(len(piece.pattern))
+    before, after = _text(piece.before, budget), _text(piece.after, budget)
+    return SchemaRegex(f"{before}(?:{piece.pattern}){after}", ())
 
 
 def _length(members: Sequence[tuple[str, bool]], separator: int) -> int:

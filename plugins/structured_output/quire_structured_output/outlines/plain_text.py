@@ -1,6 +1,7 @@
 """Translation of a string schema to the regex of plain text, without quotes and escapes.
 
-The text has none of the characters with which markers begin that may not be in it.
+The text has none of the characters with which markers begin that may not be in it, nor a carriage
+return at all if some texts are barred; a value of a list is left out if it is barred.
 """
 
 import re
@@ -41,7 +42,9 @@ class _PlainText:
         self._budget = budget
         self._markers = (piece.end, *piece.excluded)
         self._end = piece.end
-        self._barred = "".join(sorted({(each.strip() or each)[0] for each in self._markers}))
+        first = {(each.strip() or each)[0] for each in self._markers}
+        self._barred = "".join(sorted({*first, *(["\r"] if piece.barred else [])}))
+        self._barred_texts = [re.compile(each) for each in piece.barred]
 
     def regex(self, schema: Any, path: str, depth: int) -> str:
         """Translate the schema at `path`, a JSON pointer; raises a GrammarError."""
@@ -85,7 +88,12 @@ class _PlainText:
         return rf"[^{re.escape(self._barred)}\x00]{times if (least, most) != (0, None) else '*'}"
 
     def _listed(self, values: Any, path: str) -> str:
-        texts = [value for value in values if isinstance(value, str)] if values else []
+        barred = self._barred_texts
+        texts = [
+            value
+            for value in values or []
+            if isinstance(value, str) and not any(each.fullmatch(value) for each in barred)
+        ]
         for text in texts:
             self._budget.list_value()
             check_text(text, f"a value at {path or '/'}")

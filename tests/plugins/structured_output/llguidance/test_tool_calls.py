@@ -13,6 +13,7 @@ from quire.interfaces.tool_parsing import (
     EitherPiece,
     Member,
     MembersPiece,
+    RegexPiece,
     SchemaPiece,
     TextPiece,
 )
@@ -195,9 +196,59 @@ def test_one_of_several_alternatives_is_written():
 
 
 def test_calls_that_a_lexer_cannot_tell_apart_are_refused():
-    shapes = (CallShape("f", ("f", SchemaPiece({}))), CallShape("fg", ("fg", SchemaPiece({}))))
-    with pytest.raises(GrammarError, match="'f' and 'fg' cannot be told apart"):
+    shapes = (
+        CallShape("f", ("f", SchemaPiece({}))),
+        CallShape("f_", ("f_", SchemaPiece({}))),
+        CallShape("ft", ("ft", SchemaPiece({}))),
+    )
+    with pytest.raises(GrammarError, match="'f' and 'ft' cannot be told apart"):
         BACKEND.check(StructuredOutputsParams(calls=CallGrammar(shapes)))
+    BACKEND.check(StructuredOutputsParams(calls=CallGrammar(shapes[:2])))
+
+
+@pytest.mark.parametrize("triggers", [(), ("<t>",)])
+def test_a_name_may_begin_as_another_does_if_what_follows_tells_them_apart(triggers):
+    arguments = MembersPiece((Member(("<a>", TextPiece(True, "</a>")), is_required=False),))
+    shapes = tuple(
+        CallShape(name, (f"<t>{name}", arguments, "</t>")) for name in ("find", "find_all", "fi")
+    )
+    given = StructuredOutputsParams(calls=CallGrammar(shapes, "", triggers))
+    for name in ("find", "find_all", "fi"):
+        for body in ("", "<a>x</a>"):
+            assert accepts(given, f"<t>{name}{body}</t><t>find{body}</t>")
+            assert not accepts(given, f"<t>{name}_{body}</t>")
+
+
+def others(declared):
+    name = RegexPiece("[a-z]{1,3}", "<", ">", tuple(declared))
+    made = tuple(Member((f"<{key}>", SchemaPiece({"type": "integer"})), False) for key in declared)
+    piece = MembersPiece(made, ",", Member((name, SchemaPiece({"type": "boolean"}))))
+    return StructuredOutputsParams(calls=CallGrammar((CallShape("f", ("(", piece, ")")),)))
+
+
+def test_other_members_follow_the_declared_ones_under_names_of_their_own():
+    for text in ("()", "(<ab>1)", "(<ab>1,<b>true,<abc>false)", "(<c>true)", "(<a>true,<a>true)"):
+        assert accepts(others(["ab"]), text), text
+    for text in ("(<ab>true)", "(<b>1)", "(<b>true,<ab>1)", "(<ab>1<b>true)", "(<abcd>true)"):
+        assert not accepts(others(["ab"]), text), text
+    assert accepts(others([]), "(<ab>true,<ab>true)")
+
+
+def test_a_name_by_a_pattern_may_be_between_special_tokens():
+    name = RegexPiece("[a-z]+", "a<tool_call>b", "c!</tool_call>d", ("xc",))
+    made = StructuredOutputsParams(calls=CallGrammar((CallShape("f", (name,)),)))
+    assert walks(made, "a", 310, "bx", "c!", 311, "d")
+    assert not walks(made, "a", 310, "bxcc!", 311, "d")
+    assert not walks(made, "a", 310, "b", "c!", 311, "d")
+
+
+def test_a_barred_text_is_none_as_a_whole():
+    piece = TextPiece(True, "</v>", (), (r"[\s\S]*\r", "a+"))
+    given = StructuredOutputsParams(calls=CallGrammar((CallShape("f", ("<v>", piece)),)))
+    for text in ("", "ab", "\ra", "ba"):
+        assert accepts(given, f"<v>{text}</v>"), text
+    for text in ("aa", "b\r", "\r"):
+        assert not accepts(given, f"<v>{text}</v>"), text
 
 
 SPECIAL = {"<tool_call>": 310, "</tool_call>": 311, "<think>": 312}

@@ -236,11 +236,8 @@ def _strict(
 
 
 def _lax(function: dict[str, Any]) -> dict[str, Any]:
-    """Return a function whose arguments may have any values, and other names as well."""
-    declared = (function.get("parameters") or {}).get("properties", {})
-    properties: dict[str, Any] = {name: {} for name in declared}
-    schema = {"type": "object", "properties": properties, "additionalProperties": True}
-    return {"name": function["name"], "parameters": schema}
+    """Return a function whose arguments are not constrained."""
+    return {"name": function["name"], "parameters": {"type": "object"}, "strict": False}
 
 
 def _constraint(calls: CallGrammar, allows_parallel: bool) -> StructuredOutputsParams:
