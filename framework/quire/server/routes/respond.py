@@ -1,6 +1,5 @@
 """The way of a request that generates: read, prepared, and responded to in full or as a stream."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -36,7 +35,7 @@ class PreparedRequest(Protocol):
     def events(self) -> AsyncGenerator[bytes]:
         """Generate; yield the events of a stream as JSON."""
 
-    def whole(self, outputs: Sequence[CompletionOutput]) -> bytes:
+    async def whole(self, outputs: Sequence[CompletionOutput]) -> bytes:
         """Return the full response as JSON, from the output of each choice."""
 
 
@@ -106,10 +105,7 @@ async def prepared(
 
 
 async def _full_response(run: PreparedRequest) -> bytes:
-    outputs = await run.generation.outputs()
-    if run.generation.is_large:
-        return await asyncio.to_thread(run.whole, outputs)
-    return run.whole(outputs)
+    return await run.whole(await run.generation.outputs())
 
 
 async def received_body(request: Request, kind: type[S]) -> Body[S]:

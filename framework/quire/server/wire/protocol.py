@@ -246,13 +246,20 @@ class CachedTokens(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionDetails(msgspec.Struct):
+    """Tokens of the reasoning in all completions, without its marks."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct):
-    """Token counts of a request."""
+    """Token counts of a request; a model without a reasoning parser has no further details."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: CompletionDetails | UnsetType = UNSET
 
 
 class CompletionLogprobs(msgspec.Struct):

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -10,7 +11,7 @@ from starlette.responses import Response
 
 from quire.frontend.random_bytes import random_bytes
 from quire.outputs import CompletionOutput
-from quire.server.http.json_response import json_of
+from quire.server.http.json_response import in_thread_if, json_of
 from quire.server.routes.anthropic.bodies import REFUSED_OF_MESSAGES, MessagesBody
 from quire.server.routes.anthropic.chat_body import Translated, translated_body
 from quire.server.routes.anthropic.content_blocks import ContentBlocks, folded
@@ -76,8 +77,12 @@ class MessageRun:
         """The completion."""
         return self.turn.generation
 
-    def whole(self, outputs: Sequence[CompletionOutput]) -> bytes:
+    async def whole(self, outputs: Sequence[CompletionOutput]) -> bytes:
         """Return the full response as JSON."""
+        make = partial(self._whole, outputs)
+        return await in_thread_if(self.generation.is_large, make)
+
+    def _whole(self, outputs: Sequence[CompletionOutput]) -> bytes:
         (output,) = outputs
         (choice,), blocks = self.turn.events(), self._blocks(None)
         events = blocks.read(choice.read(one_delta(output)))

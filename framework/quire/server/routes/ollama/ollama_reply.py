@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -14,7 +15,7 @@ from msgspec import UNSET, UnsetType
 from quire.errors import RequestFailedError
 from quire.interfaces.http_route import CompletionPiece
 from quire.outputs import CompletionOutput
-from quire.server.http.json_response import json_of
+from quire.server.http.json_response import in_thread_if, json_of
 from quire.server.routes.chat.chat_turn import ChatTurn
 from quire.server.routes.chat.completion_pieces import CompletionPieces, whole_piece
 from quire.server.routes.generation import Generation
@@ -81,8 +82,12 @@ class OllamaRun:
     model: str
     shows_thinking: bool
 
-    def whole(self, outputs: Sequence[CompletionOutput]) -> bytes:
+    async def whole(self, outputs: Sequence[CompletionOutput]) -> bytes:
         """Return the full response as JSON."""
+        make = partial(self._whole, outputs)
+        return await in_thread_if(self.generation.is_large, make)
+
+    def _whole(self, outputs: Sequence[CompletionOutput]) -> bytes:
         piece = whole_piece(outputs[0], self.turn)
         return json_of(self._ended(self._reply(piece), piece.finish_reason))
 

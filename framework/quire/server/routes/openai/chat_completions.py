@@ -10,10 +10,12 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.frontend.chat.completion_parser import ParsedCompletion
 from quire.frontend.chat.custom_input import input_of
 from quire.outputs import CompletionOutput, PromptLogprobs, ToolCall
 from quire.server.http.json_response import in_thread_if, json_of
 from quire.server.routes.chat.chat_turn import ChatTurn, ChatTurns
+from quire.server.routes.chat.reasoning_tokens import num_reasoning_tokens
 from quire.server.routes.generation import Generation
 from quire.server.routes.openai.chat_pieces import ChatPieces
 from quire.server.routes.respond import respond
@@ -30,6 +32,7 @@ from quire.server.wire.protocol import (
     ChatLogprobs,
     ChatMessage,
     ChunkChoice,
+    CompletionDetails,
     CustomCall,
     FinishReason,
     FunctionCall,
@@ -100,16 +103,26 @@ class Chat:
     options: ChatOptions
     envelope: dict[str, Any]
 
-    def whole(self, outputs: Sequence[CompletionOutput]) -> bytes:
+    async def whole(self, outputs: Sequence[CompletionOutput]) -> bytes:
         """Return the full response as JSON."""
+        is_large = self.generation.is_large
+        make = partial(self._completion, outputs)
+        completion, reasoning = await in_thread_if(is_large, make)
+        completion.usage = await self._final_usage(reasoning)
+        return await in_thread_if(is_large, partial(json_of, completion))
+
+    def _completion(self, outputs: Sequence[CompletionOutput]) -> tuple[ChatCompletion, list[str]]:
+        """Return the full response, and the reasoning of each choice, shown or not."""
+        parsed = [self.turn.parsed(output) for output in outputs]
+        choices = zip(outputs, parsed, strict=True)
         completion = ChatCompletion(
             **self.envelope,
-            choices=[self._choice(index, output) for index, output in enumerate(outputs)],
+            choices=[self._choice(index, *each) for index, each in enumerate(choices)],
             usage=self.generation.usage(),
             prompt_logprobs=self.generation.prompt_logprobs(0) or UNSET,
             prompt_token_ids=self._prompt_token_ids(),
         )
-        return json_of(completion)
+        return completion, [each.reasoning or "" for each in parsed]
 
     async def events(self) -> AsyncGenerator[bytes]:
         """Generate; yield the chunks of a stream as JSON."""
@@ -141,10 +154,22 @@ class Chat:
                 make_chunk = partial(self._chunk, choice)
                 yield await in_thread_if(self.generation.is_large_delta(delta), make_chunk)
         if self.options.stream_usage != "none":
-            yield self._chunk(usage=self.generation.usage())
+            texts = ["".join(each.reasoning) for each in pieces]
+            yield self._chunk(usage=await self._final_usage(texts))
 
-    def _choice(self, index: int, output: CompletionOutput) -> ChatChoice:
-        parsed = self.turn.parsed(output)
+    async def _final_usage(self, reasoning: Sequence[str]) -> Usage:
+        """Return the token counts at the end.
+
+        Args:
+            reasoning: Text of the reasoning of each choice.
+        """
+        usage, frontend = self.generation.usage(), self.generation.frontend
+        if frontend.completion_parsers.reads_reasoning:
+            num = await num_reasoning_tokens(frontend, reasoning, usage.completion_tokens)
+            usage.completion_tokens_details = CompletionDetails(num)
+        return usage
+
+    def _choice(self, index: int, output: CompletionOutput, parsed: ParsedCompletion) -> ChatChoice:
         calls = parsed.calls
         message = ChatMessage(content=parsed.text or (None if calls else ""))
         if parsed.reasoning is not None and self.options.reasoning:
@@ -195,7 +220,7 @@ class Chat:
             prompt_token_ids=prompt_token_ids,
         )
         if self.options.stream_usage == "all":
-            chunk.usage = self.generation.usage()
+            chunk.usage = usage or self.generation.usage()
         elif self.options.stream_usage == "last":
             chunk.usage = usage
         return json_of(chunk)

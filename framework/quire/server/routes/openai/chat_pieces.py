@@ -34,6 +34,9 @@ class ChatPieces:
         events: Events of the choice.
         shows_reasoning: Whether the reasoning is kept.
         custom: Names of custom tools.
+
+    Attributes:
+        reasoning: Pieces of the reasoning, shown or not.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class ChatPieces:
         shows_reasoning: bool = True,
         custom: Collection[str] = (),
     ) -> None:
+        self.reasoning: list[str] = []
         self._events = events
         self._shows_reasoning = shows_reasoning
         self._custom = custom
@@ -60,7 +64,10 @@ class ChatPieces:
             match event:
                 case TextDelta(text):
                     piece.content = (piece.content or "") + text
-                case ReasoningDelta(text) if self._shows_reasoning:
+                case ReasoningDelta(text):
+                    self.reasoning.append(text)
+                    if not self._shows_reasoning:
+                        continue
                     piece.reasoning = piece.reasoning_content = (piece.reasoning or "") + text
                 case ToolCallStart(index, name) if name in self._custom:
                     self._inputs[index] = CustomInput()

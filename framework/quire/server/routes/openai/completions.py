@@ -149,8 +149,12 @@ class CompletionRun(msgspec.Struct, frozen=True):
     stream_usage: StreamUsage
     envelope: dict[str, Any]
 
-    def whole(self, outputs: Sequence[CompletionOutput]) -> bytes:
+    async def whole(self, outputs: Sequence[CompletionOutput]) -> bytes:
         """Return the full response as JSON."""
+        make = partial(self._whole, outputs)
+        return await in_thread_if(self.generation.is_large, make)
+
+    def _whole(self, outputs: Sequence[CompletionOutput]) -> bytes:
         choices = [
             builder.read_whole(output, self.generation.prompt_logprobs(builder.index))
             for builder, output in zip(self._builders(), outputs, strict=True)

@@ -8,6 +8,7 @@ from functools import partial
 from quire.server.http.json_response import in_thread_if, json_of
 from quire.server.routes.chat.chat_turn import ChatTurn
 from quire.server.routes.chat.choice_events import one_delta
+from quire.server.routes.chat.reasoning_tokens import num_reasoning_tokens
 from quire.server.routes.generation import Generation
 from quire.server.routes.observed_generations import ObservedGenerations
 from quire.server.routes.responses.chat_request import errors_as_sent
@@ -236,15 +237,12 @@ class ResponseRun:
 
     async def _usage(self) -> ResponseUsage:
         usage, frontend = self.observed.usage(), self.generation.frontend
-        num_reasoning = 0
-        if text := self._output.reasoning:
-            encode = partial(frontend.tokenizer.encode, text, add_special_tokens=False)
-            num_reasoning = len(await frontend.lanes.run(len(text), encode))
+        texts, num_tokens = [self._output.reasoning], usage.completion_tokens
         return ResponseUsage(
             usage.prompt_tokens,
             InputDetails(usage.prompt_tokens_details.cached_tokens),
-            usage.completion_tokens,
-            OutputDetails(min(num_reasoning, usage.completion_tokens)),
+            num_tokens,
+            OutputDetails(await num_reasoning_tokens(frontend, texts, num_tokens)),
             usage.total_tokens,
         )
 

@@ -767,6 +767,31 @@ def test_the_thinking_may_be_left_out(client, served):
     assert ask(client, "Think", extra_body={"include_reasoning": True}).choices[0].message.reasoning
 
 
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_the_tokens_of_the_thinking_are_counted_as_in_a_response(client, served, is_shown):
+    served.texts.by_prompt = {"Think": "<t>two and two</t>four"}
+    num = len(served.frontend.tokenizer.encode("two and two", add_special_tokens=False))
+    response = client.responses.create(model="demo", input="Think")
+    assert response.usage.output_tokens_details.reasoning_tokens == num
+    fields = {"extra_body": {"include_reasoning": is_shown}}
+    whole = ask(client, "Think", **fields)
+    assert whole.usage.completion_tokens_details.reasoning_tokens == num
+    several = ask(client, "Think", n=2, **fields)
+    assert several.usage.completion_tokens_details.reasoning_tokens == 2 * num
+    for options in ({"include_usage": True}, {"continuous_usage_stats": True}):
+        options |= {"include_usage": True}
+        last = stream(client, "Think", stream_options=options, **fields)[-1]
+        assert last.usage == whole.usage
+    assert ask(client).usage.completion_tokens_details.reasoning_tokens == 0
+
+
+def test_a_model_without_a_reasoning_parser_counts_no_thinking(serve):
+    served = serve(parsers=CompletionParsers())
+    body = {"messages": [{"role": "user", "content": "Hi"}]}
+    usage = httpx.post(f"{served.url}/v1/chat/completions", json=body).json()["usage"]
+    assert "completion_tokens_details" not in usage
+
+
 def test_each_event_may_have_the_token_counts_so_far(client, served):
     options = {"include_usage": True, "continuous_usage_stats": True}
     chunks = stream(client, n=2, stream_options=options)

@@ -59,7 +59,7 @@ def whole(tokenizer):
         turn = ChatTurn(generation, use, "")
         chat = Chat(generation, turn, 0, ChatOptions(), generation.envelope("chatcmpl"))
         output = CompletionOutput(index=0, text=text, token_ids=[], finish_reason=end, **fields)
-        return json.loads(chat.whole([output]))["choices"][0]
+        return json.loads(asyncio.run(chat.whole([output])))["choices"][0]
 
     yield read
     for frontend in frontends:
