@@ -57,6 +57,12 @@ class ReasoningStage:
             return [TextDelta(text)] if text else []
         return _text_events(guarded(lambda: parser.feed(text), self._source))
 
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the next text belongs to the reasoning."""
+        parser = self._parser
+        return parser is not None and guarded(lambda: parser.is_thinking, self._source)
+
     def close(self) -> list[TextEvent]:
         """Return what was held back; what follows is content."""
         parser, self._parser = self._parser, None
@@ -98,6 +104,8 @@ class CompletionParser:
         reasoning: Parser of the reasoning.
         tools: Parser of tool calls.
         reads_calls_first: Whether a call may be in the reasoning, and ends it.
+        follows_reasoning: Whether a call in reasoning that the prompt has opened is none, as those
+            that a constraint forces come behind it.
         removed: Texts of special tokens, which are shown to the parsers only.
     """
 
@@ -107,11 +115,13 @@ class CompletionParser:
         tools: ToolStage | None = None,
         *,
         reads_calls_first: bool = False,
+        follows_reasoning: bool = False,
         removed: Collection[str] = (),
     ) -> None:
         self._reasoning = reasoning or ReasoningStage(None)
         self._tools = tools or ToolStage(None)
         self._reads_calls_first = reads_calls_first
+        self._skips_calls = reads_calls_first and follows_reasoning and self._reasoning.is_thinking
         self._removers = {kind: MarkerRemover(removed) for kind in _TEXTS if removed}
 
     def feed(self, delta: str) -> list[CompletionEvent]:
@@ -120,6 +130,8 @@ class CompletionParser:
         Raises:
             RequestFailedError: A parser failed; the message names its plugin.
         """
+        if self._skips_calls:
+            return self._cleaned(self._read_opened(delta))
         if self._reads_calls_first:
             return self._cleaned(self._read_reasoning(self._tools.feed(delta)))
         return self._cleaned(self._read_calls(self._reasoning.feed(delta)))
@@ -151,6 +163,20 @@ class CompletionParser:
                 yield event
             else:
                 yield from self._tools.feed(event.text)
+
+    def _read_opened(self, delta: str) -> Iterator[CompletionEvent]:
+        """Read reasoning that the prompt has opened, and what is behind its end as ever.
+
+        Its end is looked for character by character, as what is behind it may be a call.
+        """
+        at = 0
+        while self._skips_calls and at < len(delta):
+            events = self._reasoning.feed(delta[at])
+            at += 1
+            self._skips_calls = self._reasoning.is_thinking
+            yield from events if self._skips_calls else self._read_calls(events)
+        if at < len(delta):
+            yield from self._read_reasoning(self._tools.feed(delta[at:]))
 
     def _read_reasoning(self, events: Iterable[ToolEvent]) -> Iterator[CompletionEvent]:
         """Read the reasoning of the text; a call that is complete ends it."""

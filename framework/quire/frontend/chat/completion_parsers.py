@@ -115,13 +115,20 @@ class CompletionParsers:
         )
 
     def __call__(
-        self, prompt_text: str, *, tools: Tools, skip_special_tokens: bool = True
+        self,
+        prompt_text: str,
+        *,
+        tools: Tools,
+        forced: CallGrammar | None = None,
+        skip_special_tokens: bool = True,
     ) -> CompletionParser:
         """Return a parser for one completion.
 
         Args:
             prompt_text: Rendered prompt, which may contain the start of the reasoning.
             tools: Tools of the request; tool calls are parsed if there are any.
+            forced: Grammar that forces a call. Where it begins behind the reasoning that the prompt
+                has opened, a call in the reasoning is none.
             skip_special_tokens: Whether texts for the user have no special tokens.
 
         Raises:
@@ -132,6 +139,7 @@ class CompletionParsers:
             self._reasoning_stage(prompt_text),
             self._tool_stage(tools) if tools else None,
             reads_calls_first=reads_calls,
+            follows_reasoning=forced is not None and not forced.covers_reasoning,
             removed=self._shown[bool(tools)].values() if skip_special_tokens else (),
         )
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from quire.call_grammar import CallGrammar, CallShape
 from quire.frontend.chat.completion_parser import gather
 from quire.frontend.chat.completion_parsers import CompletionParsers, ParserChoice
 
@@ -20,6 +21,7 @@ TOOLS = [
         },
     }
 ]
+FORCED = CallGrammar((CallShape("f", ("f()",)),))
 HARMONY = "<|start|>assistant"
 
 
@@ -97,8 +99,8 @@ def parsers_of(quire_registries):
     return make
 
 
-def parsed(parsers, family, pieces):
-    parser = parsers(family.opening, tools=TOOLS)
+def parsed(parsers, family, pieces, forced=None):
+    parser = parsers(family.opening, tools=TOOLS, forced=forced)
     events = [event for piece in pieces for event in parser.feed(piece)]
     found = gather([*events, *parser.close()])
     calls = [(call.name, json.loads(call.arguments)) for call in found.calls]
@@ -123,6 +125,23 @@ def test_a_call_within_the_thinking_ends_it(parsers_of, family):
             assert calls == [("f", {"a": 1})]
         else:
             assert (reasoning, text, calls) == (f"Hm.\n{family.call}", "", [])
+
+
+OPENED = [family for family in FAMILIES if "think" in family.opening]
+
+
+@pytest.mark.parametrize("family", OPENED, ids=[family.tools for family in OPENED])
+def test_a_call_within_the_thinking_is_none_if_one_is_forced_behind_it(parsers_of, family):
+    other = family.call.replace("1", "2")
+    thought, end = family.thought[:3], family.thought[3:]
+    text = f"{thought}{other}{end}{family.call}"
+    for pieces in ([text], [*text], [text[:40], text[40:]]):
+        reasoning, text_of, calls = parsed(parsers_of(family), family, pieces, FORCED)
+        assert (reasoning, text_of.strip()) == (f"Hm.{other}", "")
+        assert calls == [("f", {"a": 1})]
+    before = CallGrammar(FORCED.shapes, covers_reasoning=True)
+    _, _, calls = parsed(parsers_of(family), family, [text], before)
+    assert calls[0] == ("f", {"a": 2})
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=IDS)

@@ -63,9 +63,11 @@ class ChatTurn:
         parsers, tools = self.generation.frontend.completion_parsers, self.tools.tools
         if not (tools or parsers.reads_reasoning):
             return None
+        constraint = self.tools.constraint
         return parsers(
             self.opening,
             tools=tools,
+            forced=None if constraint is None else constraint.calls,
             skip_special_tokens=self.generation.params.skip_special_tokens,
         )
 
