@@ -7,9 +7,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 
-def raw_server(name: str, fault: str = "") -> str:
+def raw_server(name: str, fault: str = "", mark: str = "") -> str:
     """Return the command of a server without any package."""
-    return shlex.join([sys.executable, str(HERE / "raw_tool_server.py"), name, fault])
+    return shlex.join([sys.executable, str(HERE / "raw_tool_server.py"), name, fault, mark])
 
 
 def mcp_server(*arguments: str) -> str:

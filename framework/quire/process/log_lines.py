@@ -21,6 +21,7 @@ _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *ran
 _MARKS = (0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A), 0xFEFF)
 _ESCAPES = _CONTROLS | {code: f"\\u{code:04x}" for code in _MARKS}
 _INDENT = "\n    "
+_SHOW_URLS = ("httpcore2", "httpx2", "mcp")  # libraries whose lines have addresses with secrets
 
 
 class LineFormatter(logging.Formatter):
@@ -71,9 +72,15 @@ def log_handler(process: str = "") -> logging.Handler:
         process: Name of a child process, for its lines.
     """
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(_is_shown)
     if os.environ.get(VARIABLE) == "json":
         handler.setFormatter(JSONFormatter(process))
     else:
         shown = process.replace("%", "%%") + " " if process else ""
         handler.setFormatter(LineFormatter(TEXT_FORMAT.format(process=shown)))
     return handler
+
+
+def _is_shown(record: logging.LogRecord) -> bool:
+    is_ours = record.name.split(".")[0] not in _SHOW_URLS
+    return is_ours or record.levelno >= logging.WARNING

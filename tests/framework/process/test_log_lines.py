@@ -39,7 +39,9 @@ def test_a_mark_is_escaped_in_a_message_and_in_a_traceback(mark):
     assert isinstance(handler.formatter, LineFormatter)
     handler.setStream(written)
     forged = f"x{mark}y\n2026-01-01 INFO quire: forged"
-    record = logging.makeLogRecord({"levelname": "ERROR", "msg": "model %s", "args": (forged,)})
+    record = logging.makeLogRecord(
+        {"name": "quire", "levelname": "ERROR", "msg": "model %s", "args": (forged,)}
+    )
     try:
         raise ValueError(forged)
     except ValueError as error:
@@ -80,3 +82,12 @@ def test_as_text_a_child_process_has_its_name_in_the_line(monkeypatch):
     handler = log_handler("engine 100%")
     record = logging.LogRecord("quire.x", logging.INFO, "x.py", 1, "hello", (), None)
     assert handler.format(record).endswith("INFO engine 100% quire.x: hello")
+
+
+def test_lines_of_libraries_that_have_addresses_are_not_written():
+    handler = log_handler()
+    for name, level in (("httpx2", logging.INFO), ("mcp.client", logging.DEBUG)):
+        line = logging.LogRecord(name, level, "", 0, "POST http://a/?api_key=K3Y", (), None)
+        assert not handler.filter(line)
+    assert handler.filter(logging.LogRecord("mcp", logging.WARNING, "", 0, "broken", (), None))
+    assert handler.filter(logging.LogRecord("quire", logging.INFO, "", 0, "ready", (), None))

@@ -1,8 +1,8 @@
 """A tool server that is a child process, and speaks on its standard input and output.
 
-The transport of the `mcp` package reads lines of any length, so this is one of our own: a longer
-message ends the connection. The process leads a session of its own; it and its children end with
-the connection, and also if this process is killed.
+The transport of the `mcp` package reads lines of any length, so this is one of our own: a message
+that is too long is skipped, and is an error of the request that it responds to. The process leads a
+session of its own; it and its children end with the connection, and also if this process is killed.
 """
 
 import asyncio
@@ -12,16 +12,17 @@ import os
 import signal
 from asyncio.subprocess import PIPE, Process
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared.message import SessionMessage
-from mcp_types import jsonrpc_message_adapter
+from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
 
 from quire.process.children.guarded_command import guarded_arguments
-from quire.server.tool_servers.tool_limits import MAX_MESSAGE_BYTES, STOP_TIMEOUT_S
+from quire.server.tool_servers.message_lines import READ_BYTES, LongLine, message_lines
+from quire.server.tool_servers.tool_limits import STOP_TIMEOUT_S
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class ServerProcess:
         name: Name of the server, for the log.
         command: Program and its arguments.
         environment: Its environment, without that of this process.
-        on_end: Function called when it writes no more messages.
+        max_bytes: Largest size of a message.
     """
 
     def __init__(
@@ -46,12 +47,12 @@ class ServerProcess:
         name: str,
         command: Sequence[str],
         environment: Mapping[str, str],
-        on_end: Callable[[], None],
+        max_bytes: int,
     ) -> None:
         self._name = name
         self._command = command
         self._environment = environment
-        self._on_end = on_end
+        self._max_bytes = max_bytes
         self._last_lines: deque[str] = deque(maxlen=3)
 
     @property
@@ -73,7 +74,7 @@ class ServerProcess:
             stderr=PIPE,
             env=dict(self._environment),
             start_new_session=True,
-            limit=MAX_MESSAGE_BYTES,
+            limit=READ_BYTES,
         )
         incoming, read_stream = anyio.create_memory_object_stream[Incoming](0)
         write_stream, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
@@ -100,19 +101,26 @@ class ServerProcess:
     async def _read(
         self, stdout: asyncio.StreamReader, incoming: MemoryObjectSendStream[Incoming]
     ) -> None:
-        """Read messages until the end, or until one is too long or nobody reads them."""
+        """Read messages until the end, or until nobody reads them."""
         try:
-            while line := await stdout.readline():
-                if line.strip():
+            async for line in message_lines(stdout, self._max_bytes):
+                if isinstance(line, LongLine):
+                    await self._skip(line, incoming)
+                elif line.strip():
                     await incoming.send(_message_of(line))
-        except ValueError:
-            self._last_lines.append(f"a message was longer than {MAX_MESSAGE_BYTES} bytes")
-            logger.warning("the tool server %s: %s", self._name, self._last_lines[-1])
         except (anyio.ClosedResourceError, anyio.BrokenResourceError, ConnectionError):
             pass
         finally:
             incoming.close()
-            self._on_end()
+
+    async def _skip(self, line: LongLine, incoming: MemoryObjectSendStream[Incoming]) -> None:
+        """Tell the one that waits for a message that is too long."""
+        what = f"a message is longer than {self._max_bytes} bytes"
+        logger.warning("the tool server %s: %s, and is skipped", self._name, what)
+        if line.request_id is not None:
+            error = ErrorData(code=INTERNAL_ERROR, message=what)
+            response = JSONRPCError(jsonrpc="2.0", id=line.request_id, error=error)
+            await incoming.send(SessionMessage(response))
 
     async def _write(
         self,

@@ -1,7 +1,8 @@
 """One tool server: its connection, which is made again when it is lost, its tools, and calls.
 
 One task holds the connection, as the `mcp` package wants it to end where it began. Calls are made
-by other tasks, and are never repeated: a call that broke off may have had its effect.
+by other tasks, and are never repeated: a call that broke off may have had its effect. An error is
+the outcome of its call alone: the connection ends only when no more messages come.
 """
 
 import asyncio
@@ -17,8 +18,8 @@ from mcp import Client, MCPError
 from mcp_types import (
     CONNECTION_CLOSED,
     INTERNAL_ERROR,
-    INVALID_PARAMS,
-    METHOD_NOT_FOUND,
+    INVALID_REQUEST,
+    PARSE_ERROR,
     REQUEST_TIMEOUT,
     CallToolResult,
     ContentBlock,
@@ -34,12 +35,13 @@ from mcp_types import (
 from quire import __version__
 from quire.errors import ToolServerError
 from quire.server.tool_servers.http_transport import http_streams
-from quire.server.tool_servers.remote_tool import RemoteTool, bounded_tools
+from quire.server.tool_servers.incoming_messages import watched
+from quire.server.tool_servers.remote_tool import RemoteTool, ToolListing
 from quire.server.tool_servers.stdio_transport import ServerProcess
 from quire.server.tool_servers.tool_limits import (
+    MAX_CALLS_AT_ONCE,
     MAX_LISTING_AGE_S,
     MAX_LISTING_PAGES,
-    MAX_TOOLS,
     START_TIMEOUT_S,
     ToolLimits,
 )
@@ -55,7 +57,9 @@ logger = logging.getLogger(__name__)
 
 FIRST_DELAY_S, LAST_DELAY_S = 0.5, 60.0  # between two attempts to connect
 _LABEL_GAPS = re.compile(r"[^A-Za-z0-9_-]+")
-_HARMLESS = (INVALID_PARAMS, METHOD_NOT_FOUND, REQUEST_TIMEOUT)  # errors of a sound connection
+# Codes of errors that the `mcp` package makes itself, whose messages may have addresses:
+_OUR_CODES = (CONNECTION_CLOSED, INVALID_REQUEST, PARSE_ERROR)
+_MAX_REASON = 1000  # characters
 
 
 class ToolServer:
@@ -81,6 +85,9 @@ class ToolServer:
         self._settled = asyncio.Event()  # no attempt to connect is under way
         self._lost = asyncio.Event()
         self._process: ServerProcess | None = None
+        self._listing: asyncio.Task[None] | None = None
+        self._heard_s = 0.0  # when the last message came
+        self._room = asyncio.Semaphore(MAX_CALLS_AT_ONCE)
 
     @property
     def shown(self) -> str:
@@ -93,27 +100,33 @@ class ToolServer:
         while True:
             await asyncio.sleep(delay_s)
             self._settled.clear()
-            begin_s = asyncio.get_running_loop().time()
-            try:
-                async with self._connected():
-                    self._settled.set()
-                    await self._lost.wait()
-                    self._failure = "the connection was lost"
-            except Exception as error:  # noqa: BLE001 - whatever a server of others does
-                self._failure = self._reason(error)
-            finally:
-                self._client = None
-            lasted_s = asyncio.get_running_loop().time() - begin_s
-            delay_s = FIRST_DELAY_S if lasted_s > LAST_DELAY_S else _longer(delay_s)
+            lasted_s = await self._one_connection()
+            was_long = lasted_s is not None and lasted_s > LAST_DELAY_S
+            delay_s = FIRST_DELAY_S if was_long else _longer(delay_s)
             self._log_failure(delay_s)
-            if delay_s > FIRST_DELAY_S:  # otherwise what needs it waits for the next attempt
+            if lasted_s is None or delay_s > FIRST_DELAY_S:
+                self._settled.set()  # otherwise what needs it waits for the next attempt
+
+    async def _one_connection(self) -> float | None:
+        """Connect until the connection is lost; return how long it lasted, None if it failed."""
+        begin_s = None
+        try:
+            async with self._connected():
+                begin_s = time.monotonic()
                 self._settled.set()
+                await self._lost.wait()
+                self._failure = "the connection was lost"
+        except Exception as error:  # noqa: BLE001 - whatever a server of others does
+            self._failure = self._reason(error)
+        finally:
+            self._client = None
+        return None if begin_s is None else time.monotonic() - begin_s
 
     async def check(self) -> None:
         """Wait for the first attempt to connect.
 
         Raises:
-            ToolServerError: It failed.
+            ToolServerError: It failed; the message is the operator's.
         """
         await self._settled.wait()
         if self._client is None:
@@ -125,48 +138,63 @@ class ToolServer:
         Not all versions of the protocol say by themselves that the tools have changed.
 
         Raises:
-            ToolServerError: It is not connected, or cannot list them.
+            ToolServerError: It is not connected.
         """
-        await self.check()
-        is_old = time.monotonic() - self._listed_s > MAX_LISTING_AGE_S
-        if (self._is_stale or is_old) and self._client is not None:
-            try:
-                async with asyncio.timeout(self._limits.timeout_s):
-                    await self._list(self._client)
-            except Exception as error:  # noqa: BLE001 - whatever a server of others does
-                self._lose()
-                raise ToolServerError(
-                    f"the tool server {self.shown} cannot list its tools: {self._reason(error)}"
-                ) from None
+        try:
+            async with asyncio.timeout(self._limits.timeout_s):
+                client = await self._ready()
+        except TimeoutError:
+            raise self._not_connected() from None
+        if self._is_stale or time.monotonic() - self._listed_s > MAX_LISTING_AGE_S:
+            await asyncio.shield(self._listing_of(client))
         return self._tools
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolOutcome:
         """Call a tool; every failure is an outcome. Cancelling it cancels the call."""
         max_bytes, timeout_s = self._limits.max_bytes, self._limits.timeout_s
         try:
-            await self.check()
-            if self._client is None:
-                raise ToolServerError(f"the tool server {self.shown} is not connected")
-            async with asyncio.timeout(timeout_s + 1):  # of all rounds of one call
-                result = await self._client.call_tool(
-                    name, arguments, read_timeout_seconds=timeout_s
-                )
+            async with asyncio.timeout(timeout_s + 1), self._room:  # of all rounds of one call
+                client = await self._ready()
+                result = await client.call_tool(name, arguments, read_timeout_seconds=timeout_s)
         except ToolServerError as error:
             return failed(str(error), CONNECTION_CLOSED, max_bytes)
         except TimeoutError:
             return failed(self._too_long(), REQUEST_TIMEOUT, max_bytes)
         except MCPError as error:
-            if error.code == REQUEST_TIMEOUT:
-                return failed(self._too_long(), REQUEST_TIMEOUT, max_bytes)
-            if error.code not in _HARMLESS:
-                self._lose()
-            return failed(f"the tool server failed: {error.message}", error.code, max_bytes)
+            return self._refused(name, error)
         except Exception as error:  # noqa: BLE001 - whatever a server of others does
-            self._lose()
-            message = f"the tool server failed: {_leaf(error)}"
+            self._log_call(name, error)
+            message = "the tool server failed: its response is invalid"
             return failed(message, INTERNAL_ERROR, max_bytes)
         text = _text_of(result)
         return failed_in_tool(text, max_bytes) if result.is_error else succeeded(text, max_bytes)
+
+    def _refused(self, name: str, error: MCPError) -> ToolOutcome:
+        """Return the outcome of a call that has an error of the protocol as its response."""
+        max_bytes = self._limits.max_bytes
+        if error.code == REQUEST_TIMEOUT:
+            return failed(self._too_long(), REQUEST_TIMEOUT, max_bytes)
+        self._log_call(name, error)
+        if error.code in _OUR_CODES:
+            message = "the tool server failed: the call has no valid response"
+        else:
+            message = f"the tool server failed: {error.message}"
+        return failed(message, error.code, max_bytes)
+
+    async def _ready(self) -> Client:
+        """Return the client, perhaps after an attempt to connect that is under way.
+
+        Raises:
+            ToolServerError: It is not connected.
+        """
+        await self._settled.wait()
+        if self._client is None:
+            raise self._not_connected()
+        return self._client
+
+    def _not_connected(self) -> ToolServerError:
+        """Return the error for clients; what is wrong is for the log alone."""
+        return ToolServerError(f"the tool server {self.shown} is not connected at present")
 
     def _lose(self) -> None:
         """Give the connection up; what needs one waits for the next attempt."""
@@ -175,12 +203,35 @@ class ToolServer:
             self._settled.clear()
         self._lost.set()
 
+    def _listing_of(self, client: Client) -> asyncio.Task[None]:
+        """Return the task that lists the tools, one for all requests that wait for it."""
+        if self._listing is None or self._listing.done():
+            self._listing = asyncio.create_task(self._list_again(client))
+        return self._listing
+
+    async def _list_again(self, client: Client) -> None:
+        """List the tools; if that fails, the known ones stay for a while.
+
+        A server that sent nothing all the time does not work any more, and is connected again.
+        """
+        begin_s = time.monotonic()
+        try:
+            async with asyncio.timeout(self._limits.timeout_s):
+                await self._list(client)
+        except Exception as error:  # noqa: BLE001 - whatever a server of others does
+            logger.warning(
+                "the tool server %s cannot list its tools: %s", self.shown, self._reason(error)
+            )
+            self._listed_s = time.monotonic()
+            if _is_timeout(error) and self._heard_s < begin_s and client is self._client:
+                self._lose()
+
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[None]:
         """Connect, and list the tools."""
         self._lost.clear()
         client = Client(
-            self._transport(),
+            watched(self._transport(), self.shown, self._hear_any, self._lose),
             client_info=Implementation(name="quire", version=__version__),
             read_timeout_seconds=START_TIMEOUT_S,
             message_handler=self._hear,
@@ -194,23 +245,24 @@ class ToolServer:
             yield
 
     def _transport(self) -> AbstractAsyncContextManager[Any]:
-        address = self._address
+        address, max_bytes = self._address, self._limits.message_bytes
         if address.url is not None:
-            return http_streams(address.url, address.token, self._limits.timeout_s + 1)
-        self._process = ServerProcess(self.shown, address.command, address.environment, self._lose)
+            timeout_s = self._limits.timeout_s + 1
+            return http_streams(address.url, address.token, timeout_s, max_bytes, self._lose)
+        self._process = ServerProcess(self.shown, address.command, address.environment, max_bytes)
         return self._process.connected()
 
     async def _list(self, client: Client) -> None:
         self._is_stale = False
-        found: list[RemoteTool] = []
+        listing = ToolListing(self.shown)
         cursor: str | None = None
         for _ in range(MAX_LISTING_PAGES):
             page = await client.list_tools(cursor=cursor)
-            found += [_remote(tool) for tool in page.tools]
+            listing.add(_remote(tool) for tool in page.tools)
             cursor = page.next_cursor
-            if cursor is None or len(found) > MAX_TOOLS:
+            if cursor is None:
                 break
-        self._tools = bounded_tools(self.shown, found)
+        self._tools = listing.tools
         self._listed_s = time.monotonic()
 
     async def _hear(self, message: object) -> None:
@@ -218,11 +270,24 @@ class ToolServer:
         if isinstance(message, ToolListChangedNotification):
             self._is_stale = True
 
+    def _hear_any(self) -> None:
+        self._heard_s = time.monotonic()
+
     def _reason(self, error: Exception) -> str:
+        """Return what went wrong, in one line for the operator."""
         leaf = _leaf(error)
-        text = "it does not respond in time" if isinstance(leaf, TimeoutError) else str(leaf)
+        text = "it does not respond in time" if _is_timeout(leaf) else str(leaf)
         words = "" if self._process is None else self._process.last_words
-        return f"{text or type(leaf).__name__}{f' ({words})' if words else ''}"
+        found = f"{text or type(leaf).__name__}{f' ({words})' if words else ''}"
+        return " ".join(found.split())[:_MAX_REASON]
+
+    def _log_call(self, name: str, error: Exception) -> None:
+        logger.warning(
+            "a call of the tool %.100r of the tool server %s failed: %s",
+            name,
+            self.shown,
+            self._reason(error),
+        )
 
     def _log_failure(self, delay_s: float) -> None:
         logger.warning(
@@ -245,6 +310,13 @@ def _leaf(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def _is_timeout(error: BaseException) -> bool:
+    leaf = _leaf(error)
+    return isinstance(leaf, TimeoutError) or (
+        isinstance(leaf, MCPError) and leaf.code == REQUEST_TIMEOUT
+    )
 
 
 def _label_of(info: Implementation | None) -> str:

@@ -94,6 +94,11 @@ def _check_url(url: str, name: str) -> None:
             f"tool_server: the URL of {name} must be one of http or https, such as "
             "http://127.0.0.1:8000/mcp"
         )
+    if parts.username is not None or parts.password is not None:
+        raise SettingsError(
+            f"tool_server: the URL of {name} has credentials; write a token to a file, and name it "
+            "by tool_server_token_file"
+        )
 
 
 def _environment(names: Sequence[str]) -> dict[str, str]:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from http_tool_server import http_tool_server
 from tool_server_commands import mcp_server, raw_server
 
 from quire.config import ServerSettings
@@ -82,6 +83,37 @@ def test_a_tool_with_a_huge_schema_is_left_out(caplog):
     assert "huge" not in names
     assert "get_weather" in names
     assert "'huge' of the tool server 'raw' is left out" in caplog.text
+
+
+def test_tools_that_are_broken_are_left_out_one_by_one(caplog):
+    with started(f"raw={raw_server('raw', 'broken')}") as servers:
+        names = [tool.name for tool in asyncio.run(servers.tools("raw"))]
+    assert names[0] == "get_weather"
+    assert not {"no_schema", "array", "typo"} & {*names}
+    assert caplog.text.count("of the tool server 'raw' is left out: ") == 5
+    assert "'strin'" in caplog.text
+
+
+def test_requests_at_the_same_time_list_the_tools_once(monkeypatch):
+    async def several(servers):
+        return await asyncio.gather(*(servers.tools("raw") for _ in range(9)))
+
+    with started(raw_server("raw")) as servers:
+        monkeypatch.setattr(tool_server, "MAX_LISTING_AGE_S", 0.0)
+        assert len(asyncio.run(several(servers))) == 9
+        assert call(servers, "raw", "listings").text == "2"
+
+
+def test_what_is_wrong_with_a_server_is_for_the_log_alone(tmp_path, caplog):
+    with started(raw_server("raw", "failing", str(tmp_path / "mark"))) as servers:
+        call(servers, "raw", "leave")
+        outcome = call(servers, "raw", "wait")
+        with pytest.raises(ToolServerError) as failed:
+            asyncio.run(servers.tools("raw"))
+        assert wait_until(lambda: "hunter2" in caplog.text)
+    assert outcome.text == str(failed.value)
+    assert outcome.text == "the tool server 'raw' is not connected at present"
+    assert not any("\n" in record.getMessage() for record in caplog.records)
 
 
 def test_what_is_no_message_is_skipped():
@@ -219,6 +251,87 @@ def test_a_server_with_a_url_works(port):
         gone = call(servers, "web", "leave")
         assert gone.error.type == "mcp_protocol_error"
         assert re.search("cannot be used|failed", call(servers, "web", "add", a=1, b=2).text)
+
+
+def beside(servers, label, slow, bad, /, wait_s=0.3):
+    """Return the outcomes of a slow call and of one that begins a little later."""
+
+    async def both():
+        first = asyncio.create_task(servers.call(label, slow, {}))
+        await asyncio.sleep(wait_s)
+        second = await servers.call(label, bad, {})
+        return await first, second
+
+    return asyncio.run(both())
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ("refuse", "the tool server failed: division by zero"),
+        ("flood", "a message is longer than 2097152 bytes"),
+        ("nonsense", "its response is invalid"),
+        ("no such tool", "division by zero"),
+    ],
+)
+def test_a_call_that_fails_ends_no_other_call(bad, message):
+    with started(raw_server("raw")) as servers:
+        before = call(servers, "raw", "process/id").text
+        slow, failed = beside(servers, "raw", "wait", bad)
+        assert message in failed.error.message
+        assert (slow.text, slow.error) == ("done", None)
+        assert call(servers, "raw", "process/id").text == before
+
+
+@pytest.mark.parametrize("tool", ["match", "mismatch"])
+def test_schemas_of_outputs_have_no_effect(tool):
+    with started(raw_server("raw"), tool_server_timeout_s=10.0) as servers:
+        assert call(servers, "raw", tool).text == "x"
+
+
+def test_a_server_that_hangs_after_a_restart_holds_up_no_request(tmp_path, monkeypatch):
+    server = raw_server("raw", "fading", str(tmp_path / "mark"))
+    with started(server, tool_server_timeout_s=0.5) as servers:
+        monkeypatch.setattr(tool_server, "START_TIMEOUT_S", 2.0)
+        monkeypatch.setattr(tool_server, "LAST_DELAY_S", 1.0)  # less than an attempt lasts
+        assert call(servers, "raw", "leave").error.code == -32000
+        begin_s = time.monotonic()
+        with pytest.raises(ToolServerError, match="is not connected at present"):
+            asyncio.run(asyncio.wait_for(servers.tools("raw"), 20))
+        outcome = asyncio.run(asyncio.wait_for(servers.call("raw", "wait", {}), 20))
+        assert outcome.error.type == "mcp_protocol_error"
+        assert time.monotonic() - begin_s < 20
+
+
+def test_a_failed_attempt_to_connect_is_told_at_once_and_the_next_ones_are_rarer(
+    tmp_path, monkeypatch, caplog
+):
+    with started(raw_server("raw", "fading", str(tmp_path / "mark"))) as servers:
+        monkeypatch.setattr(tool_server, "START_TIMEOUT_S", 0.7)
+        monkeypatch.setattr(tool_server, "FIRST_DELAY_S", 0.1)
+        monkeypatch.setattr(tool_server, "LAST_DELAY_S", 0.4)
+        call(servers, "raw", "leave")
+        assert wait_until(lambda: "attempt is in 0.4 s" in caplog.text, 30)
+
+
+@pytest.mark.parametrize("bad", ["500", "307", "202", "html", "compressed", "cut", "hang", "long"])
+def test_a_status_or_body_of_one_response_ends_no_other_call(bad):
+    with (
+        http_tool_server() as address,
+        started(f"web=http://{address}", tool_server_timeout_s=3.0) as servers,
+    ):
+        slow, failed = beside(servers, "web", "slow", bad)
+        assert (slow.text, slow.error) == ("fine", None)
+        assert failed.error.type == "mcp_protocol_error"
+        assert not re.search(r"127|inside|\n", failed.text)
+        asyncio.run(asyncio.sleep(1.5 if bad == "hang" else 0))  # until its request times out, too
+        assert call(servers, "web", "ok").text == "fine"
+
+
+def test_a_session_that_the_server_has_forgotten_is_begun_again():
+    with http_tool_server() as address, started(f"web=http://{address}") as servers:
+        assert call(servers, "web", "404").error.type == "mcp_protocol_error"
+        assert call(servers, "web", "ok").text == "fine"
 
 
 def test_the_missing_package_is_said(monkeypatch):
