@@ -48,7 +48,7 @@ def test_a_mark_is_escaped_in_a_message_and_in_a_traceback(mark):
         record.exc_info = (ValueError, error, error.__traceback__)
     handler.handle(record)
     first, *rest = written.getvalue().removesuffix("\n").split("\n")
-    assert " ERROR None: model x\\" in first
+    assert " ERROR quire: model x\\" in first
     assert all(line.startswith("    ") for line in rest)
     assert mark not in written.getvalue()
     assert "\n    2026-01-01 INFO quire: forged" in written.getvalue()
