@@ -10,6 +10,7 @@ from quire_structured_output.schemas.schema_marks import NARROWED
 from quire_structured_output.schemas.schema_translation import Translation
 
 MAX_EXACT = 2**53  # beyond it, JSON parsers disagree
+FIRST_TOO_LARGE = 10**18  # least size of a bound beyond which no range without an end has a grammar
 
 
 def translate_numbers(translation: Translation) -> None:
@@ -67,6 +68,10 @@ def _bound(translation: Translation, word: str, value: Any, *, upwards: bool) ->
     """Return a bound; one beyond 2**53 becomes a narrower one that a float can hold."""
     if not _is_number(value) or abs(value) > 1e300:
         raise translation.error(word, "must be a number of ordinary size")
+    if (value if upwards else -value) >= FIRST_TOO_LARGE and _has_no_end(
+        translation.given, upwards
+    ):
+        raise translation.refusal(word, f"of {value}")
     if not isinstance(value, int) or abs(value) <= MAX_EXACT:
         return value
     near = float(value)
@@ -76,6 +81,15 @@ def _bound(translation: Translation, word: str, value: Any, *, upwards: bool) ->
         near = math.nextafter(near, -math.inf)
     translation.written[NARROWED] = True
     return int(near)
+
+
+def _has_no_end(schema: dict[str, Any], upwards: bool) -> bool:
+    """Whether a schema allows all numbers from a bound on, in one direction."""
+    ends = {"maximum", "exclusiveMaximum"} if upwards else {"minimum", "exclusiveMinimum"}
+    named = schema.get("type", "number")
+    return ends.isdisjoint(schema) and not {"number", "integer"}.isdisjoint(
+        [named] if isinstance(named, str) else named
+    )
 
 
 def _is_number(value: Any) -> bool:

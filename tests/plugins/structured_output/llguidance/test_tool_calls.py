@@ -118,6 +118,26 @@ def test_a_call_without_a_trigger_is_refused():
         BACKEND.check(params(*SHAPES, CallShape("x", ("[x", SchemaPiece({}), "]"))))
 
 
+@pytest.mark.parametrize(
+    ("word", "bound"),
+    [
+        ("minimum", 10**18),
+        ("exclusiveMinimum", 10**18),
+        ("maximum", -(10**18)),
+        ("exclusiveMaximum", -(10**18)),
+    ],
+)
+def test_a_bound_of_integers_beyond_which_no_range_has_a_grammar_is_refused_by_name(word, bound):
+    for kind in ("integer", ["integer", "null"], "number"):
+        bad = shape("big", {"properties": {"id": {"type": kind, word: bound}}})
+        with pytest.raises(GrammarError, match=rf"the tool 'big'.*'{word}' at /properties/id"):
+            BACKEND.check(params(bad))
+        near = shape("big", {"properties": {"id": {"type": kind, word: bound // 2}}})
+        BACKEND.compile(params(near))
+    ended = {"type": "integer", "minimum": 10**18, "maximum": 2 * 10**18}
+    BACKEND.compile(params(shape("big", {"properties": {"id": ended}})))
+
+
 def text_of(schema, end="</v>", excluded=()):
     calls = CallGrammar((CallShape("f", ("<v>", TextPiece(schema, end, excluded), "!")),))
     return StructuredOutputsParams(calls=calls)
