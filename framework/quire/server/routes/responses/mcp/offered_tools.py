@@ -14,6 +14,7 @@ import msgspec
 
 from quire.errors import InvalidRequestError, ToolServerError
 from quire.frontend.unknown_fields import UnknownFields
+from quire.server.routes.chat.tool_choice import MAX_TOOLS
 from quire.server.routes.responses.mcp.requested_server import MCP, RequestedServer
 from quire.server.tool_servers.remote_tool import RemoteTool
 from quire.server.tool_servers.tool_servers import ToolServers
@@ -175,7 +176,21 @@ async def offered_tools(
     Raises:
         InvalidRequestError: The request allows a tool that its server does not offer.
     """
-    return OfferedTools([await _offered(server, servers) for server in requested], functions)
+    offered = [await _offered(server, servers) for server in requested]
+    _check_number(offered)
+    return OfferedTools(offered, functions)
+
+
+def _check_number(offered: Sequence[OfferedServer]) -> None:
+    """Check that no server offers more tools than a request may have."""
+    for server in offered:
+        if len(server.tools) > MAX_TOOLS:
+            where = f"tools[{server.requested.place}]"
+            raise InvalidRequestError(
+                f"{where}: the tool server {server.requested.label!r} offers {len(server.tools)} "
+                f"tools, and a request may have {MAX_TOOLS}; name some of them in allowed_tools",
+                param=where,
+            )
 
 
 async def _offered(requested: RequestedServer, servers: ToolServers) -> OfferedServer:

@@ -1,5 +1,6 @@
 """What the model is offered of tool servers: names that differ, and choices among them."""
 
+import asyncio
 import re
 
 import pytest
@@ -8,7 +9,11 @@ from hypothesis import strategies as st
 
 from quire.errors import InvalidRequestError, UnknownFieldError
 from quire.frontend.unknown_fields import UnknownFields
-from quire.server.routes.responses.mcp.offered_tools import OfferedServer, OfferedTools
+from quire.server.routes.responses.mcp.offered_tools import (
+    OfferedServer,
+    OfferedTools,
+    offered_tools,
+)
 from quire.server.routes.responses.mcp.requested_server import requested_servers
 from quire.server.tool_servers.remote_tool import RemoteTool
 
@@ -88,3 +93,19 @@ def test_a_field_of_a_choice_that_does_not_exist_is_refused():
         with pytest.raises(UnknownFieldError) as failed:
             choice(found, sent)
         assert failed.value.param == param
+
+
+class ManyTools:
+    """Servers with more tools than a request may have."""
+
+    async def tools(self, label):
+        return tuple(RemoteTool(f"t{i}", None, {}) for i in range(129))
+
+
+def test_a_server_with_too_many_tools_is_told_with_what_helps():
+    sent = {"type": "mcp", "server_label": "a"}
+    requested = requested_servers([sent], ["a"], UnknownFields())
+    with pytest.raises(InvalidRequestError, match=r"'a' offers 129 tools.*allowed_tools"):
+        asyncio.run(offered_tools(requested, ManyTools(), []))
+    some = requested_servers([sent | {"allowed_tools": ["t3"]}], ["a"], UnknownFields())
+    assert names(asyncio.run(offered_tools(some, ManyTools(), []))) == ["t3"]
