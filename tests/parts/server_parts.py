@@ -187,11 +187,12 @@ def make_frontend(
     core: ScriptedCore,
     parsers: CompletionParsers | None = None,
     received_hooks: Sequence[RequestHook] = (),
+    max_model_len: int = MAX_MODEL_LEN,
     **options: Any,
 ) -> AsyncFrontend:
     intake = Intake(
         tokenizer,
-        max_model_len=MAX_MODEL_LEN,
+        max_model_len=max_model_len,
         vocab_size=tokenizer.vocab_size,
         fields=[
             RequestField("temperature", float, 1.0),
@@ -212,7 +213,7 @@ def make_frontend(
         parsers or CompletionParsers(thinking(ThinkParser, SOURCE), calling(BracketParser, SOURCE)),
         "demo",
         {"pirate": AdapterRef("pirate", "adapters/pirate", "c0ffee")},
-        MAX_MODEL_LEN,
+        max_model_len,
         **options,
     )
 

@@ -75,12 +75,14 @@ class CallFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         section_open: Markers that open a section; empty: calls stand in the text.
         section_close: Markers that close a section, which may be missing.
         call_open: Markers that open a call; empty: a call begins with its own first character.
-        call_close: Markers that close a call, which may be missing.
+        call_close: Markers that close a call, which may be missing. Each may follow those before it
+            in the table, with blanks between.
         separators: Texts between two calls, beside blanks.
         is_list: Whether the model writes calls as a JSON list. Calls are read with and without one.
         is_bare: Whether a call may begin without a marker at the start of the text; then its name
             must be that of a tool.
-        is_bare_anywhere: Whether a call in JSON may begin so behind text as well.
+        is_bare_anywhere: Whether a call may begin so behind text as well; only in JSON, and without
+            `call_open`.
         keys: Keys of a call in the notation json.
         header: Pattern of the header in the notation header, with a group `name`, and a group `id`
             if the model writes the ids of calls.
@@ -118,6 +120,11 @@ class CallFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     calls_end_reasoning: bool = True
     call_ids: CallIds = CallIds()
     writing: CallWriting | None = None
+
+    @property
+    def is_name_a_call(self) -> bool:
+        """Whether a word between markers is a call, so that prose about calls looks like one."""
+        return self.tags is not None and not self.tags.name_close and not self.section_open
 
     def markers(self) -> tuple[str, ...]:
         """Return the texts of the format that may be or contain special tokens."""

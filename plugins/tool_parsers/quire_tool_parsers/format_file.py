@@ -1,11 +1,15 @@
 """Formats that users write: a TOML file with the fields of `CallFormat`."""
 
 import re
+from collections.abc import Iterable
 from difflib import get_close_matches
 
 import msgspec
 
-from quire_tool_parsers.call_format import CallFormat
+from quire_tool_parsers.call_format import CallFormat, CallIds, JsonKeys
+from quire_tool_parsers.header_check import check_header
+
+MAX_ID_LENGTH = 64
 
 _UNKNOWN_FIELD = re.compile(r"unknown field `(?P<field>[^`]*)`(?: - at `\$\.?(?P<path>[^`]*)`)?")
 
@@ -22,7 +26,7 @@ def read_format(text: str) -> CallFormat:
         raise ValueError(_explained(str(error))) from error
     except msgspec.DecodeError as error:
         raise ValueError(f"it is not TOML: {error}") from error
-    _check(form)
+    check_format(form)
     return form
 
 
@@ -40,8 +44,8 @@ def _explained(message: str) -> str:
     return f"there is no field {field!r}; {hint}The fields are {', '.join(known)}"
 
 
-def _check(form: CallFormat) -> None:
-    """Raise a ValueError if no call can be read by a format."""
+def check_format(form: CallFormat) -> None:
+    """Raise a ValueError that names the field if no call can be read by a format."""
     if not (form.section_open or form.call_open or form.is_bare):
         raise ValueError(
             "section_open or call_open must have a marker with which calls begin; for calls "
@@ -49,22 +53,44 @@ def _check(form: CallFormat) -> None:
         )
     if not form.notations:
         raise ValueError("notations must have at least one notation")
-    if "tagged" in form.notations and form.tags is None:
-        raise ValueError("the notation tagged needs the table tags, with parameter_open")
+    if form.is_bare_anywhere and ("json" not in form.notations or form.call_open):
+        raise ValueError(
+            "is_bare_anywhere is for calls in the notation json that call_open does not mark"
+        )
+    for name in ("section_open", "section_close", "call_open", "call_close", "separators"):
+        _check_texts(name, msgspec.structs.asdict(form)[name])
+    _check_texts("quote", (form.quote,))
+    _check_keys(form.keys)
+    _check_tags(form)
+    _check_call_ids(form.call_ids)
+    check_header(form.header)
+
+
+def _check_texts(name: str, texts: Iterable[str]) -> None:
+    if "" in texts:
+        raise ValueError(f"{name} must not have an empty text")
+
+
+def _check_keys(keys: JsonKeys) -> None:
+    if not keys.name or not keys.arguments:
+        raise ValueError("keys.name and keys.arguments must have a key each")
+
+
+def _check_tags(form: CallFormat) -> None:
+    tags = form.tags
+    if tags is None:
+        if "tagged" in form.notations:
+            raise ValueError("the notation tagged needs the table tags, with parameter_open")
+        return
     for name, texts in (
-        ("section_open", form.section_open), ("section_close", form.section_close),
-        ("call_open", form.call_open), ("call_close", form.call_close),
-        ("separators", form.separators),
+        ("parameter_open", tags.parameter_open), ("parameter_close", tags.parameter_close),
     ):  # fmt: skip
-        if "" in texts:
-            raise ValueError(f"{name} must not have an empty text")
-    _check_header(form.header)
+        if not texts:
+            raise ValueError(f"tags.{name} must have a marker")
+        _check_texts(f"tags.{name}", texts)
+    _check_texts("tags.key_close", (tags.key_close,))
 
 
-def _check_header(header: str) -> None:
-    try:
-        pattern = re.compile(header)
-    except re.error as error:
-        raise ValueError(f"header is no regular expression: {error}") from error
-    if "name" not in pattern.groupindex:
-        raise ValueError("header must have a group (?P<name>...)")
+def _check_call_ids(ids: CallIds) -> None:
+    if ids.length is not None and not 1 <= ids.length <= MAX_ID_LENGTH:
+        raise ValueError(f"call_ids.length must be from 1 to {MAX_ID_LENGTH}, not {ids.length}")

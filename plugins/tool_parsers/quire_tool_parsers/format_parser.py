@@ -47,13 +47,15 @@ class FormatParser(ToolParser):
     def __init__(self, tools: Sequence[dict[str, Any]] = ()) -> None:
         form = self.format
         self._types = ArgumentTypes(tools)
-        bare_openers = BARE_OPENERS if form.is_bare_anywhere else ()
-        self._openers = Markers({*form.section_open, *form.call_open, *bare_openers})
+        bare_openers = filter(self._begins_call, BARE_OPENERS) if form.is_bare_anywhere else ()
+        self._bare_openers = frozenset(bare_openers)
+        self._openers = Markers({*form.section_open, *form.call_open, *self._bare_openers})
         self._openers_or_close = Markers({*self._openers.texts, *form.section_close})
         self._gap = Markers(
             {*form.section_open, *form.section_close, *form.call_open, *form.separators}
         )
-        self._call_close = Markers(form.call_close)
+        self._closers = [Markers(form.call_close[i:]) for i in range(len(form.call_close) + 1)]
+        self._num_closed = 0  # closers up to the last one that was read behind a call
         self._gap_or_close = Markers({*self._gap.texts, *form.call_close})
         self._text = TextWriter()
         self._buffer = ""
@@ -163,14 +165,19 @@ class FormatParser(ToolParser):
             return
         start, marker = found
         yield from self._text.write(self._take(start))
-        if marker in BARE_OPENERS:
+        if marker in self._bare_openers:
             self._open_section("")
             return
         self._take(len(marker))
         self._open(marker)
 
     def _begins_call(self, character: str) -> bool:
-        return character == "[" or notation_of(self.format, character) is not None
+        """Whether a call without a marker, or a list of them, begins with a character."""
+        return character == "[" or self._begins_unmarked(character)
+
+    def _begins_unmarked(self, character: str) -> bool:
+        form = self.format
+        return not form.call_open and notation_of(form, character) is not None
 
     def _open(self, marker: str) -> None:
         form = self.format
@@ -210,7 +217,7 @@ class FormatParser(ToolParser):
             self._raw.append(self._take(1))
             if rest[0] == "]":
                 self._raw.clear()
-        elif not form.call_open and notation_of(form, rest[0]):
+        elif self._begins_unmarked(rest[0]):
             self._begin_call()
         else:
             yield from self._give_up()
@@ -276,31 +283,36 @@ class FormatParser(ToolParser):
             self._raw.clear()
             self._has_calls = True
             self._text.end_call()
+            self._num_closed = 0
             self._state = self._read_end
         elif reader.is_complete or reader.is_broken:
             self._leave_call()
             yield from self._give_up()
 
     def _is_known(self, reader: CallReader) -> bool:
-        """Whether a call counts; the first one of a format without markers must be of a tool."""
-        is_first = self.format.is_bare and not self._has_calls
-        return not is_first or not self._types.names or reader.name in self._types.names
+        """Whether a call counts; one that prose looks like as well must be of a tool."""
+        form = self.format
+        is_first = (form.is_bare or form.is_bare_anywhere) and not self._has_calls
+        is_like_prose = is_first or form.is_name_a_call
+        return not is_like_prose or not self._types.names or reader.name in self._types.names
 
     def _leave_call(self) -> None:
         self._index += self._is_announced
         self._reader, self._is_announced = None, False
 
     def _read_end(self, is_last: bool) -> Events:
-        """Read the closing marker of a call, if there is one."""
+        """Read what closes a call: each of its closing markers once, in their order."""
         del is_last
         self._raw.append(self._take_blanks())
-        if not self._buffer or self._call_close.may_begin(self._buffer):
+        closers = self._closers[self._num_closed]
+        if not self._buffer or closers.may_begin(self._buffer):
             self._needs_more = True
             return
-        if (marker := self._call_close.at_start(self._buffer)) is not None:
+        if (marker := closers.at_start(self._buffer)) is not None:
             self._take(len(marker))
             self._raw.clear()
-        if self._is_in_section:
+            self._num_closed = self.format.call_close.index(marker) + 1
+        elif self._is_in_section:
             self._state = self._read_gap
         else:
             yield from self._give_up()

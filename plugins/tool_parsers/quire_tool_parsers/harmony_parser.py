@@ -53,7 +53,7 @@ class HarmonyParser(ToolParser):
         self._buffer = ""
         self._state: Callable[[bool], Events] = self._read_front
         self._needs_more = False
-        self._raw: list[str] = []  # text of the call that is read
+        self._raw: list[str] = []  # consumed since the last text or call: text, if no call comes
         self._reader: ArgumentsReader | None = None
         self._index = 0
         self._has_calls = False  # complete ones
@@ -90,12 +90,15 @@ class HarmonyParser(ToolParser):
 
     def _read_front(self, is_last: bool) -> Events:
         """Read the start of the completion, whose header the prompt may have opened."""
-        rest = self._buffer.lstrip(BLANKS)
-        if not is_last and len(rest) < len(_TO) and _TO.startswith(rest):
+        self._raw.append(self._take_blanks())
+        text = self._buffer
+        if not is_last and len(text) < len(_TO) and _TO.startswith(text):
             self._needs_more = True
-            return
-        self._state = self._read_header if rest.startswith(_TO) else self._read_text
-        yield from ()
+        elif text.startswith(_TO):
+            self._state = self._read_header
+        else:
+            self._state = self._read_text
+            yield from self._emit(self._take_raw())
 
     def _read_text(self, is_last: bool) -> Events:
         """Read text up to the next header."""
@@ -126,18 +129,18 @@ class HarmonyParser(ToolParser):
         if name is not None:
             yield from self._begin_call(name, self._take(start + len(marker)))
         elif marker == MESSAGE:
-            header = self._take(start + len(marker))
+            header = self._take_raw() + self._take(start + len(marker))
             yield from self._emit("" if self._has_calls else header)
             self._state = self._read_text
         else:
-            yield from self._emit(self._take(start))
+            yield from self._emit(self._take_raw() + self._take(start))
             self._state = self._read_header if marker == START else self._read_text
 
     def _leave_header(self) -> Events:
         """Go on with text, from behind the marker that has opened what is no header."""
         marker = _TEXT_ENDS.at_start(self._buffer)
         self._state = self._read_text
-        yield from self._emit(self._take(len(marker or _TO)))
+        yield from self._emit(self._take_raw() + self._take(len(marker or _TO)))
 
     def _recipient(self, header: str) -> str | None:
         """Return the function that a message is for; None if it is for none."""
@@ -147,7 +150,7 @@ class HarmonyParser(ToolParser):
         return None
 
     def _begin_call(self, name: str, header: str) -> Events:
-        self._raw = [header]
+        self._raw.append(header)
         self._reader = ArgumentsReader()
         self._state = self._read_body
         yield ToolCallStart(self._index, name)
@@ -157,14 +160,15 @@ class HarmonyParser(ToolParser):
         reader = self._reader
         if reader is None:
             return
-        rest = self._buffer.lstrip(BLANKS)
-        if not reader.has_begun and not is_last and (not rest or _BODY_ENDS.may_begin(rest)):
-            self._needs_more = True
-            return
-        if not reader.has_begun and _BODY_ENDS.at_start(rest):
-            yield ToolCallArguments(self._index, "{}")
-            yield from self._end_call()
-            return
+        if not reader.has_begun:
+            self._raw.append(self._take_blanks())
+            if not is_last and (not self._buffer or _BODY_ENDS.may_begin(self._buffer)):
+                self._needs_more = True
+                return
+            if _BODY_ENDS.at_start(self._buffer):
+                yield ToolCallArguments(self._index, "{}")
+                yield from self._end_call()
+                return
         self._raw.append(self._take(reader.read(self._buffer, is_last=is_last)))
         if piece := reader.take_arguments():
             yield ToolCallArguments(self._index, piece)
@@ -184,7 +188,7 @@ class HarmonyParser(ToolParser):
         """Yield the text of a call that is none."""
         if self._reader is not None:
             self._leave_call()
-            yield from self._emit("".join(self._raw))
+        yield from self._emit(self._take_raw())
 
     def _leave_call(self) -> None:
         self._reader = None
@@ -194,11 +198,11 @@ class HarmonyParser(ToolParser):
     def _read_behind(self, is_last: bool) -> Events:
         """Read the end of a message behind its call."""
         del is_last
-        rest = self._buffer.lstrip(BLANKS)
-        if not rest or _BODY_ENDS.may_begin(rest):
+        self._take_blanks()
+        if not self._buffer or _BODY_ENDS.may_begin(self._buffer):
             self._needs_more = True
             return
-        self._take(len(self._buffer) - len(rest) + len(_BODY_ENDS.at_start(rest) or ""))
+        self._take(len(_BODY_ENDS.at_start(self._buffer) or ""))
         self._state = self._read_text
         yield from ()
 
@@ -208,6 +212,14 @@ class HarmonyParser(ToolParser):
         if text:
             self._skips_blanks = False
             yield TextDelta(text)
+
+    def _take_raw(self) -> str:
+        raw = "".join(self._raw)
+        self._raw.clear()
+        return raw
+
+    def _take_blanks(self) -> str:
+        return self._take(len(self._buffer) - len(self._buffer.lstrip(BLANKS)))
 
     def _take(self, length: int) -> str:
         taken, self._buffer = self._buffer[:length], self._buffer[length:]

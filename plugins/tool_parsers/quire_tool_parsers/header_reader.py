@@ -39,7 +39,7 @@ class HeaderReader(ScanningReader):
             if len(read) > MAX_HEADER:
                 refuse("a header is too long")
         found = self._header.fullmatch("".join(read).strip(BLANKS))
-        if found is None:
+        if found is None or not found["name"]:
             refuse("a header must have a name")
         written = found.groupdict().get("id")
         self.id = written if written and self._ids.fullmatch(written) else None

@@ -98,13 +98,13 @@ def read_container(first: str, literal: list[str]) -> Characters:
 
 
 def parse(literal: list[str]) -> Any:
-    """Return the value of a JSON text in pieces.
+    """Return the value of a JSON text in pieces, with whole numbers as floats of any digits.
 
     Raises:
         BrokenCallError: It is no JSON.
     """
     try:
-        return json.loads("".join(literal), parse_constant=refuse)
+        return json.loads("".join(literal), parse_int=float, parse_constant=refuse)
     except (ValueError, RecursionError) as error:
         raise BrokenCallError(str(error)) from error
 

@@ -52,6 +52,8 @@ class TaggedReader(CallReader):
         self._written_name = ""
         self._attributes = ""
         self._keys = set[str]()
+        self._is_repeated = False
+        self._blanks: list[str] = []  # behind a key
         self._read_next = self._read_name
 
     def read(self, text: str, *, is_last: bool) -> int:
@@ -137,9 +139,10 @@ class TaggedReader(CallReader):
         header, end = found
         quoted = _QUOTED.fullmatch(header)
         key = header if quoted is None else quoted["name"]
-        if not key or key in self._keys:
+        if not key:
             return self._break()
-        self._arguments.append(f"{', ' if self._keys else '{'}{string_text(key)}: ")
+        self._is_repeated = key in self._keys
+        self._write(f"{', ' if self._keys else '{'}{string_text(key)}: ")
         self._keys.add(key)
         self._attributes = "" if quoted is None else quoted["attributes"]
         self._value = self._writer(key)
@@ -166,11 +169,25 @@ class TaggedReader(CallReader):
         place = skip_blanks(text, start)
         marker = self._openings.at_start(text, place)
         is_begun = place == len(text) or self._openings.may_begin(text, place)
+        self._blanks.append(text[start:place])
         if marker is None and is_begun and not is_last:
-            return None
-        if marker is None or marker == self._tags.value_open:
+            return place if place > start else None
+        blanks = "".join(self._blanks)
+        self._blanks.clear()
+        if marker is None:
+            self._begin_unmarked(blanks)
+            return place
+        if marker == self._tags.value_open:
             self._read_next = self._read_break
-        return _end_of_break(text, start) if marker is None else place + len(marker)
+        return place + len(marker)
+
+    def _begin_unmarked(self, blanks: str) -> None:
+        """Begin a value whose tag is missing, with the blanks that are before it."""
+        for _ in range(1 + self._tags.trims_newline):
+            blanks = blanks[_end_of_break(blanks, 0) :]
+        if blanks:
+            self._write(self._value.add(blanks))
+        self._read_next = self._read_value
 
     def _read_break(self, text: str, start: int, is_last: bool) -> int | None:
         """Read the line break before a value, if it does not belong to the value."""
@@ -187,14 +204,19 @@ class TaggedReader(CallReader):
         """Read a value up to its end, as far as it is certain."""
         end, behind = self._value_end.search(text, start, is_last)
         if end > start:
-            self._arguments.append(self._value.add(text[start:end]))
+            self._write(self._value.add(text[start:end]))
         if behind is not None:
-            self._arguments.append(self._value.end())
+            self._write(self._value.end())
             self._read_next = self._read_step
             return behind
         if is_last:
             return self._break()
         return end if end > start else None
+
+    def _write(self, piece: str) -> None:
+        """Write a piece of JSON; of an argument that is there twice the first value counts."""
+        if not self._is_repeated:
+            self._arguments.append(piece)
 
     def _header(self, text: str, start: int, close: str, is_last: bool) -> tuple[str, int] | None:
         """Return the text up to a marker without its blanks, and the place behind the marker."""

@@ -11,7 +11,7 @@ from quire_tool_parsers.call_format import Tags
 from quire_tool_parsers.call_reader import ScanningReader
 from quire_tool_parsers.json_scan import CLOSERS, Characters, read_container, skip_blanks
 
-MAX_GAP = 1000  # characters between a closing tag and what follows it
+MAX_GAP = 1000  # blanks before a JSON object, or between a closing tag and what follows it
 MAX_CLOSERS = 4  # behind a value without a closing tag
 
 _BREAKS = ("\r\n", "\n")
@@ -74,9 +74,10 @@ class ValueEnd:
         """Whether the text ends within a JSON object or list, which may still become whole."""
         if self._container is None:
             place = skip_blanks(text, start)
-            if place == len(text):
+            is_near = place - start <= MAX_GAP
+            if place == len(text) and is_near:
                 return not is_last
-            if text[place] in CLOSERS:
+            if is_near and text[place] in CLOSERS:
                 self._container, self._num_read = _Container(), place - start
         if self._container is not None:
             unread = text[start + self._num_read :]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from typed_tools import TYPED_TOOLS
 
 from quire.interfaces.tool_parsing import ToolCallArguments, ToolCallStart
-from quire.testing.tool_parsing import ToolParserContract, ToolSample
+from quire.testing.tool_parsing import ToolParserContract, ToolSample, read_events
 from quire_tool_parsers import families
 
 
@@ -109,7 +109,8 @@ PUBLISHED = (
 
 @pytest.mark.parametrize(("family", "text", "name", "arguments"), PUBLISHED)
 def test_the_published_example_is_read(family, text, name, arguments):
-    assert read(family, text) == ("", [(name, arguments)])
+    tool = {"name": name, "parameters": {"type": "object"}}
+    assert read_calls(family, text, [*TYPED_TOOLS, tool]) == ("", [(name, arguments)])
 
 
 @each_family
@@ -212,12 +213,11 @@ def test_markers_in_prose_are_text(family):
 
 
 @each_family
-def test_an_argument_twice_breaks_the_call(family):
-    text = family.section(family.call("find", days="1") + family.call("now"))
-    again = text.replace(family.close, family.argument("days", "2") + family.close, 1)
-    content, calls = read(family.name, again)
-    assert calls == [("now", {})]
-    assert "2" in content
+def test_of_an_argument_twice_the_first_value_counts(family):
+    text = family.section(family.call("find", days="1", text="x") + family.call("now"))
+    again = family.argument("days", "2") + family.argument("text", "y")
+    again = text.replace(family.close, again + family.close, 1)
+    assert read(family.name, again) == ("", [("find", {"days": 1, "text": "x"}), ("now", {})])
 
 
 @each_family
@@ -307,10 +307,37 @@ def test_glm_tags_that_are_missing_or_doubled(text):
 
 
 def test_glm_a_name_alone_is_a_call():
-    assert read("glm45", "<tool_call>ping</tool_call>") == ("", [("ping", {})])
+    assert read("glm45", "<tool_call>now</tool_call>") == ("", [("now", {})])
     assert read("glm45", "Hi <tool_call>now</tool_call><tool_call>now\n</tool_call> ok") == (
         "Hi ok", [("now", {}), ("now", {})],
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Say <tool_call>name</tool_call>, as I do.",
+        "<tool_call>{function-name}\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n"
+        "</tool_call>",
+    ],
+)
+@pytest.mark.parametrize("family", ["glm45", "glm47"])
+def test_glm_a_name_is_that_of_a_tool_or_prose_would_be_a_call(family, text):
+    assert read(family, text) == (text, [])
+    assert read(family, f"{text}<tool_call>now</tool_call>") == (text, [("now", {})])
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_glm_blanks_before_a_value_are_not_read_again_with_each_delta(is_marked):
+    parser = families.glm45.for_tools(TYPED_TOOLS)
+    events = parser.feed("<tool_call>find<arg_key>text</arg_key>")
+    for _ in range(20):
+        events += parser.feed("\n" * 100)
+    assert len(parser._buffer) <= 100
+    opening = "<arg_value>" if is_marked else ""
+    events += [*parser.feed(f"{opening}3</arg_value></tool_call>"), *parser.close()]
+    ((_, arguments),) = read_events(events).calls
+    assert json.loads(arguments) == {"text": "3" if is_marked else "\n" * 1999 + "3"}
 
 
 def test_glm_a_name_is_announced_when_it_is_certain():

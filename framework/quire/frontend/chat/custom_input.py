@@ -7,6 +7,8 @@ is read from these as they come.
 import json
 import re
 
+from quire.frontend.chat.call_arguments import arguments_object
+
 INPUT = "input"
 _BEGINNING = f'{{"{INPUT}":"'  # of the arguments; blanks may be around its marks
 _BLANKS = " \t\r\n"
@@ -48,10 +50,7 @@ class CustomInput:
         if self._num_matched == len(_BEGINNING):
             return ""
         text = "".join(self._pieces)
-        try:
-            given = json.loads(text).get(INPUT)
-        except (ValueError, AttributeError, RecursionError):
-            given = None
+        given = (arguments_object(text) or {}).get(INPUT)
         return _shown(given if isinstance(given, str) else text)
 
     def _read_beginning(self, piece: str) -> int:

@@ -1,10 +1,10 @@
 """The rules that the events of a tool parser keep; a parser that breaks one has a fault."""
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NoReturn
 
+from quire.frontend.chat.call_arguments import arguments_object
 from quire.frontend.chat.call_ids import is_call_id, new_call_id
 from quire.interfaces.tool_parsing import (
     TextDelta,
@@ -76,11 +76,7 @@ class EventRules:
 
 
 def _check_arguments(text: str) -> None:
-    try:
-        is_object = isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        is_object = False
-    if not is_object:
+    if arguments_object(text) is None:
         _break(f"the arguments of a call are no JSON object: {text[:200]!r}")
 
 

@@ -51,6 +51,11 @@ def test_a_call_that_is_void_needs_no_arguments():
     assert len(checked(ToolCallStart(0, "f"), ToolCallStart(1, "g"), TextDelta("x"))) == 3
 
 
+def test_numbers_of_arguments_may_have_any_digits():
+    arguments = ToolCallArguments(0, f'{{"a": [{"9" * 5000}]}}')
+    assert checked(ToolCallStart(0, "f", "own"), arguments, ToolCallEnd(0))[1] == arguments
+
+
 def test_each_call_has_an_id_of_its_own():
     ids = [
         event.id

@@ -5,13 +5,11 @@ both have the same content however the completion was cut into pieces. Blanks be
 such as those between reasoning and a call, are no block.
 """
 
-import json
 from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 import msgspec
 
-from quire.errors import RequestFailedError
 from quire.frontend.chat.completion_parser import CompletionEvent
 from quire.frontend.random_bytes import random_bytes
 from quire.interfaces import tool_parsing
@@ -30,7 +28,8 @@ from quire.server.routes.anthropic.message import (
     ThinkingBlockDelta,
     ToolUseBlock,
 )
-from quire.server.routes.anthropic.strict_json import StrictJson
+from quire.server.routes.chat.strict_arguments import strict_arguments
+from quire.server.routes.chat.strict_json import StrictJson
 
 SIGNATURE = "unsigned"  # not empty: some clients do not send a block without one back
 
@@ -130,7 +129,7 @@ class ContentBlocks:
         if index in self._calls:
             name, pieces = self._calls.pop(index)
             self._begin_block(index, _tool_use(name))
-            self._add_input(json_object("".join(pieces)))
+            self._add_input(strict_arguments("".join(pieces)))
         elif self._open == index:
             self._add_input(self._input.close())
         if self._open == index:
@@ -185,30 +184,6 @@ def _extend(
             block.signature = signature
         case ToolUseBlock(), InputJsonDelta(text):
             block.input = msgspec.Raw(text.encode())
-
-
-def json_object(text: str) -> str:
-    """Return the arguments of a call as strict JSON.
-
-    Raises:
-        RequestFailedError: They are no JSON; the parser has broken its contract.
-    """
-    try:
-        msgspec.json.decode(text, type=msgspec.Raw)
-    except msgspec.DecodeError:
-        return _strict(text)
-    return text
-
-
-def _strict(text: str) -> str:
-    strict = StrictJson()
-    found = strict.feed(text) + strict.close()
-    try:
-        json.loads(found)
-    except (ValueError, RecursionError):
-        message = "the tool-call parser has read a call whose arguments are no JSON object"
-        raise RequestFailedError(message) from None
-    return found
 
 
 def _tool_use(name: str) -> ToolUseBlock:

@@ -138,7 +138,7 @@ class CalledFunction(msgspec.Struct):
 
     index: int
     name: str
-    arguments: dict[str, Any]
+    arguments: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object"})]
 
 
 class OllamaCall(msgspec.Struct):

@@ -1,23 +1,22 @@
 """Replies of Ollama's API: pieces of a stream, or a whole completion, which is one piece."""
 
-import json
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from quire.errors import RequestFailedError
 from quire.interfaces.http_route import CompletionPiece
-from quire.outputs import CompletionOutput
+from quire.outputs import CompletionOutput, ToolCall
 from quire.server.http.json_response import in_thread_if, json_of
 from quire.server.routes.chat.chat_turn import ChatTurn
 from quire.server.routes.chat.completion_pieces import CompletionPieces, whole_piece
+from quire.server.routes.chat.strict_arguments import strict_arguments
 from quire.server.routes.generation import Generation
 from quire.server.routes.ollama.ollama_protocol import (
     CalledFunction,
@@ -43,8 +42,7 @@ def chat_reply(model: str, piece: CompletionPiece, num_calls_before: int) -> Oll
     message = OllamaMessage(content=piece.text, thinking=piece.reasoning or UNSET)
     if piece.tool_calls:
         message.tool_calls = [
-            OllamaCall(call.id, CalledFunction(index, call.name, _arguments(call.arguments)))
-            for index, call in enumerate(piece.tool_calls, num_calls_before)
+            _call(index, call) for index, call in enumerate(piece.tool_calls, num_calls_before)
         ]
     return ChatReply(model=model, created_at=_now(), message=message)
 
@@ -135,21 +133,9 @@ class OllamaRun:
         return reply
 
 
-def _arguments(text: str) -> dict[str, Any]:
-    """Return the arguments of a call as an object.
-
-    Raises:
-        RequestFailedError: They are none; the parser has broken its contract.
-    """
-    try:
-        found = json.loads(text, parse_constant=lambda _: None)  # JSON has no NaN
-    except (ValueError, RecursionError):
-        found = None
-    if isinstance(found, dict):
-        return found
-    raise RequestFailedError(
-        "the tool-call parser has read a call whose arguments are no JSON object"
-    )
+def _call(index: int, call: ToolCall) -> OllamaCall:
+    arguments = msgspec.Raw(strict_arguments(call.arguments).encode())
+    return OllamaCall(call.id, CalledFunction(index, call.name, arguments))
 
 
 def _nanoseconds(seconds: float | None) -> int:

@@ -20,9 +20,11 @@ from quire_reasoning_parsers import families as reasoning_families
 from quire_tool_parsers import families as tool_families
 from quire_tool_parsers.family_table import capabilities_of, read_table
 
+MAX_MODEL_LEN = 8000
 HI = [{"role": "user", "content": "Hi"}]
 NAMES = ("f", "get_it")
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}, "n": {"type": "integer"}}}
+LISTS = {"type": "object", "properties": {"n": {"type": "array"}}}
 FUNCTIONS = [{"name": name, "parameters": SCHEMA} for name in NAMES]
 
 
@@ -78,7 +80,7 @@ def ask(tokenizer):
         )
         thinking = ParserChoice(reasoning_families.qwen3, SOURCE, ReasoningParserCapabilities())
         parsers = CompletionParsers(thinking, tools)
-        made.append(make_frontend(tokenizer, core, parsers))
+        made.append(make_frontend(tokenizer, core, parsers, max_model_len=MAX_MODEL_LEN))
         return create_app(made[-1], ServerSettings(), list), core
 
     def run(family, path, text, tokens_per_step, **fields):
@@ -256,6 +258,39 @@ def test_streams_add_up_and_all_apis_have_the_same_calls(ask, family, data):
         own = [c["function"] for line in lines for c in line.get("tool_calls", ())]
         assert own == [c["function"] for c in full.get("tool_calls", ())]
         assert [(c["name"], c["arguments"]) for c in own] == used
+
+
+@pytest.mark.parametrize("family", list(WRITTEN))
+@pytest.mark.parametrize("numbers", ["9" * 5000, "-0.5, 123456789012345678901234567890"])
+def test_all_apis_pass_on_numbers_of_any_digits(ask, family, numbers):
+    text = WRITTEN[family]("f", {"n": "DIGITS"}).replace('"DIGITS"', "DIGITS")
+    text = text.replace("DIGITS", f"[{numbers}]")
+    function = {"type": "function", "function": {"name": "f", "parameters": LISTS}}
+    body = {"messages": HI, "tools": [function], "max_tokens": 6000}
+    chat = ask(family, "/v1/chat/completions", text, 1000, **body).json()["choices"][0]["message"]
+    ((_, arguments),) = chat_calls(chat)
+    assert arguments == f'{{"n": [{numbers}]}}'
+    message, announced, _ = joined_chat(
+        ask(family, "/v1/chat/completions", text, 1000, **body, stream=True).events
+    )
+    assert (message["content"], announced) == ("", [["f", arguments]])
+
+    flat = {"type": "function", "name": "f", "parameters": LISTS}
+    response = ask(
+        family, "/v1/responses", text, 1000, input="Hi", tools=[flat], max_output_tokens=6000
+    ).json()
+    assert [item["arguments"] for item in response["output"]] == [arguments]
+
+    bodies = {
+        "/v1/messages": {
+            "messages": HI, "tools": [{"name": "f", "input_schema": LISTS}], "max_tokens": 6000
+        },
+        "/api/chat": {"messages": HI, "tools": [function], "options": {"num_predict": 6000}},
+    }  # fmt: skip
+    for path, body in bodies.items():
+        for is_stream in (False, True):
+            wire = ask(family, path, text, 1000, **body, stream=is_stream)
+            assert f"[{numbers}]" in wire.body.decode()
 
 
 def test_a_batch_has_the_calls_that_the_routes_return(frontend, core, tmp_path):

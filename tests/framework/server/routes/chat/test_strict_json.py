@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.server.routes.anthropic.strict_json import StrictJson
+from quire.server.routes.chat.strict_json import StrictJson
 
 _SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 _VALUES = st.recursive(

@@ -1,0 +1,92 @@
+# ruff: noqa: RUF001 - the markers of DeepSeek and Step have such bars
+"""Formats of users end with any text, and what closes a call is never text."""
+
+import msgspec
+import pytest
+from family_calls import read_calls
+from typed_tools import TYPED_TOOLS
+
+from quire.testing.parsing.parser_work import work_of
+from quire.testing.tool_parsing import ToolParserContract, ToolSample, read_events
+from quire_tool_parsers.call_format import CallFormat
+from quire_tool_parsers.format_parser import FormatParser
+
+TAGS = 'tags = { parameter_open = ["<p>"], parameter_close = ["</p>"] }'
+LOOPS = [  # tables with which `{` was found, and nothing read, for ever
+    'notations = ["json"]\ncall_open = ["<c>"]',
+    'notations = ["python"]\nis_bare = true',
+    'notations = ["header"]\nsection_open = ["<c>"]',
+    f'notations = ["tagged"]\ncall_open = ["<c>"]\n{TAGS}',
+    'notations = ["braces"]\nsection_open = ["{"]\nsection_close = ["["]',
+]
+
+
+def unchecked(toml):
+    """Return the parser of a format that a plugin declares, which nothing checks."""
+    form = msgspec.toml.decode(f"is_bare_anywhere = true\n{toml}", type=CallFormat)
+    return FormatParser.of_format("Loops", form)
+
+
+@pytest.mark.parametrize("toml", LOOPS)
+@pytest.mark.parametrize("text", ["a { b", "{", "a [ b", "[{", "a {} [] { [ b", "]}", "<c>{ {"])
+def test_a_brace_that_begins_no_call_is_text(toml, text):
+    found = []
+
+    def parse():
+        parser = unchecked(toml)()
+        found.extend([*parser.feed(text), *parser.close()])
+
+    work_of(parse, max_lines=20_000)
+    assert read_events(found).content == text
+
+
+class TestBareJson(ToolParserContract):
+    """The kit, for a user's table of JSON anywhere in the text."""
+
+    parser = FormatParser.from_file_text("is_bare = true\nis_bare_anywhere = true")
+    tools = ({"name": "f", "parameters": {"type": "object"}},)
+    samples = (
+        ToolSample("a { b", "a { b"),
+        ToolSample("a [ b ] {} {{ [1]", "a [ b ] {} {{ [1]"),
+        ToolSample(
+            'So: {"name": "f", "arguments": {"a": "Oslo"}}', "So:", (("f", '{"a": "Oslo"}'),)
+        ),
+        ToolSample('{"name": "g", "arguments": {}}', '{"name": "g", "arguments": {}}'),
+    )
+
+
+class TestPythonAtTheFront(ToolParserContract):
+    """The kit, for a table that said, before it was refused, that calls in Python are anywhere."""
+
+    parser = unchecked(LOOPS[1])
+    tools = ({"name": "f", "parameters": {"type": "object"}},)
+    samples = (
+        ToolSample("a { b", "a { b"),
+        ToolSample('[f(a="Oslo")]', "", (("f", '{"a": "Oslo"}'),)),
+    )
+
+
+V3 = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n"
+STEP = (
+    "<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜>"
+    '<steptml:invoke name="now"></steptml:invoke>'
+)
+
+
+@pytest.mark.parametrize("end", ["```", "```\n", "", "\n``` \r\n"])
+def test_the_fence_of_a_call_and_its_end_may_stand_apart(end):
+    text = f"Hi {V3}{end}<｜tool▁call▁end｜>\n<｜tool▁calls▁end｜> Bye."
+    assert read_calls("deepseek_v3", text, TYPED_TOOLS) == ("Hi Bye.", [("now", {})])
+
+
+@pytest.mark.parametrize("end", ["<｜tool_call_end｜>", "\n<｜tool_call_end｜>\n", "\n"])
+def test_the_two_closing_tags_of_a_call_may_stand_apart(end):
+    text = f"Hi {STEP}{end}<｜tool_calls_end｜>"
+    assert read_calls("step3", text, TYPED_TOOLS) == ("Hi", [("now", {})])
+
+
+def test_a_fence_behind_the_end_of_a_call_is_text():
+    text = f"{V3}```<｜tool▁call▁end｜><｜tool▁calls▁end｜>\n```py\nx\n```"
+    assert read_calls("deepseek_v3", text, TYPED_TOOLS) == ("```py\nx\n```", [("now", {})])
+    text = f"{V3}```<｜tool▁call▁end｜>\n```py"
+    assert read_calls("deepseek_v3", text, TYPED_TOOLS) == ("```py", [("now", {})])
