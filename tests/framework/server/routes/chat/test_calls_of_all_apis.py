@@ -281,16 +281,17 @@ def test_all_apis_pass_on_numbers_of_any_digits(ask, family, numbers):
     ).json()
     assert [item["arguments"] for item in response["output"]] == [arguments]
 
-    bodies = {
-        "/v1/messages": {
-            "messages": HI, "tools": [{"name": "f", "input_schema": LISTS}], "max_tokens": 6000
-        },
-        "/api/chat": {"messages": HI, "tools": [function], "options": {"num_predict": 6000}},
-    }  # fmt: skip
-    for path, body in bodies.items():
-        for is_stream in (False, True):
-            wire = ask(family, path, text, 1000, **body, stream=is_stream)
-            assert f"[{numbers}]" in wire.body.decode()
+    tools = [{"name": "f", "input_schema": LISTS}]
+    body = {"messages": HI, "tools": tools, "max_tokens": 6000}
+    whole = ask(family, "/v1/messages", text, 1000, **body)
+    assert f'"input":{arguments}' in whole.body.decode()
+    events = events_of(ask(family, "/v1/messages", text, 1000, **body, stream=True))
+    assert [block["input"] for block in message_blocks(events)] == [arguments]
+
+    body = {"messages": HI, "tools": [function], "options": {"num_predict": 6000}}
+    for is_stream in (False, True):
+        wire = ask(family, "/api/chat", text, 1000, **body, stream=is_stream)
+        assert f'"arguments":{arguments}' in wire.body.decode()
 
 
 def test_a_batch_has_the_calls_that_the_routes_return(frontend, core, tmp_path):
