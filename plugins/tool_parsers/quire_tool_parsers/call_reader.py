@@ -33,6 +33,8 @@ class CallReader(ABC):
     def read(self, text: str, *, is_last: bool) -> int:
         """Read text; return the number of characters consumed.
 
+        It stops once the name is complete, since the call may end there: it may be of no tool.
+
         Args:
             text: Text from the first character on that was not consumed.
             is_last: Whether nothing follows it.
@@ -63,8 +65,9 @@ class ScanningReader(CallReader):
         """Read text; return the number of characters consumed."""
         del is_last
         start = end = 0
+        had_name = self.name is not None
         try:
-            while start < len(text):
+            while start < len(text) and (had_name or self.name is None):
                 end = run_end(self._wanted, text, start)
                 self._wanted = self._scan.send(text[start:end])
                 start = end

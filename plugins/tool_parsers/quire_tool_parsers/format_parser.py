@@ -262,10 +262,12 @@ class FormatParser(ToolParser):
                 yield from self._give_up()
                 return
         reader = self._reader
+        had_name = reader.name is not None
         used = reader.read(self._buffer, is_last=is_last)
         self._raw.append(self._take(used))
         yield from self._emit(reader)
-        self._needs_more = not (reader.is_complete or reader.is_broken)
+        has_new_name = reader.name is not None and not had_name
+        self._needs_more = not (reader.is_complete or reader.is_broken or has_new_name)
 
     def _emit(self, reader: CallReader) -> Events:
         """Yield the events of what a reader has read."""

@@ -59,12 +59,13 @@ class TaggedReader(CallReader):
     def read(self, text: str, *, is_last: bool) -> int:
         """Read text; return the number of characters consumed."""
         consumed = 0
+        had_name = self.name is not None
         while consumed < len(text) or is_last:
             place = self._read_next(text, consumed, is_last)
             if place is None:
                 break
             consumed = place
-            if self.is_complete:
+            if self.is_complete or (self.name is not None and not had_name):
                 break
         return consumed
 

@@ -90,3 +90,16 @@ def test_a_fence_behind_the_end_of_a_call_is_text():
     assert read_calls("deepseek_v3", text, TYPED_TOOLS) == ("```py\nx\n```", [("now", {})])
     text = f"{V3}```<｜tool▁call▁end｜>\n```py"
     assert read_calls("deepseek_v3", text, TYPED_TOOLS) == ("```py", [("now", {})])
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("glm47", "<tool_call>name <arg_key>{{<tool_call>now</tool_call>"),
+        ("glm45", "<tool_call>name<arg_key>a</arg_key><arg_value><tool_call>now</tool_call>"),
+        ("llama3_json", '{"name": "Bob", "parameters": {"x": {"name": "now", "parameters": {}}}}'),
+    ],
+)
+def test_what_follows_a_name_that_is_no_tool_is_read_again(family, text):
+    _, calls = read_calls(family, text, TYPED_TOOLS)
+    assert calls == [("now", {})]
