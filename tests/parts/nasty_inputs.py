@@ -15,11 +15,13 @@ from quire.testing.tool_parsing import ToolSample
 
 JSON_FAMILIES = (
     "hermes", "granite4", "ernie45", "longcat", "xlam", "internlm", "llama3_json", "phi4_mini_json",
-    "granite", "jamba", "hunyuan_a13b", "gigachat3",
+    "granite", "jamba", "hunyuan_a13b", "gigachat3", "apriel", "minimax", "nemotron_json",
+    "granite_20b_fc",
 )  # fmt: skip
 PYTHON_FAMILIES = ("pythonic", "llama4_pythonic", "olmo3", "lfm2")
 QWEN_TAGS = {"qwen3_coder": "tool_call", "qwen3_xml": "tool_call", "seed_oss": "seed:tool_call"}
-GLM_FAMILIES = ("glm45", "glm47")
+GLM_FAMILIES = ("glm45", "glm47", "hy_v4")
+DSML_SECTIONS = {"deepseek_v32": "function_calls", "deepseek_v4": "tool_calls"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -236,22 +238,20 @@ def _glm() -> Iterator[NastyInput]:
 
 
 def _dsml() -> Iterator[NastyInput]:
-    family = "deepseek_v32"
     member = f'<{DSML}parameter name="query" string="true">Oslo</{DSML}parameter>'
     invoke = f'<{DSML}invoke name="find">\n{member}\n</{DSML}invoke>'
-    begin, end = f"<{DSML}function_calls>\n", f"\n</{DSML}function_calls>"
     calls = (("find", {"query": "Oslo"}),)
-    yield NastyInput(19, family, f"Hm.\n{invoke}", "Hm.", calls)
-    yield NastyInput(19, family, f"Hm.\n{begin}{invoke}", "Hm.", calls)
-    yield NastyInput(
-        19, family, f"{begin}{invoke}\n<{DSML}odd>{end}".replace(f"\n<{DSML}odd>", ""), "", calls
-    )
-    odd = f'<{DSML}parameter name="limit" string="false">3</{DSML}parameter>'
-    both = f'{begin}<{DSML}invoke name="find">\n{member}\n{odd}\n</{DSML}invoke>{end}'
-    yield NastyInput(19, family, both, "", (("find", {"query": "Oslo", "limit": 3}),))
-    no_json = f'<{DSML}parameter name="limit" string="false">many</{DSML}parameter>'
-    text = f'{begin}<{DSML}invoke name="find">\n{no_json}\n</{DSML}invoke>{end}'
-    yield NastyInput(19, family, text, "", (("find", {"limit": "many"}),))
+    for family, section in DSML_SECTIONS.items():
+        begin, end = f"<{DSML}{section}>\n", f"\n</{DSML}{section}>"
+        yield NastyInput(19, family, f"Hm.\n{invoke}", "Hm.", calls)
+        yield NastyInput(19, family, f"Hm.\n{begin}{invoke}", "Hm.", calls)
+        yield NastyInput(19, family, f"{begin}{invoke}{end}", "", calls)
+        odd = f'<{DSML}parameter name="limit" string="false">3</{DSML}parameter>'
+        both = f'{begin}<{DSML}invoke name="find">\n{member}\n{odd}\n</{DSML}invoke>{end}'
+        yield NastyInput(19, family, both, "", (("find", {"query": "Oslo", "limit": 3}),))
+        no_json = f'<{DSML}parameter name="limit" string="false">many</{DSML}parameter>'
+        text = f'{begin}<{DSML}invoke name="find">\n{no_json}\n</{DSML}invoke>{end}'
+        yield NastyInput(19, family, text, "", (("find", {"limit": "many"}),))
 
 
 def _kimi() -> Iterator[NastyInput]:
@@ -299,6 +299,19 @@ def _gemma() -> Iterator[NastyInput]:
     yield NastyInput(24, "gemma4", loop, loop)
 
 
+def _llama4() -> Iterator[NastyInput]:
+    """Yield calls in JSON as the chat template of Llama 4 writes them, behind its markers."""
+    call, calls = '{"name": "find", "parameters": {"query": "x"}}', (("find", {"query": "x"}),)
+    empty = "<|python_start|><|python_end|>"
+    said = "<|python_start|>I look it up.<|python_end|>"
+    family = "llama4_pythonic"
+    yield NastyInput(25, family, f"{empty}{call}", empty, calls)
+    yield NastyInput(25, family, f"{said}{call}", said, calls)
+    yield NastyInput(25, family, f"<|python_start|>{call}<|python_end|>", "", calls)
+    yield NastyInput(25, family, call, "", calls)
+    yield NastyInput(25, family, '{"name": "Oslo"} or {x}', '{"name": "Oslo"} or {x}')
+
+
 def _harmony() -> Iterator[NastyInput]:
     body = '{"query": "x"}'
     calls = (("find", {"query": "x"}),)
@@ -321,11 +334,13 @@ def _harmony() -> Iterator[NastyInput]:
         "<|channel|>commentary to=functions.find <|constrain|>json",
         f"<|channel|>commentary to=functions.find<|message|>{body[:-1]}",
         "<|channel|>final<|message|>No call to=functions.find here.<|return|>",
+        "<|channel|>final<|message|>Write <|channel|> then to=functions.find <|message|>{} ok",
+        "<|channel|>final<|message|>A <|channel|>commentary to=functions.find<|message|>{}<|call|>",
     ):
         yield NastyInput(21, "openai", text, text)
 
 
 _SPECIFIC = [
     *_objects(), *_prose(), *_python(), *_qwen_tags(), *_glm(), *_dsml(), *_kimi(), *_mistral(),
-    *_gemma(), *_harmony(),
+    *_gemma(), *_llama4(), *_harmony(),
 ]  # fmt: skip

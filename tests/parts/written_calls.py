@@ -6,7 +6,7 @@ the tests, so that none is forgotten.
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Call = tuple[str, dict[str, Any]]
@@ -162,6 +162,10 @@ def _glm(head: str, between: str) -> Spelling:
     )
 
 
+def _hunyuan(head: str) -> Spelling:
+    return replace(_glm(head, "\n"), open="<tool_calls>\n", close="\n</tool_calls>")
+
+
 HERMES = Spelling(_around("<tool_call>\n", "\n</tool_call>", _json_call("arguments")), between="\n")
 QWEN = _qwen_tags("<tool_call>", "</tool_call>")
 DSML = "\uff5cDSML\uff5c"
@@ -197,6 +201,16 @@ SPELLINGS: dict[str, Spelling] = {
     "phi4_mini_json": Spelling(_json_call("arguments"), "functools[", ", ", "]"),
     "granite": Spelling(_json_call("arguments"), "<|tool_call|>[", ", ", "]"),
     "jamba": Spelling(_json_call("arguments"), "<tool_calls>[", ", ", "]</tool_calls>"),
+    "apriel": Spelling(_json_call("arguments"), "<tool_calls>[", ", ", "]</tool_calls>"),
+    "minimax": Spelling(_json_call("arguments"), "<tool_calls>\n", "\n", "\n</tool_calls>"),
+    "nemotron_json": Spelling(_json_call("arguments"), "<TOOLCALL>[", ", ", "]</TOOLCALL>"),
+    "apertus": Spelling(
+        lambda name, arguments: written({name: arguments}),
+        "<|tools_prefix|>[", ", ", "]<|tools_suffix|>",
+    ),
+    "granite_20b_fc": Spelling(
+        _around("<function_call> ", "", _json_call("arguments")), between="\n"
+    ),
     "hunyuan_a13b": Spelling(_json_call("arguments"), "<tool_calls>[", ", ", "]</tool_calls>"),
     "gigachat3": Spelling(
         _json_call("arguments"), "<|message_sep|>\n\nfunction call<|role_sep|>\n", is_single=True
@@ -225,6 +239,13 @@ SPELLINGS: dict[str, Spelling] = {
     ),
     "qwen3_coder": QWEN,
     "qwen3_xml": QWEN,
+    "mimo": Spelling(
+        _tagged(
+            "<tool_call><function=NAME>", "<parameter=KEY>VALUE</parameter>",
+            "</function></tool_call>",
+        ),
+        forbidden=("</parameter>", "</function>", "</tool_call>"),
+    ),
     "seed_oss": _qwen_tags("<seed:tool_call>", "</seed:tool_call>"),
     "minimax_m2": Spelling(
         _tagged(
@@ -250,6 +271,8 @@ SPELLINGS: dict[str, Spelling] = {
     ),
     "glm45": _glm("\n", "\n"),
     "glm47": _glm("", ""),
+    "hy_v3": _hunyuan("<tool_sep>\n"),
+    "hy_v4": _hunyuan("\n"),
     "pythonic": Spelling(_python_call, "[", ", ", "]", is_bare=True),
     "llama4_pythonic": Spelling(
         _python_call, "<|python_start|>[", ", ", "]<|python_end|>", is_bare=True

@@ -27,6 +27,8 @@ class ReasoningParserCapabilities:
             opens counts against a budget of thinking tokens.
         start_spellings: Further spellings of the start marker.
         tokenizer_config_key: Key in a checkpoint's file, as in `ToolParserCapabilities`.
+        alternative_markers: Further sets of template markers, as in `ToolParserCapabilities`.
+        excluded_markers: Texts that the chat template must not contain, as there.
     """
 
     template_markers: tuple[str, ...] = ()
@@ -39,6 +41,8 @@ class ReasoningParserCapabilities:
     start_marker: str | None = None
     start_spellings: tuple[str, ...] = ()
     tokenizer_config_key: str | None = None
+    alternative_markers: tuple[tuple[str, ...], ...] = ()
+    excluded_markers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,8 @@ class ToolParserCapabilities:
         template_markers: Texts that the model's chat template must all contain for `auto` to choose
             the parser.
         architectures: Architectures of models for which `auto` may choose the parser; empty: all.
-        priority: Rank for `auto`, which takes the matching parser with the highest one.
+        priority: Rank for `auto`, which takes the matching parser with the highest one; of several,
+            the one with the most markers, an architecture counting as one.
         markers: Texts with special tokens that the parser must see, although the text for the user
             has none: a special token of the tokenizer is shown to the parser if its text is part of
             one of these.
@@ -44,6 +45,9 @@ class ToolParserCapabilities:
         tokenizer_config_key: Key of a checkpoint's tokenizer_config.json whose value describes the
             parser; None: there is none. The parser is made by `from_file_text` from the JSON text
             of this value, and `auto` takes it if no other parser matches.
+        alternative_markers: Further sets of template markers, one of which is enough.
+        excluded_markers: Texts that the chat template must not contain for `auto` to choose the
+            parser.
     """
 
     template_markers: tuple[str, ...] = ()
@@ -53,6 +57,8 @@ class ToolParserCapabilities:
     calls_end_reasoning: bool = False
     call_id_length: int | None = None
     tokenizer_config_key: str | None = None
+    alternative_markers: tuple[tuple[str, ...], ...] = ()
+    excluded_markers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

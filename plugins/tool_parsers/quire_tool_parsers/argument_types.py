@@ -29,6 +29,13 @@ class ArgumentTypes:
         """Names of the tools."""
         return frozenset(self._schemas)
 
+    def takes_none(self, tool: str | None) -> bool:
+        """Whether a tool is known to have no arguments."""
+        if tool not in self._schemas:
+            return False
+        schema = self._schemas[tool]
+        return not (isinstance(schema, dict) and schema.get("properties"))
+
     def of(self, tool: str, key: str, default: frozenset[str] = STRING) -> frozenset[str]:
         """Return the types of an argument.
 

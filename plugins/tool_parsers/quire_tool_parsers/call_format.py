@@ -18,12 +18,15 @@ class JsonKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         is_required: Whether a call without arguments has their key as well.
         first: Keys of which a call has one first; empty: any. So JSON that is no call is passed on
             early where calls have no marker.
+        is_name: Whether the only key of a call is the name of the tool, with the arguments as its
+            value. Then `name` and `arguments` have no meaning.
     """
 
     name: tuple[str, ...] = ("name",)
     arguments: tuple[str, ...] = ("arguments", "parameters")
     is_required: bool = False
     first: tuple[str, ...] = ()
+    is_name: bool = False
 
 
 class Tags(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -91,6 +94,8 @@ class CallFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         quote: Marker on both sides of a string in the notation braces.
         aliases: Further names of the parser.
         template_markers: Texts that the chat template must all contain for `auto`.
+        alternative_markers: Further sets of template markers, one of which is enough.
+        excluded_markers: Texts that the chat template must not contain for `auto`.
         architectures: Architectures of models for which `auto` may choose the parser; empty: all.
         priority: Rank among the parsers that match for `auto`.
         calls_end_reasoning: Whether a call ends the reasoning that it is in; False: calls in the
@@ -115,6 +120,8 @@ class CallFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     quote: str = '"'
     aliases: tuple[str, ...] = ()
     template_markers: tuple[str, ...] = ()
+    alternative_markers: tuple[tuple[str, ...], ...] = ()
+    excluded_markers: tuple[str, ...] = ()
     architectures: tuple[str, ...] = ()
     priority: int = 10
     calls_end_reasoning: bool = True

@@ -26,4 +26,6 @@ def capabilities_of(form: CallFormat) -> ToolParserCapabilities:
         markers=form.markers(),
         calls_end_reasoning=form.calls_end_reasoning,
         call_id_length=form.call_ids.length,
+        alternative_markers=form.alternative_markers,
+        excluded_markers=form.excluded_markers,
     )

@@ -2,9 +2,10 @@
 
     <|start|>assistant<|channel|>commentary to=functions.find <|constrain|>json<|message|>{}<|call|>
 
-A message to a function is a call, wherever the recipient stands in the header. All other text is
-left as it is: the reasoning parser reads its channels. Behind a call there is no reasoning, so
-there the headers of messages are dropped.
+A message to a function is a call, wherever the recipient stands in the header. A channel that the
+text of a message names opens no header: that takes the end of the message, or `<|start|>`. All
+other text is left as it is: the reasoning parser reads its channels. Behind a call there is no
+reasoning, so there the headers of messages are dropped.
 """
 
 import re
@@ -31,8 +32,7 @@ MARKERS = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
 MAX_HEADER = 512  # characters; a longer one is text
 MAX_PART = 512  # characters; what is left of a part is copied with each step
 
-_TEXT_ENDS = Markers((START, CHANNEL))
-_TEXT_ENDS_BEHIND_CALLS = Markers((START, CHANNEL, *ENDS))
+_TEXT_ENDS = Markers((START, CHANNEL, *ENDS))
 _HEADER_ENDS = Markers((START, MESSAGE, *ENDS))
 _BODY_ENDS = Markers(ENDS)
 _RECIPIENT = re.compile(r"\bto\s*=\s*(?P<prefix>(?:functions\.)*)(?P<name>[^\s<]+)")
@@ -58,6 +58,7 @@ class HarmonyParser(ToolParser):
         self._index = 0
         self._has_calls = False  # complete ones
         self._skips_blanks = False
+        self._is_in_message = False  # behind its header
 
     @classmethod
     def for_tools(cls, tools: Sequence[dict[str, Any]]) -> Self:
@@ -102,17 +103,20 @@ class HarmonyParser(ToolParser):
 
     def _read_text(self, is_last: bool) -> Events:
         """Read text up to the next header."""
-        markers = _TEXT_ENDS_BEHIND_CALLS if self._has_calls else _TEXT_ENDS
-        found = markers.find(self._buffer, is_last=is_last)
+        found = _TEXT_ENDS.find(self._buffer, is_last=is_last)
         if found is None:
-            certain = len(self._buffer) if is_last else markers.num_certain(self._buffer)
+            certain = len(self._buffer) if is_last else _TEXT_ENDS.num_certain(self._buffer)
             yield from self._emit(self._take(certain))
             self._needs_more = True
             return
         start, marker = found
         yield from self._emit(self._take(start))
         if marker in ENDS:
-            self._take(len(marker))
+            end = self._take(len(marker))
+            yield from self._emit("" if self._has_calls else end)
+            self._is_in_message = False
+        elif marker == CHANNEL and self._is_in_message:
+            yield from self._emit(self._take(len(marker)))
         else:
             self._state = self._read_header
 
@@ -131,7 +135,7 @@ class HarmonyParser(ToolParser):
         elif marker == MESSAGE:
             header = self._take_raw() + self._take(start + len(marker))
             yield from self._emit("" if self._has_calls else header)
-            self._state = self._read_text
+            self._is_in_message, self._state = True, self._read_text
         else:
             yield from self._emit(self._take_raw() + self._take(start))
             self._state = self._read_header if marker == START else self._read_text
@@ -182,7 +186,7 @@ class HarmonyParser(ToolParser):
         self._leave_call()
         self._raw.clear()
         self._has_calls = self._skips_blanks = True
-        self._state = self._read_behind
+        self._is_in_message, self._state = False, self._read_behind
 
     def _break_call(self) -> Events:
         """Yield the text of a call that is none."""

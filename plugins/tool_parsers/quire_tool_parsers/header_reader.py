@@ -1,13 +1,27 @@
-"""Reader of a call whose name is in a header before its arguments: `find[ARGS]{"city": "Oslo"}`."""
+"""Reader of a call whose name is in a header before its arguments: `find[ARGS]{"city": "Oslo"}`.
+
+What follows the call ends a header as well, so that a call without arguments is none of the next
+call's header. At the end of the text nothing shows that the arguments are not cut off, so there
+only a tool that takes none is called without them.
+"""
 
 import re
-from collections.abc import Collection
 
+from quire.interfaces.markers import Markers
+from quire_tool_parsers.argument_types import ArgumentTypes
 from quire_tool_parsers.call_reader import ScanningReader
-from quire_tool_parsers.json_scan import BLANKS, Characters, parse, read_container, refuse
+from quire_tool_parsers.json_scan import (
+    BLANKS,
+    BrokenCallError,
+    Characters,
+    parse,
+    read_container,
+    refuse,
+)
 
 MAX_HEADER = 256  # characters
 _ANY_TEXT = re.compile(".+", re.DOTALL)
+_BRACE, _EMPTY = "{", "{}"
 
 
 class HeaderReader(ScanningReader):
@@ -16,41 +30,96 @@ class HeaderReader(ScanningReader):
     Args:
         header: Pattern of the header, which ends before the object. Its group `name` is the name of
             the tool, and its group `id`, if there is one, the id of the call.
-        names: Names of the tools.
+        markers: Texts in the header, of which the last one stands before the arguments.
+        followers: Texts that may follow a call.
+        types: Types of arguments.
         ids: Texts that are ids; others that the model writes are none.
     """
 
     def __init__(
         self,
         header: re.Pattern[str],
-        names: Collection[str] = (),
+        markers: tuple[str, ...],
+        followers: tuple[str, ...],
+        types: ArgumentTypes,
         ids: re.Pattern[str] = _ANY_TEXT,
     ) -> None:
         self._header = header
-        self._names = names
+        self._markers = markers
+        self._ends = Markers((*followers, _BRACE))
+        self._types = types
         self._ids = ids
         super().__init__()
 
+    def read(self, text: str, *, is_last: bool) -> int:
+        """Read text; return the number of characters consumed."""
+        start = 0
+        if self.name is None:
+            try:
+                start = self._read_header(text, is_last)
+            except BrokenCallError:
+                self.is_broken = True
+                return len(text) if is_last else 0
+        if self.name is None or self.is_complete:
+            return start
+        return start + super().read(text[start:], is_last=is_last)
+
     def scan(self) -> Characters:
-        """Read the header, up to the opening brace, and the object."""
-        read: list[str] = []
-        while (character := (yield)) != "{":
-            read.append(character)
-            if len(read) > MAX_HEADER:
-                refuse("a header is too long")
-        found = self._header.fullmatch("".join(read).strip(BLANKS))
+        """Read the object."""
+        yield from read_container((yield), self._arguments)
+        parse(self._arguments)
+
+    def _read_header(self, text: str, is_last: bool) -> int:
+        """Read the header once its end is there; return the place of its end."""
+        place = 0
+        while (found := self._ends.find(text, place, is_last=is_last)) is not None:
+            place, end = found[0], found[0] + len(found[1])
+            if place > MAX_HEADER:
+                break
+            if found[1] == _BRACE:
+                self._take_header(text[:place])
+                return place
+            if not self._match(text[:end]):  # otherwise it belongs to the header
+                self._take_empty(text[:place])
+                return place
+            place = end
+        if place > MAX_HEADER or self._ends.num_certain(text) > MAX_HEADER:
+            refuse("a header is too long")
+        if not is_last:
+            return 0
+        self._take_empty(text, is_last=True)
+        return len(text)
+
+    def _match(self, header: str) -> re.Match[str] | None:
+        return self._header.fullmatch(header.strip(BLANKS))
+
+    def _take_header(self, header: str) -> None:
+        found = self._match(header)
         if found is None or not found["name"]:
             refuse("a header must have a name")
         written = found.groupdict().get("id")
         self.id = written if written and self._ids.fullmatch(written) else None
         self.name = self._tool(found["name"])
-        yield from read_container(character, self._arguments)
-        parse(self._arguments)
+
+    def _take_empty(self, text: str, *, is_last: bool = False) -> None:
+        """Take a header without an object behind it as a call without arguments."""
+        header = text.rstrip(BLANKS)
+        for nothing in ("null", '""'):
+            header = header.removesuffix(nothing).rstrip(BLANKS)
+        found = self._match(header)
+        name = None if found is None else self._tool(found["name"])
+        is_whole = not is_last or (header.endswith(self._markers) and self._types.takes_none(name))
+        if name not in self._types.names or not is_whole:
+            refuse("arguments are missing")
+        self._take_header(header)
+        self._arguments.append(_EMPTY)
+        self.is_complete = True
 
     def _tool(self, name: str) -> str:
         """Return the tool of a call; one with a number for its name is of the only tool."""
-        if not name.isdigit() or name in self._names:
+        names = self._types.names
+        if not name.isdigit() or name in names:
             return name
-        if len(self._names) != 1:
+        if len(names) != 1:
             refuse("a header must have a name")
-        return next(iter(self._names))
+        return next(iter(names))

@@ -52,5 +52,7 @@ def _add_names(
     """Register a parser by several names; `auto` chooses it by the first one."""
     for number, name in enumerate(names):
         if number == 1:
-            capabilities = replace(capabilities, template_markers=(), architectures=())
+            capabilities = replace(
+                capabilities, template_markers=(), alternative_markers=(), architectures=()
+            )
         registry.add(name, reference, capabilities=capabilities)

@@ -43,10 +43,12 @@ def new_reader(form: CallFormat, first: str, types: ArgumentTypes) -> CallReader
     """
     match notation_of(form, first):
         case "json":
-            return JsonReader(form.keys)
+            return JsonReader(form.keys, types.names)
         case "header":
             ids = id_pattern(form.call_ids.text)
-            return HeaderReader(_pattern(form.header), types.names, ids)
+            followers = form.section_open + form.section_close + form.call_open + form.call_close
+            pattern = _pattern(form.header)
+            return HeaderReader(pattern, form.header_markers, followers, types, ids)
         case "tagged" if form.tags is not None:
             closers = (*form.call_close, *form.section_close)
             openers = (*form.call_open, *form.section_open)

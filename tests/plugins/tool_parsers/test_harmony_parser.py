@@ -71,6 +71,7 @@ def read(*pieces: str, names: Sequence[str] = ()) -> ReadCompletion:
         "<|start|>assistant<|channel|>commentary to=functions.find <|constrain|>json",
         " to=functions.find<|channel|>commentary <|constrain|>json",
         "to=functions.find<|channel|>commentary",
+        "assistant<|channel|>commentary to=functions.find",
         "<|channel|>commentary to=find",
         "<|channel|>commentary to=functions.functions.find",
     ],
@@ -78,8 +79,16 @@ def read(*pieces: str, names: Sequence[str] = ()) -> ReadCompletion:
 def test_a_message_to_a_function_is_a_call_whatever_its_header(header):
     text = f'{header}<|message|>{{"city": "Oslo"}}<|call|>'
     completion = read(text, names=["find"])
-    assert (completion.content, completion.calls) == ("", [("find", '{"city": "Oslo"}')])
+    content = "assistant" if header.startswith("assistant") else ""
+    assert (completion.content, completion.calls) == (content, [("find", '{"city": "Oslo"}')])
     assert read(*text, names=["find"]) == completion
+
+
+@pytest.mark.parametrize("end", ["<|end|>", "<|end|>\n", "<|return|>", "<|call|>"])
+def test_a_channel_behind_an_end_begins_a_message(end):
+    said = f"<|channel|>analysis<|message|>Hm.{end}"
+    completion = read(f"{said}<|channel|>commentary to=functions.f<|message|>{{}}<|call|>")
+    assert (completion.content, completion.calls) == (said, [("f", "{}")])
 
 
 @pytest.mark.parametrize(
@@ -97,6 +106,8 @@ def test_a_message_to_a_function_is_a_call_whatever_its_header(header):
         "to=you, from=me " * 60,
         "<|channel|>" + "x" * 3000,
         "<|start|><|start|><|channel|><|end|><|message|><|call|>",
+        "<|channel|>final<|message|>Write <|channel|> then to=functions.f <|message|>{} so.",
+        "<|channel|>final<|message|>See <|channel|>commentary to=functions.f<|message|>{}<|call|>",
     ],
 )
 def test_what_is_no_call_is_left_as_it_is(text):

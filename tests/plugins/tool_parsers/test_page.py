@@ -12,7 +12,10 @@ from quire_tool_parsers.format_parser import FormatParser
 from quire_tool_parsers.plugin import HARMONY_NAMES
 
 TEXT = (Path(__file__).parents[3] / "docs" / "tool_calls.md").read_text("utf-8")
-FIELDS_OF_AUTO = {"aliases", "template_markers", "architectures", "priority"}
+FIELDS_OF_AUTO = {
+    "aliases", "template_markers", "alternative_markers", "excluded_markers", "architectures",
+    "priority",
+}  # fmt: skip
 
 
 def test_the_page_has_the_names_of_all_families_in_their_order():

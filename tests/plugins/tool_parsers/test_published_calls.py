@@ -17,7 +17,8 @@ NAMES = (
     "get_weather", "get_current_weather", "find", "now", "getWeather", "get_current_temperature",
     "manage_user_memory", "get_current_conditions", "spotify_trending_songs",
 )  # fmt: skip
-TOOLS = [{"name": name, "parameters": {"type": "object"}} for name in NAMES]
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TOOLS = [{"name": name, "parameters": PARAMETERS} for name in NAMES]
 TRICKY = (
     '{"text": "] } \\" </tool_call> ```\\n[TOOL_CALLS] <|tool_call_end|> é 👩‍👩‍👧", '
     '"deep": {"a": {"b": [1, {"c": null}]}}}'
@@ -130,6 +131,13 @@ PUBLISHED = [
         "",
         [("get_weather", '{"city": "Paris [75]"}'), ("now", "{}")],
     ),
+    # The same model with the markers of its own chat template
+    (
+        "phi4_mini_json",
+        'Yes.<|tool_call|>[{"name": "find", "arguments": {"a": 1}}]<|/tool_call|>',
+        "Yes.",
+        [("find", '{"a": 1}')],
+    ),
     # ibm-granite/granite-3.0 and 3.1 chat templates
     (
         "granite",
@@ -151,6 +159,51 @@ PUBLISHED = [
         "",
         [("get_current_weather", '{"city": "Tokyo"}'), ("now", "{}")],
     ),
+    # ServiceNow-AI/Apriel-1.5-15b-Thinker chat template
+    (
+        "apriel",
+        'Here: <tool_calls>[{"name": "find", "arguments": {"a": 1}}, '
+        '{"name": "now", "arguments": {}}]</tool_calls>',
+        "Here:",
+        [("find", '{"a": 1}'), ("now", "{}")],
+    ),
+    # MiniMaxAI/MiniMax-M1 docs/function_call_guide.md: one object a line
+    (
+        "minimax",
+        '<tool_calls>\n{"name": "find", "arguments": {"a": 1}}\n'
+        '{"name": "now", "arguments": {}}\n</tool_calls>',
+        "",
+        [("find", '{"a": 1}'), ("now", "{}")],
+    ),
+    # nvidia/NVIDIA-Nemotron-Nano-9B-v2 model card, "Tool calling"; brackets may be missing
+    (
+        "nemotron_json",
+        '<TOOLCALL>[{"name": "find", "arguments": {"a": 1}}, '
+        '{"name": "now", "arguments": {}}]</TOOLCALL>',
+        "",
+        [("find", '{"a": 1}'), ("now", "{}")],
+    ),
+    (
+        "nemotron_json",
+        '<TOOLCALL>{"name": "find", "arguments": {"a": 1}}</TOOLCALL> Done.',
+        "Done.",
+        [("find", '{"a": 1}')],
+    ),
+    # swiss-ai/Apertus-8B-Instruct-2509 chat template
+    (
+        "apertus",
+        'I look.<|tools_prefix|>[{"find": {"a": {"b": 1}}}, {"now": {}}]<|tools_suffix|>',
+        "I look.",
+        [("find", '{"a": {"b": 1}}'), ("now", "{}")],
+    ),
+    # ibm-granite/granite-20b-functioncalling model card
+    (
+        "granite_20b_fc",
+        '<function_call> {"name": "find", "arguments": {"a": 1}} '
+        '<function_call> {"name": "now", "arguments": {}}',
+        "",
+        [("find", '{"a": 1}'), ("now", "{}")],
+    ),
     # tencent/Hunyuan-A13B-Instruct, "Tool Calling" of its repository
     (
         "hunyuan_a13b",
@@ -163,7 +216,7 @@ PUBLISHED = [
     (
         "gigachat3",
         'I check.<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "manage_user_memory", '
-        '"arguments": {"action": "create"}}</s>',
+        '"arguments": {"action": "create"}}',
         "I check.",
         [("manage_user_memory", '{"action": "create"}')],
     ),
@@ -233,6 +286,11 @@ AROUND = {
     "granite": ('<|tool_call|>[{"name": "find", "arguments": ', "}]"),
     "jamba": ('<tool_calls>[{"name": "find", "arguments": ', "}]</tool_calls>"),
     "hunyuan_a13b": ('<tool_calls>[{"name": "find", "arguments": ', "}]</tool_calls>"),
+    "apriel": ('<tool_calls>[{"name": "find", "arguments": ', "}]</tool_calls>"),
+    "minimax": ('<tool_calls>\n{"name": "find", "arguments": ', "}\n</tool_calls>"),
+    "nemotron_json": ('<TOOLCALL>[{"name": "find", "arguments": ', "}]</TOOLCALL>"),
+    "apertus": ('<|tools_prefix|>[{"find": ', "}]<|tools_suffix|>"),
+    "granite_20b_fc": ('<function_call> {"name": "find", "arguments": ', "}"),
     "gigachat3": ('<|function_call|>{"name": "find", "arguments": ', "}"),
     "mistral": ("[TOOL_CALLS]find[ARGS]", ""),
     "deepseek_v3": (
@@ -308,10 +366,88 @@ def test_a_call_without_arguments_stands_before_one_with_some(family):
 
 @each_family
 def test_arguments_that_are_no_object_make_a_call_text(family):
-    for arguments in ("[1]", '{"a": NaN}', '{"a": tru}', "{'a': 1}", "null"):
+    for arguments in ("[1]", '{"a": NaN}', '{"a": tru}', "{'a': 1}", "nul", "0"):
         text = call(family, arguments)
         assert (read(family, text).content, read(family, text).calls) == (text, []), arguments
         assert read(family, *text) == read(family, text)
+
+
+@each_family
+@pytest.mark.parametrize("nothing", ["null", '""'])
+def test_null_and_an_empty_string_are_no_arguments_of_a_tool(family, nothing):
+    text = call(family, nothing) + ("" if family == "xlam" else " ")
+    if family == "mistral":
+        text += "[TOOL_CALLS]now[ARGS]{}"  # at the end of the text it could be cut off
+    found = read(family, text)
+    assert (found.content.strip(), found.calls[:1]) == ("", [("find", "{}")])
+    assert read(family, *text) == found
+    other = text.replace("find", "unknown")
+    assert ("unknown", "{}") not in read(family, other).calls
+
+
+HEADERS = {
+    "mistral": ("[TOOL_CALLS]find[ARGS]", "[TOOL_CALLS]now[ARGS]{}"),
+    "kimi_k2": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.find:0"
+        "<|tool_call_argument_begin|><|tool_call_end|>",
+        "<|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+        "<|tool_calls_section_end|>",
+    ),
+    "deepseek_v31": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>find<｜tool▁sep｜><｜tool▁call▁end｜>",
+        "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ),
+    "deepseek_v3": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>find\n```json\n"
+        "```<｜tool▁call▁end｜>\n",
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜>"
+        "<｜tool▁calls▁end｜>",
+    ),
+}
+
+
+@pytest.mark.parametrize("family", HEADERS)
+def test_a_header_without_arguments_is_a_call_of_its_own(family):
+    text = "".join(HEADERS[family])
+    found = read(family, text)
+    assert (found.content, found.calls) == ("", [("find", "{}"), ("now", "{}")])
+    for size in (1, 2, 3, 7):
+        pieces = [text[start : start + size] for start in range(0, len(text), size)]
+        assert read(family, *pieces) == found
+    unknown = read(family, text.replace("find", "unknown"))
+    assert unknown.calls == [("now", "{}")]
+    assert "unknown" in unknown.content
+
+
+def test_at_the_end_only_a_tool_without_parameters_is_called_without_arguments():
+    text = "[TOOL_CALLS]get_time[ARGS]"
+    for parameters, calls in (
+        ({"type": "object", "properties": {}}, [("get_time", "{}")]),
+        ({"type": "object", "properties": {"zone": {"type": "string"}}}, []),
+    ):
+        parser = families.mistral.for_tools([{"name": "get_time", "parameters": parameters}])
+        found = read_events([*parser.feed(text), *parser.close()])
+        assert (found.content, found.calls) == ("" if calls else text, calls)
+    assert read("mistral", "[TOOL_CALLS]now").calls == []
+
+
+def test_a_comma_behind_mistrals_name_is_not_part_of_it():
+    text = '[TOOL_CALLS]get_weather, [ARGS]{"a": 1}'
+    assert read("mistral", text).calls == [("get_weather", '{"a": 1}')]
+
+
+def test_an_end_of_sequence_in_a_text_is_no_marker_of_gigachat():
+    text = "HTML of old has <s>struck</s> words."
+    call = '<|function_call|>{"name": "now", "arguments": {}}'
+    found = read("gigachat3", text + call + text)
+    assert (found.content, found.calls) == (text + text, [("now", "{}")])
+
+
+def test_the_only_key_of_apertus_is_the_name():
+    before, behind = AROUND["apertus"]
+    for inside in ('{}, "now": {}', "1", '"x"'):
+        text = before + inside + behind
+        assert (read("apertus", text).content, read("apertus", text).calls) == (text, [])
 
 
 @each_family

@@ -1,7 +1,7 @@
 """Selection of the tool-call parser and of the reasoning parser: by name, or by the model."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +32,8 @@ class ParsedModel:
 def choose_parser(registry: Registry[Any], wanted: str, model: ParsedModel) -> Choice | None:
     """Choose a parser: that of a file, or the one with a name.
 
-    `auto` takes the one of the highest priority of those for the model.
+    Of those for the model `auto` takes the one of the highest priority, and of several the most
+    specific: the one with the most markers in the chat template, an architecture counting as one.
 
     Raises:
         PluginError: No plugin offers the name, or several do and none of them is quire's; or a file
@@ -46,7 +47,7 @@ def choose_parser(registry: Registry[Any], wanted: str, model: ParsedModel) -> C
 
 
 def _choose_named(registry: Registry[Any], wanted: str, model: ParsedModel) -> Choice | None:
-    """Choose a parser; `auto` takes the one of the highest priority of those for the model.
+    """Choose a parser by its name, or the best one for the model.
 
     Raises:
         PluginError: No plugin offers the name, or several do and none of them is quire's; or the
@@ -65,9 +66,11 @@ def _choose_named(registry: Registry[Any], wanted: str, model: ParsedModel) -> C
             rejected.append(Rejection(name, reason))
     if not matches:
         return None
-    best = max(matches, key=_rank)
-    rejected += [Rejection(e.name, f"{best.name} has priority") for e in matches if e is not best]
-    choice = Choice(registry.kind.title, best, _match(best, model), tuple(rejected))
+    best = max(matches, key=lambda entry: _rank(entry, model))
+    others = [entry for entry in matches if entry is not best]
+    rejected += [Rejection(each.name, _outranked(each, best, model)) for each in others]
+    equals = [each.name for each in others if _rank(each, model) == _rank(best, model)]
+    choice = Choice(registry.kind.title, best, _match(best, model, equals), tuple(rejected))
     try:
         return of_tokenizer_config(registry, choice, model.tokenizer_config)
     except PluginLoadError as error:
@@ -75,34 +78,68 @@ def _choose_named(registry: Registry[Any], wanted: str, model: ParsedModel) -> C
         return None
 
 
-def _rank(entry: Entry) -> tuple[bool, int]:
-    """Return the rank for `auto`; parsers of families come before what a checkpoint describes."""
-    return entry.capabilities.tokenizer_config_key is None, entry.capabilities.priority
+def _rank(entry: Entry, model: ParsedModel) -> tuple[bool, int, int]:
+    """Return the rank of a parser for the model: its priority, and how much it asks of a model.
+
+    Parsers of families come before what a checkpoint describes.
+    """
+    capabilities = entry.capabilities
+    num_conditions = len(_markers(entry, model) or ()) + bool(capabilities.architectures)
+    is_of_family = capabilities.tokenizer_config_key is None
+    return is_of_family, capabilities.priority, num_conditions
+
+
+def _outranked(entry: Entry, best: Entry, model: ParsedModel) -> str:
+    """Return why another parser is preferred to one that is for the model as well."""
+    rank, best_rank = _rank(entry, model), _rank(best, model)
+    if rank == best_rank:
+        return f"{best.name} ranks the same, and its name is first"
+    if rank[:-1] == best_rank[:-1]:
+        return f"{best.name} is more specific: more of its conditions are met"
+    return f"{best.name} has priority"
+
+
+def _marker_sets(entry: Entry) -> list[tuple[str, ...]]:
+    """Return the sets of markers of which a chat template must have one."""
+    capabilities = entry.capabilities
+    sets = (capabilities.template_markers, *capabilities.alternative_markers)
+    return [each for each in sets if each]
+
+
+def _markers(entry: Entry, model: ParsedModel) -> tuple[str, ...] | None:
+    """Return the largest set of markers that the chat template has wholly; None if it has none."""
+    sets = _marker_sets(entry) or [()]
+    found = [each for each in sets if all(marker in model.chat_template for marker in each)]
+    return max(found, key=len, default=None)
 
 
 def _mismatch(entry: Entry, model: ParsedModel) -> str | None:
     """Return why a parser is not for the model; None if it is."""
-    markers, architectures = entry.capabilities.template_markers, entry.capabilities.architectures
-    key = entry.capabilities.tokenizer_config_key
+    capabilities, all_markers = entry.capabilities, _marker_sets(entry)
+    architectures, key = capabilities.architectures, capabilities.tokenizer_config_key
     if key is not None and model.tokenizer_config.get(key) is None:
         return f"the checkpoint's tokenizer_config.json has no {key}"
-    if key is None and not markers and not architectures:
+    if key is None and not all_markers and not architectures:
         return "it declares no markers for auto"
-    missing = [marker for marker in markers if marker not in model.chat_template]
-    if missing:
-        return f"the chat template has no {missing[0]}"
+    if _markers(entry, model) is None:
+        missing = (marker for marker in all_markers[0] if marker not in model.chat_template)
+        return f"the chat template has no {next(missing)}"
+    for marker in capabilities.excluded_markers:
+        if marker in model.chat_template:
+            return f"the chat template has {marker}"
     if architectures and model.architecture not in architectures:
         return f"it is for {' and '.join(architectures)}"
     return None
 
 
-def _match(entry: Entry, model: ParsedModel) -> str:
-    """Return why a parser is for the model."""
+def _match(entry: Entry, model: ParsedModel, equals: Sequence[str]) -> str:
+    """Return why a parser is for the model, and which others of its rank are."""
     reasons = []
     if key := entry.capabilities.tokenizer_config_key:
         reasons.append(f"the checkpoint's tokenizer_config.json has {key}")
-    if markers := entry.capabilities.template_markers:
+    if markers := _markers(entry, model):
         reasons.append(f"the chat template has {' '.join(markers)}")
     if entry.capabilities.architectures:
         reasons.append(f"the model is a {model.architecture}")
-    return f"{AUTO}: {' and '.join(reasons)}"
+    also = f"; {', '.join(equals)} would do as well, choose one by name" if equals else ""
+    return f"{AUTO}: {' and '.join(reasons)}{also}"
