@@ -53,16 +53,13 @@ class HeaderReader(ScanningReader):
 
     def read(self, text: str, *, is_last: bool) -> int:
         """Read text; return the number of characters consumed."""
-        start = 0
-        if self.name is None:
-            try:
-                start = self._read_header(text, is_last)
-            except BrokenCallError:
-                self.is_broken = True
-                return len(text) if is_last else 0
-        if self.name is None or self.is_complete:
-            return start
-        return start + super().read(text[start:], is_last=is_last)
+        if self.name is not None:
+            return super().read(text, is_last=is_last)
+        try:
+            return self._read_header(text, is_last)
+        except BrokenCallError:
+            self.is_broken = True
+            return len(text) if is_last else 0
 
     def scan(self) -> Characters:
         """Read the object."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from quire.errors import InvalidRequestError
 from quire.frontend.chat.custom_input import INPUT
+from quire.frontend.chat.surrogate_halves import without_halves
 from quire.frontend.chat.tool_schemas import object_schema
 from quire.frontend.unknown_fields import UnknownFields
 
@@ -183,7 +184,7 @@ def _arguments(arguments: object, where: str) -> dict[str, Any] | str:
     if not arguments.strip():
         return {}
     try:
-        parsed = json.loads(arguments)
+        parsed = json.loads(without_halves(arguments))
     except (ValueError, RecursionError):
         return arguments
     return parsed if isinstance(parsed, dict) else arguments

@@ -161,6 +161,7 @@ def test_only_calls_and_thinking_stand_for_content(message, is_taken):
         (None, {}),
         ('{"a": [1]}', {"a": [1]}),
         ({"a": 1}, {"a": 1}),
+        (r'{"a": "\ud800"}', {"a": "\ufffd"}),
         ("[]", "[]"),
         ("3", "3"),
         ("{", "{"),

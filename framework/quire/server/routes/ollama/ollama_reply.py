@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from quire.frontend.chat.surrogate_halves import without_halves
 from quire.interfaces.http_route import CompletionPiece
 from quire.outputs import CompletionOutput, ToolCall
 from quire.server.http.json_response import in_thread_if, json_of
@@ -134,7 +135,7 @@ class OllamaRun:
 
 
 def _call(index: int, call: ToolCall) -> OllamaCall:
-    arguments = msgspec.Raw(strict_arguments(call.arguments).encode())
+    arguments = msgspec.Raw(without_halves(strict_arguments(call.arguments)).encode())
     return OllamaCall(call.id, CalledFunction(index, call.name, arguments))
 
 

@@ -107,6 +107,14 @@ def test_a_stream_and_a_full_response_are_the_same(
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_half_of_a_surrogate_pair_in_a_call_is_replaced(app, core, stream):
+    core.script.by_prompt = {"Hi": r'[[weather {"city": "\ud800"}]]'}
+    wire = post(app, "/api/chat", messages=HI, tools=[TOOL], stream=stream)
+    message, _ = joined(lines(wire)) if stream else whole(wire.json())
+    assert [call["arguments"] for call in message["calls"]] == [{"city": "\ufffd"}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_calls_are_numbered_over_the_whole_response(app, core, stream):
     core.script.by_prompt = {"Hi": f"{CALL} and {CALL}"}
     wire = post(app, "/api/chat", messages=HI, tools=[TOOL], stream=stream)
