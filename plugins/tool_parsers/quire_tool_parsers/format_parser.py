@@ -47,8 +47,8 @@ class FormatParser(ToolParser):
     def __init__(self, tools: Sequence[dict[str, Any]] = ()) -> None:
         form = self.format
         self._types = ArgumentTypes(tools)
-        bare_openers = filter(self._begins_call, BARE_OPENERS) if form.is_bare_anywhere else ()
-        self._bare_openers = frozenset(bare_openers)
+        openers = _bare_openers(form) if form.is_bare_anywhere else ()
+        self._bare_openers = frozenset(filter(self._begins_call, openers))
         self._openers = Markers({*form.section_open, *form.call_open, *self._bare_openers})
         self._openers_or_close = Markers({*self._openers.texts, *form.section_close})
         self._gap = Markers(
@@ -332,13 +332,20 @@ def _parts(delta: str) -> Iterator[str]:
     return (delta[start : start + MAX_PART] for start in range(0, len(delta), MAX_PART))
 
 
+def _bare_openers(form: CallFormat) -> tuple[str, ...]:
+    """Return what a call behind text begins with; a list of Python is rather a citation there."""
+    return BARE_OPENERS[:1] if "python" in form.notations else BARE_OPENERS
+
+
 def _joined(events: Events | list[ToolEvent]) -> list[ToolEvent]:
-    """Return the events with adjacent text deltas joined."""
+    """Return the events with adjacent texts joined, and adjacent arguments of a call."""
     joined: list[ToolEvent] = []
     for event in events:
         last = joined[-1] if joined else None
         if isinstance(event, TextDelta) and isinstance(last, TextDelta):
             joined[-1] = TextDelta(last.text + event.text)
+        elif isinstance(event, ToolCallArguments) and isinstance(last, ToolCallArguments):
+            joined[-1] = ToolCallArguments(event.index, last.piece + event.piece)
         else:
             joined.append(event)
     return joined

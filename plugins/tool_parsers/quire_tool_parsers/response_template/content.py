@@ -209,7 +209,8 @@ def python_calls(text: str) -> list[dict[str, Any]]:
     rest = rest[1:-1].strip(BLANKS)
     while rest:
         reader = PythonReader()
-        num_read = reader.read(rest, is_last=True)
+        num_read = reader.read(rest, is_last=True)  # up to the name
+        num_read += reader.read(rest[num_read:], is_last=True)
         if not reader.is_complete:
             raise ValueError("a call is not complete")
         calls.append({"name": reader.name, "arguments": json_value(reader.take_arguments())})
