@@ -241,7 +241,9 @@ def test_the_template_of_an_async_chat_is_given_its_tools(start, monkeypatch, to
     monkeypatch.setattr(
         ChatTemplate,
         "render",
-        lambda self, messages, given=None: seen.append(given) or render(self, messages, given),
+        lambda self, messages, given=None, **options: (
+            seen.append(given) or render(self, messages, given, **options)
+        ),
     )
     asyncio.run(chat(start(AdaptingCore(echo), AsyncEngine), tools=tools))
     assert seen == [tools]
