@@ -1,6 +1,7 @@
 """Tables of families: the formats of their reasoning, and which models have them."""
 
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -42,6 +43,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         )
 
 
-def read_families(path: Path = TABLE) -> dict[str, Family]:
-    """Return the families of a table, by name."""
-    return msgspec.convert(tomllib.loads(path.read_text("utf-8")), dict[str, Family])
+@cache
+def read_families() -> dict[str, Family]:
+    """Return the families of the table, by name."""
+    return msgspec.convert(tomllib.loads(TABLE.read_text("utf-8")), dict[str, Family])

@@ -18,20 +18,22 @@ class MarkerRemover:
 
     def feed(self, piece: str) -> str:
         """Add a piece; return the text that is certain by now."""
-        text, kept = self._held + piece, list[str]()
-        while (found := self._markers.find(text, is_last=False)) is not None:
-            start, marker = found
-            kept.append(text[:start])
-            text = text[start + len(marker) :]
-        certain = self._markers.num_certain(text)
-        self._held = text[certain:]
-        return "".join((*kept, text[:certain]))
+        kept, rest = self._without_markers(self._held + piece, is_last=False)
+        certain = self._markers.num_certain(rest)
+        self._held = rest[certain:]
+        return kept + rest[:certain]
 
     def close(self) -> str:
         """Return what was held back, as far as it is no marker."""
-        text, kept, self._held = self._held, list[str](), ""
-        while (found := self._markers.find(text, is_last=True)) is not None:
+        kept, rest = self._without_markers(self._held, is_last=True)
+        self._held = ""
+        return kept + rest
+
+    def _without_markers(self, text: str, *, is_last: bool) -> tuple[str, str]:
+        """Return the text up to the last marker, without those in it, and the rest."""
+        kept = list[str]()
+        while (found := self._markers.find(text, is_last=is_last)) is not None:
             start, marker = found
             kept.append(text[:start])
             text = text[start + len(marker) :]
-        return "".join((*kept, text))
+        return "".join(kept), text

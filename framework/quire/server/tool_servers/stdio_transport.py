@@ -101,7 +101,7 @@ class ServerProcess:
     async def _read(
         self, stdout: asyncio.StreamReader, incoming: MemoryObjectSendStream[Incoming]
     ) -> None:
-        """Read messages until the end, or until nobody reads them."""
+        """Read messages until the end, or until their reader is closed."""
         try:
             async for line in message_lines(stdout, self._max_bytes):
                 if isinstance(line, LongLine):
@@ -114,7 +114,7 @@ class ServerProcess:
             incoming.close()
 
     async def _skip(self, line: LongLine, incoming: MemoryObjectSendStream[Incoming]) -> None:
-        """Tell the one that waits for a message that is too long."""
+        """Fail the call whose message is too long."""
         what = f"a message is longer than {self._max_bytes} bytes"
         logger.warning("the tool server %s: %s, and is skipped", self._name, what)
         if line.request_id is not None:
@@ -128,7 +128,7 @@ class ServerProcess:
         outgoing: MemoryObjectReceiveStream[SessionMessage],
         incoming: MemoryObjectSendStream[Incoming],
     ) -> None:
-        """Write messages; if the process does not read, what waits for it is told."""
+        """Write messages; if the process does not read, the waiting calls fail."""
         if process.stdin is None:
             raise RuntimeError("the process has no standard input")
         try:

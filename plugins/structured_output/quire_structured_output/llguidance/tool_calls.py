@@ -172,7 +172,7 @@ class _CallWriter:
     def _regex(self, piece: RegexPiece) -> str:
         """Return the expression of a pattern and the texts beside it.
 
-        They are one terminal, up to special tokens in them, so that it is told from literal texts.
+        They are one terminal, up to special tokens in them, so that it differs from literal texts.
         """
         text = _pattern(piece.pattern)
         if piece.excluded:
