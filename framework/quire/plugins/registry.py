@@ -276,9 +276,11 @@ class Registry(Generic[T]):
             others: Further words that the option for the name takes.
             hidden: Names of the registry that do not belong in its place.
         """
-        names = [*(known for known in self if known not in hidden), *others]
+        shown = [known for known in self if known not in hidden]
+        names = [*(known for known in shown if not _is_suffix(known)), *others]
+        files = [f"a {suffix} file" for suffix in filter(_is_suffix, shown)]
         hint = did_you_mean(name, names)
-        known = ", ".join(names) or "none"
+        known = ", ".join([*names, *files]) or "none"
         if len(names) > MAX_LISTED:
             known = f"{len(names)} names, see `quire plugins list`"
         failed = self.num_failed_plugins
@@ -287,6 +289,11 @@ class Registry(Generic[T]):
             f". {failed} {plugins} failed to load, see `quire plugins doctor`" if failed else ""
         )
         return f"unknown {self.kind.title} {name!r}{hint} (known: {known}){doctor}"
+
+
+def _is_suffix(name: str) -> bool:
+    """Whether the name is that of the files which its plugin reads."""
+    return name.startswith(".")
 
 
 def check_api(entry: Entry) -> None:
