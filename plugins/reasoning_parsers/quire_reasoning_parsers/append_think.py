@@ -4,9 +4,9 @@ The conversation goes on with what the model wrote, so the content is that text 
 that a template has written is put before it.
 """
 
-from quire.interfaces.markers import Markers
 from quire.interfaces.reasoning import ContentDelta, ReasoningEvent, ReasoningParser
 from quire_reasoning_parsers.tag_format import TagFormat
+from quire_reasoning_parsers.tag_markers import markers_of
 
 
 class AppendThinkParser(ReasoningParser):
@@ -24,7 +24,7 @@ class AppendThinkParser(ReasoningParser):
         marker, text = form.last_marker(prompt_text)
         self._is_thinking = marker in form.open
         self._before = marker + text if self._is_thinking else ""
-        self._markers = Markers({*form.open, *form.close})
+        self._markers = markers_of(form).both
         self._held = ""  # beginning of a marker, already returned
 
     @property

@@ -19,6 +19,7 @@ from quire.interfaces.reasoning import (
     ReasoningParser,
 )
 from quire_reasoning_parsers.tag_format import TagFormat
+from quire_reasoning_parsers.tag_markers import markers_of
 
 BLANKS = " \t\r\n"
 MAX_BLANKS = 64  # that are dropped before a marker, so that no more are held back
@@ -41,9 +42,8 @@ class TagParser(ReasoningParser):
     def __init__(self, prompt_text: str = "") -> None:
         super().__init__(prompt_text)
         form = self.format
-        self._openers, self._closers = Markers(form.open), Markers(form.close)
-        self._front = Markers({*form.open, *form.close, *form.wrapper_open})
-        self._ends = self._openers if form.opens_anywhere else None  # of the content
+        self._markers = markers_of(form)
+        self._ends = self._markers.content_ends
         self._text, self._at = "", 0  # read up to there
         self._needs_more = False
         self._drops_blanks = False  # at the start of the content
@@ -93,9 +93,9 @@ class TagParser(ReasoningParser):
             self._label = form.label
             self._separator = BETWEEN_PARTS if self._has_reasoning else ""
         elif marker in form.wrapper_open:
-            self._ends = Markers(form.wrapper_close)
+            self._ends = self._markers.wrapped_ends
         elif marker in form.wrapper_close:
-            self._ends = self._openers if form.opens_anywhere else None
+            self._ends = self._markers.content_ends
 
     def _run(self, *, is_last: bool) -> Events:
         self._needs_more = False
@@ -108,10 +108,10 @@ class TagParser(ReasoningParser):
         if self._drops_blanks:
             self._at = at
         is_far = at - self._at > MAX_BLANKS
-        is_uncertain = at == len(text) or self._front.may_begin(text, at)
+        is_uncertain = at == len(text) or self._markers.front.may_begin(text, at)
         if is_uncertain and not (is_last or is_far):
             self._needs_more = True
-        elif not is_far and (marker := self._front.at_start(text, at)):
+        elif not is_far and (marker := self._markers.front.at_start(text, at)):
             self._at = at + len(marker)
             self._pass(marker)
         else:
@@ -123,7 +123,7 @@ class TagParser(ReasoningParser):
         self._at = at = self._end_of_blanks()
         if not is_last and self._is_uncertain(at):
             self._needs_more = True
-        elif marker := self._openers.at_start(self._text, at):
+        elif marker := self._markers.openers.at_start(self._text, at):
             self._at += len(marker)
         elif self._label and self._is_label(at):
             self._at += len(self._label)
@@ -142,20 +142,20 @@ class TagParser(ReasoningParser):
         if len(text) - at <= len(label) and label.startswith(text[at:]):
             return True
         has_label = bool(label) and text.startswith(label, at)
-        return self._openers.may_begin(text, at) or (
-            has_label and self._closers.may_begin(text, at + len(label))
+        return self._markers.openers.may_begin(text, at) or (
+            has_label and self._markers.closers.may_begin(text, at + len(label))
         )
 
     def _is_label(self, at: int) -> bool:
         """Whether the label is the first line, or all there is."""
         end = at + len(self._label)
         is_line = self._text[end : end + 1] in ("", "\r", "\n") or bool(
-            self._closers.at_start(self._text, end)
+            self._markers.closers.at_start(self._text, end)
         )
         return is_line and self._text.startswith(self._label, at)
 
     def _read_reasoning(self, is_last: bool) -> Events:
-        text = self._take_until(self._closers, is_last)
+        text = self._take_until(self._markers.closers, is_last)
         if is_last and self._is_thinking:
             text = text[: _end_of_words(text, 0, len(text))]
         if text:

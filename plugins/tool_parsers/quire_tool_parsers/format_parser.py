@@ -9,7 +9,6 @@ missing.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
-from quire.interfaces.markers import Markers
 from quire.interfaces.tool_parsing import (
     CallGrammar,
     TextDelta,
@@ -25,13 +24,13 @@ from quire_tool_parsers.call_grammar import call_grammar
 from quire_tool_parsers.call_reader import CallReader
 from quire_tool_parsers.family_table import capabilities_of
 from quire_tool_parsers.format_file import read_format
+from quire_tool_parsers.format_markers import begins_call, begins_unmarked, markers_of
 from quire_tool_parsers.json_scan import BLANKS
 from quire_tool_parsers.prompt_ids import prompt_id
-from quire_tool_parsers.readers import new_reader, notation_of
+from quire_tool_parsers.readers import readers_of
 from quire_tool_parsers.text_writer import TextWriter
 
 Events = Iterator[ToolEvent]
-BARE_OPENERS = ("{", "[")  # of a call in JSON, or a list of them
 MAX_PART = 512  # characters; what is left of a part is copied with each step
 
 
@@ -47,16 +46,8 @@ class FormatParser(ToolParser):
     def __init__(self, tools: Sequence[dict[str, Any]] = ()) -> None:
         form = self.format
         self._types = ArgumentTypes(tools)
-        openers = _bare_openers(form) if form.is_bare_anywhere else ()
-        self._bare_openers = frozenset(filter(self._begins_call, openers))
-        self._openers = Markers({*form.section_open, *form.call_open, *self._bare_openers})
-        self._openers_or_close = Markers({*self._openers.texts, *form.section_close})
-        self._gap = Markers(
-            {*form.section_open, *form.section_close, *form.call_open, *form.separators}
-        )
-        self._closers = [Markers(form.call_close[i:]) for i in range(len(form.call_close) + 1)]
+        self._markers, self._readers = markers_of(form), readers_of(form)
         self._num_closed = 0  # closers up to the last one that was read behind a call
-        self._gap_or_close = Markers({*self._gap.texts, *form.call_close})
         self._text = TextWriter()
         self._buffer = ""
         self._raw: list[str] = []  # consumed since the last text or call: text, if no call comes
@@ -143,7 +134,7 @@ class FormatParser(ToolParser):
         is_behind_calls = self._has_calls and self._state != self._read_text
         yield from self._give_up()
         rest = self._take(len(self._buffer))
-        if not (is_behind_calls and self._gap_or_close.may_begin(rest.lstrip(BLANKS))):
+        if not (is_behind_calls and self._markers.gap_or_close.may_begin(rest.lstrip(BLANKS))):
             yield from self._text.write(rest)
 
     def _read_text(self, is_last: bool) -> Events:
@@ -153,10 +144,11 @@ class FormatParser(ToolParser):
             if not self._buffer:
                 return
             self._may_be_bare = False
-            if self._begins_call(self._buffer[0]):
+            if begins_call(self.format, self._buffer[0]):
                 self._open_section("")
                 return
-        markers = self._openers_or_close if self._is_in_section else self._openers
+        around = self._markers
+        markers = around.openers_or_close if self._is_in_section else around.openers
         found = markers.find(self._buffer, is_last=is_last)
         if found is None:
             certain = len(self._buffer) if is_last else markers.num_certain(self._buffer)
@@ -165,19 +157,11 @@ class FormatParser(ToolParser):
             return
         start, marker = found
         yield from self._text.write(self._take(start))
-        if marker in self._bare_openers:
+        if marker in self._markers.bare_openers:
             self._open_section("")
             return
         self._take(len(marker))
         self._open(marker)
-
-    def _begins_call(self, character: str) -> bool:
-        """Whether a call without a marker, or a list of them, begins with a character."""
-        return character == "[" or self._begins_unmarked(character)
-
-    def _begins_unmarked(self, character: str) -> bool:
-        form = self.format
-        return not form.call_open and notation_of(form, character) is not None
 
     def _open(self, marker: str) -> None:
         form = self.format
@@ -200,10 +184,11 @@ class FormatParser(ToolParser):
         form = self.format
         self._raw.append(self._take_blanks())
         rest = self._buffer
-        if not rest or self._gap.may_begin(rest):
+        gap = self._markers.gap
+        if not rest or gap.may_begin(rest):
             self._needs_more = True
             return
-        marker = self._gap.at_start(rest)
+        marker = gap.at_start(rest)
         if marker in form.section_close:
             yield from self._close_section(marker)
         elif marker is not None and marker in form.call_open:
@@ -217,7 +202,7 @@ class FormatParser(ToolParser):
             self._raw.append(self._take(1))
             if rest[0] == "]":
                 self._raw.clear()
-        elif self._begins_unmarked(rest[0]):
+        elif begins_unmarked(form, rest[0]):
             self._begin_call()
         else:
             yield from self._give_up()
@@ -257,7 +242,7 @@ class FormatParser(ToolParser):
             self._raw.append(self._take_blanks())
             if not self._buffer:
                 return
-            self._reader = new_reader(self.format, self._buffer[0], self._types)
+            self._reader = self._readers.new(self._buffer[0], self._types)
             if self._reader is None:
                 yield from self._give_up()
                 return
@@ -306,7 +291,7 @@ class FormatParser(ToolParser):
         """Read what closes a call: each of its closing markers once, in their order."""
         del is_last
         self._raw.append(self._take_blanks())
-        closers = self._closers[self._num_closed]
+        closers = self._markers.closers[self._num_closed]
         if not self._buffer or closers.may_begin(self._buffer):
             self._needs_more = True
             return
@@ -330,11 +315,6 @@ class FormatParser(ToolParser):
 def _parts(delta: str) -> Iterator[str]:
     """Yield a delta in parts, so that the work is linear in its length."""
     return (delta[start : start + MAX_PART] for start in range(0, len(delta), MAX_PART))
-
-
-def _bare_openers(form: CallFormat) -> tuple[str, ...]:
-    """Return what a call behind text begins with; a list of Python is rather a citation there."""
-    return BARE_OPENERS[:1] if "python" in form.notations else BARE_OPENERS
 
 
 def _joined(events: Events | list[ToolEvent]) -> list[ToolEvent]:

@@ -20,8 +20,7 @@ from quire_tool_parsers.json_scan import (
 )
 
 MAX_HEADER = 256  # characters
-_ANY_TEXT = re.compile(".+", re.DOTALL)
-_BRACE, _EMPTY = "{", "{}"
+BRACE, _EMPTY = "{", "{}"
 
 
 class HeaderReader(ScanningReader):
@@ -31,7 +30,7 @@ class HeaderReader(ScanningReader):
         header: Pattern of the header, which ends before the object. Its group `name` is the name of
             the tool, and its group `id`, if there is one, the id of the call.
         markers: Texts in the header, of which the last one stands before the arguments.
-        followers: Texts that may follow a call.
+        ends: What ends the header: what may follow a call, and `BRACE`.
         types: Types of arguments.
         ids: Texts that are ids; others that the model writes are none.
     """
@@ -40,13 +39,13 @@ class HeaderReader(ScanningReader):
         self,
         header: re.Pattern[str],
         markers: tuple[str, ...],
-        followers: tuple[str, ...],
+        ends: Markers,
         types: ArgumentTypes,
-        ids: re.Pattern[str] = _ANY_TEXT,
+        ids: re.Pattern[str],
     ) -> None:
         self._header = header
         self._markers = markers
-        self._ends = Markers((*followers, _BRACE))
+        self._ends = ends
         self._types = types
         self._ids = ids
         super().__init__()
@@ -73,7 +72,7 @@ class HeaderReader(ScanningReader):
             place, end = found[0], found[0] + len(found[1])
             if place > MAX_HEADER:
                 break
-            if found[1] == _BRACE:
+            if found[1] == BRACE:
                 self._take_header(text[:place])
                 return place
             if not self._match(text[:end]):  # otherwise it belongs to the header

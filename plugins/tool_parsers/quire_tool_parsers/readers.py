@@ -3,14 +3,16 @@
 import re
 from functools import cache
 
+from quire.interfaces.markers import Markers
 from quire_tool_parsers.argument_types import ArgumentTypes
 from quire_tool_parsers.brace_reader import BraceReader
 from quire_tool_parsers.call_format import CallFormat, Notation
 from quire_tool_parsers.call_reader import CallReader
-from quire_tool_parsers.header_reader import HeaderReader
+from quire_tool_parsers.header_reader import BRACE, HeaderReader
 from quire_tool_parsers.json_reader import JsonReader
 from quire_tool_parsers.prompt_ids import id_pattern
 from quire_tool_parsers.python_reader import PythonReader
+from quire_tool_parsers.tag_markers import TagMarkers
 from quire_tool_parsers.tagged_reader import TaggedReader
 
 
@@ -33,33 +35,45 @@ def _begins(notation: Notation, first: str) -> bool:
     return first.isalnum() or first in "_\"'"
 
 
-def new_reader(form: CallFormat, first: str, types: ArgumentTypes) -> CallReader | None:
-    """Return a reader of a call that begins with a character; None if no call begins so.
+class Readers:
+    """Makes the readers of a format's calls.
 
     Args:
-        form: Format of the call.
-        first: Its first character that is no blank.
-        types: Types of arguments.
+        form: Format of the calls.
     """
-    match notation_of(form, first):
-        case "json":
-            return JsonReader(form.keys, types.names)
-        case "header":
-            ids = id_pattern(form.call_ids.text)
-            followers = form.section_open + form.section_close + form.call_open + form.call_close
-            pattern = _pattern(form.header)
-            return HeaderReader(pattern, form.header_markers, followers, types, ids)
-        case "tagged" if form.tags is not None:
-            closers = (*form.call_close, *form.section_close)
-            openers = (*form.call_open, *form.section_open)
-            return TaggedReader(form.tags, closers, openers, types)
-        case "python":
-            return PythonReader()
-        case "braces":
-            return BraceReader(form.quote, types)
-    return None
+
+    def __init__(self, form: CallFormat) -> None:
+        self._form = form
+        closers, openers = form.call_close + form.section_close, form.call_open + form.section_open
+        self._header = re.compile(form.header, re.DOTALL)
+        self._header_ends = Markers((*closers, *openers, BRACE))
+        self._ids = id_pattern(form.call_ids.text)
+        self._tag_markers = None if form.tags is None else TagMarkers(form.tags, closers, openers)
+
+    def new(self, first: str, types: ArgumentTypes) -> CallReader | None:
+        """Return a reader of a call that begins with a character; None if no call begins so.
+
+        Args:
+            first: First character of the call that is no blank.
+            types: Types of arguments.
+        """
+        form = self._form
+        match notation_of(form, first):
+            case "json":
+                return JsonReader(form.keys, types.names)
+            case "header":
+                markers = form.header_markers
+                return HeaderReader(self._header, markers, self._header_ends, types, self._ids)
+            case "tagged" if self._tag_markers is not None:
+                return TaggedReader(self._tag_markers, types)
+            case "python":
+                return PythonReader()
+            case "braces":
+                return BraceReader(form.quote, types)
+        return None
 
 
 @cache
-def _pattern(header: str) -> re.Pattern[str]:
-    return re.compile(header, re.DOTALL)
+def readers_of(form: CallFormat) -> Readers:
+    """Return the maker of readers of a format, built once for all completions."""
+    return Readers(form)

@@ -6,12 +6,11 @@ say what it means. A string is written while it is read. The body may also be on
 
 import re
 
-from quire.interfaces.markers import Markers
 from quire_tool_parsers.argument_types import STRING, ArgumentTypes
-from quire_tool_parsers.call_format import Tags
 from quire_tool_parsers.call_reader import CallReader, ScanningReader
 from quire_tool_parsers.json_scan import Characters, parse, read_container, skip_blanks
 from quire_tool_parsers.json_writing import string_text
+from quire_tool_parsers.tag_markers import TagMarkers
 from quire_tool_parsers.value_end import ValueEnd
 from quire_tool_parsers.value_writer import ValueWriter
 
@@ -28,25 +27,16 @@ class TaggedReader(CallReader):
     """Reader of a name, and of arguments between tags.
 
     Args:
-        tags: Markers within the call.
-        closers: Markers that follow the last argument, and are not part of what this reads.
-        openers: Markers of the next call.
+        markers: Markers within and behind the call; what closes it is not part of what this reads.
         types: Types of arguments.
     """
 
-    def __init__(
-        self,
-        tags: Tags,
-        closers: tuple[str, ...],
-        openers: tuple[str, ...],
-        types: ArgumentTypes,
-    ) -> None:
+    def __init__(self, markers: TagMarkers, types: ArgumentTypes) -> None:
         super().__init__()
-        self._tags = tags
+        self._tags = markers.tags
         self._types = types
-        self._steps = Markers((*tags.parameter_open, *closers))
-        self._openings = Markers(tuple(each for each in (tags.value_open, tags.key_close) if each))
-        self._value_end = ValueEnd(tags, closers, openers)
+        self._steps, self._openings = markers.steps, markers.openings
+        self._value_end = ValueEnd(markers)
         self._value = ValueWriter(None)
         self._body: _Body | None = None
         self._written_name = ""

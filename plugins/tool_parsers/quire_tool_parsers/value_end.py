@@ -6,10 +6,9 @@ section of calls is closed as well and nothing follows. So an argument that brea
 for a whole one. What is within a JSON object or list ends nothing, unless that is broken.
 """
 
-from quire.interfaces.markers import Markers
-from quire_tool_parsers.call_format import Tags
 from quire_tool_parsers.call_reader import ScanningReader
 from quire_tool_parsers.json_scan import CLOSERS, Characters, read_container, skip_blanks
+from quire_tool_parsers.tag_markers import TagMarkers
 
 MAX_GAP = 1000  # blanks before a JSON object, or between a closing tag and what follows it
 MAX_CLOSERS = 4  # behind a value without a closing tag
@@ -22,17 +21,11 @@ class ValueEnd:
     """Search in a text that arrives in pieces, one value after the other.
 
     Args:
-        tags: Markers within the call.
-        closers: Markers that close a call or a section.
-        openers: Markers that open the next call or section.
+        markers: Markers within and behind the call.
     """
 
-    def __init__(self, tags: Tags, closers: tuple[str, ...], openers: tuple[str, ...]) -> None:
-        self._tags = tags
-        self._ends = Markers((*tags.parameter_close, *closers))
-        self._after_value = Markers((*tags.parameter_open, *closers))
-        self._closers = Markers(closers)
-        self._after_call = Markers((*closers, *openers))
+    def __init__(self, markers: TagMarkers) -> None:
+        self._markers, self._tags = markers, markers.tags
         self._num_searched = 0  # characters of the value that have no end
         self._may_be_container = False
         self._container: _Container | None = None
@@ -56,7 +49,7 @@ class ValueEnd:
         if self._may_be_container and self._is_in_container(text, start, is_last):
             return start, None
         place = start + self._num_searched
-        while (found := self._ends.find(text, place, is_last=is_last)) is not None:
+        while (found := self._markers.value_ends.find(text, place, is_last=is_last)) is not None:
             at, marker = found
             behind = at + len(marker)
             is_end = self._goes_on(text, behind, marker, is_last)
@@ -68,7 +61,7 @@ class ValueEnd:
                 end = self._without_break(text, start, at, _BREAKS)
                 return end, behind if is_tag else at
             place = behind
-        return self._wait(text, start, max(place, self._ends.num_certain(text)))
+        return self._wait(text, start, max(place, self._markers.value_ends.num_certain(text)))
 
     def _is_in_container(self, text: str, start: int, is_last: bool) -> bool:
         """Whether the text ends within a JSON object or list, which may still become whole."""
@@ -100,7 +93,7 @@ class ValueEnd:
         is_tag = marker in self._tags.parameter_close
         start = skip_blanks(text, place)
         behind = start if is_tag else self._behind_closers(text, start)
-        followers = self._after_value if is_tag else self._after_call
+        followers = self._markers.after_value if is_tag else self._markers.after_call
         if behind - place > MAX_GAP:
             return False
         if followers.at_start(text, behind) is not None:
@@ -112,7 +105,7 @@ class ValueEnd:
     def _behind_closers(self, text: str, place: int) -> int:
         """Return the place behind all that closes the call, which is what follows a value."""
         for _ in range(MAX_CLOSERS):
-            if (closer := self._closers.at_start(text, place)) is None:
+            if (closer := self._markers.closers.at_start(text, place)) is None:
                 break
             place = skip_blanks(text, place + len(closer))
         return place

@@ -10,6 +10,7 @@ import pytest
 from quire.plugins.loading import load_plugins
 from quire.testing.parsing.fragments import fragments_of
 from quire.testing.parsing.hostile_texts import HostileTexts
+from quire.testing.parsing.parser_work import work_of
 from quire.testing.parsing.splits import in_groups, random_cuts
 from quire.testing.parsing.token_streams import token_streams
 from quire.testing.reasoning import ReasoningParserContract, ReasoningSample
@@ -39,6 +40,7 @@ HAS_MORE_OR_LESS = {"openai_gptoss", *IN_CONTENT}
 NUM_CASES = 1_000  # splits that are compared, of all parsers together
 NUM_SLOW_CASES = 40_000
 NUM_SPLITS = 8
+MAX_LINES = 80  # of Python, for a parser after the first one
 
 
 def names():
@@ -90,6 +92,13 @@ def test_a_thought_and_an_answer_are_told_apart(name):
         parsed = kit.read(sample, [sample.text])
         parts = (parsed.reasoning.strip(), parsed.content.strip())
         assert parts == (sample.reasoning, sample.content)
+
+
+@each_parser
+def test_markers_are_built_once_for_all_completions(name):
+    parser = load_plugins().registries.reasoning_parsers.get(name)
+    parser("")
+    assert work_of(lambda: parser("")).num_lines <= MAX_LINES
 
 
 @each_parser

@@ -9,6 +9,7 @@ import pytest
 from parser_families import Completions, contract_of, family, family_names, hostile_texts
 from written_calls import SPELLINGS
 
+from quire.testing.parsing.parser_work import work_of
 from quire.testing.parsing.splits import in_groups, of_length, random_cuts
 from quire.testing.parsing.token_streams import token_streams
 
@@ -16,6 +17,7 @@ FAMILIES = family_names()
 NUM_SPLITS = 10  # of a text
 NUM_CASES = 5_000  # splits that are compared, of all families together
 NUM_SLOW_CASES = 200_000
+MAX_LINES = 80  # of Python, for a parser after the first one
 each_family = pytest.mark.parametrize("name", FAMILIES)
 
 
@@ -27,6 +29,13 @@ def test_each_registered_family_has_a_spelling():
 def test_any_split_of_any_text_gives_the_same(name):
     num_each = -(-NUM_CASES // len(FAMILIES))
     assert compare_splits(name, num_each, seed=1) >= num_each
+
+
+@each_family
+def test_markers_are_built_once_for_all_completions(name):
+    parser = family(name).parser
+    parser.for_tools(())
+    assert work_of(lambda: parser.for_tools(())).num_lines <= MAX_LINES
 
 
 @each_family

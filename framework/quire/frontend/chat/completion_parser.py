@@ -5,12 +5,13 @@ a call that is complete ends the reasoning, and markup that is no call stays in 
 reasoning is split off first.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from quire.frontend.chat.event_rules import EventRules
 from quire.frontend.chat.marker_remover import MarkerRemover
 from quire.frontend.chat.parser_guard import guarded
+from quire.interfaces.markers import Markers
 from quire.interfaces.reasoning import ReasoningDelta, ReasoningEvent, ReasoningParser
 from quire.interfaces.tool_parsing import (
     TextDelta,
@@ -106,7 +107,7 @@ class CompletionParser:
         reads_calls_first: Whether a call may be in the reasoning, and ends it.
         follows_reasoning: Whether a call in reasoning that the prompt has opened is none, as those
             that a constraint forces come behind it.
-        removed: Texts of special tokens, which are shown to the parsers only.
+        removed: Texts of special tokens, which are shown to the parsers only; None: there are none.
     """
 
     def __init__(
@@ -116,13 +117,15 @@ class CompletionParser:
         *,
         reads_calls_first: bool = False,
         follows_reasoning: bool = False,
-        removed: Collection[str] = (),
+        removed: Markers | None = None,
     ) -> None:
         self._reasoning = reasoning or ReasoningStage(None)
         self._tools = tools or ToolStage(None)
         self._reads_calls_first = reads_calls_first
         self._skips_calls = reads_calls_first and follows_reasoning and self._reasoning.is_thinking
-        self._removers = {kind: MarkerRemover(removed) for kind in _TEXTS if removed}
+        self._removers = (
+            {} if removed is None else {kind: MarkerRemover(removed) for kind in _TEXTS}
+        )
 
     def feed(self, delta: str) -> list[CompletionEvent]:
         """Parse the next part of the completion; return the events that are certain by now.

@@ -9,6 +9,7 @@ from quire.frontend.chat.call_ids import is_call_id
 from quire.frontend.chat.completion_parser import CompletionParser, ReasoningStage, ToolStage
 from quire.frontend.chat.parser_guard import guarded
 from quire.frontend.chat.tool_schemas import normalized
+from quire.interfaces.markers import Markers
 from quire.interfaces.reasoning import ReasoningParser, ReasoningParserCapabilities
 from quire.interfaces.tool_parsing import CallGrammar, ToolParser, ToolParserCapabilities
 from quire.outputs import CompletionOutput
@@ -59,6 +60,10 @@ class CompletionParsers:
         self._shown = {
             with_tools: _marked(special_tokens or {}, self._markers(with_tools))
             for with_tools in (False, True)
+        }
+        self._removed = {
+            with_tools: Markers(shown.values()) if shown else None
+            for with_tools, shown in self._shown.items()
         }
 
     def shown_special_tokens(self, tools: Tools) -> frozenset[int]:
@@ -140,7 +145,7 @@ class CompletionParsers:
             self._tool_stage(tools) if tools else None,
             reads_calls_first=reads_calls,
             follows_reasoning=forced is not None and not forced.covers_reasoning,
-            removed=self._shown[bool(tools)].values() if skip_special_tokens else (),
+            removed=self._removed[bool(tools)] if skip_special_tokens else None,
         )
 
     def split(

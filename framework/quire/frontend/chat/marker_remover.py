@@ -1,7 +1,5 @@
 """Removal of special tokens' texts from a text that arrives in pieces."""
 
-from collections.abc import Collection
-
 from quire.interfaces.markers import Markers
 
 
@@ -9,11 +7,11 @@ class MarkerRemover:
     """Removes some texts, and holds back what may become one of them.
 
     Args:
-        markers: Texts to remove.
+        markers: The texts.
     """
 
-    def __init__(self, markers: Collection[str]) -> None:
-        self._markers = Markers(markers)
+    def __init__(self, markers: Markers) -> None:
+        self._markers = markers
         self._held = ""
 
     def feed(self, piece: str) -> str:

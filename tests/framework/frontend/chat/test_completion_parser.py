@@ -13,6 +13,7 @@ from quire.frontend.chat.completion_parser import (
     ToolStage,
     gather,
 )
+from quire.interfaces.markers import Markers
 from quire.interfaces.reasoning import ReasoningDelta
 from quire.interfaces.tool_parsing import (
     TextDelta,
@@ -115,7 +116,7 @@ def test_what_is_held_back_of_the_reasoning_belongs_to_it_when_a_call_ends_it():
 
 
 def test_special_tokens_are_kept_from_the_user():
-    parser = parser_of(DashThinking(), removed=("<|x|>", "<|xy|>"))
+    parser = parser_of(DashThinking(), removed=Markers(("<|x|>", "<|xy|>")))
     parsed = parser.read_whole("h<|x|>m<|-a<|xy|>b<|x")
     assert (parsed.reasoning, parsed.text) == ("hm<|", "ab<|x")
 
@@ -123,7 +124,7 @@ def test_special_tokens_are_kept_from_the_user():
 @given(text=st.text("ab<|x>yB?X-", max_size=40), data=st.data())
 def test_any_split_of_a_completion_gives_the_same(text, data):
     for first in (False, True):
-        options = {"reads_calls_first": first, "removed": ("<|x|>", "<|x|>y", "|")}
+        options = {"reads_calls_first": first, "removed": Markers(("<|x|>", "<|x|>y", "|"))}
         whole = parser_of(HoldingThoughts(), UpperCalls(), **options).read_whole(text)
         parser, events, rest = parser_of(HoldingThoughts(), UpperCalls(), **options), [], text
         while rest:

@@ -4,8 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.frontend.chat.marker_remover import MarkerRemover
+from quire.interfaces.markers import Markers
 
-MARKERS = ("<a>", "<a>b", "<ab", "aa")
+MARKERS = Markers(("<a>", "<a>b", "<ab", "aa"))
 
 
 def test_markers_are_removed():
@@ -17,7 +18,7 @@ def test_markers_are_removed():
 
 
 def test_what_is_left_of_removed_markers_is_no_new_one():
-    assert MarkerRemover(("<x>",)).feed("<<x>x>") == "<x>"
+    assert MarkerRemover(Markers(("<x>",))).feed("<<x>x>") == "<x>"
 
 
 @given(st.lists(st.text("<a>b", max_size=6), max_size=8))
