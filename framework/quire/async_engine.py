@@ -113,7 +113,7 @@ class AsyncEngine:
         )
         params = sampling_params or SamplingParams()
         result = await self.frontend.generate_whole(
-            rendered.as_prompt(parsers.shown_special_tokens(tools)),
+            rendered.as_prompt(parsers.shown_special_tokens(tools), has_tools=bool(tools)),
             params,
             adapter=lora_request,
             priority=priority,

@@ -138,6 +138,11 @@ class CallGrammar(msgspec.Struct, frozen=True):
     is_at_start: bool = False
     covers_reasoning: bool = False
 
+    @property
+    def follow_reasoning(self) -> bool:
+        """Whether calls are forced behind reasoning that the prompt has opened."""
+        return not (self.triggers or self.covers_reasoning)
+
     def __post_init__(self) -> None:
         if "" in (*self.triggers, *self.excluded):
             raise ValueError("triggers and excluded texts of calls are not empty")

@@ -224,7 +224,9 @@ class LLM:
             )
             openings[index] = rendered.opening or ""
             parsers = engine.completion_parsers
-            return rendered.as_prompt(parsers.shown_special_tokens(each_tools[index]))
+            its_tools = each_tools[index]
+            shown = parsers.shown_special_tokens(its_tools)
+            return rendered.as_prompt(shown, has_tools=bool(its_tools))
 
         def split(index: int, result: RequestOutput) -> None:
             engine.completion_parsers.split(

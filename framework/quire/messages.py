@@ -57,7 +57,7 @@ class MarkerTokens(msgspec.Struct, frozen=True):
     """A marker of the thinking, as tokens.
 
     Attributes:
-        token_ids: Tokens that spell it, sampled where it is forced.
+        token_ids: Tokens that spell it, sampled where it is forced; empty: it never is.
         texts: Bytes of each spelling.
         pieces: Bytes of each token that may have a part of a spelling, or all.
     """
@@ -75,12 +75,15 @@ class ThinkingBudget(msgspec.Struct, frozen=True):
         end: Marker that ends the thinking; it is sampled when the budget is used up.
         start: Marker by which the completion may open the thinking; None: it cannot.
         is_open: Whether the prompt has opened the thinking.
+        call_openers: Markers by which a tool call begins, one text each: behind one, nothing is
+            forced any more. None: calls in the thinking do not count.
     """
 
     max_tokens: int
     end: MarkerTokens
     start: MarkerTokens | None
     is_open: bool
+    call_openers: MarkerTokens | None = None
 
 
 class Companion(msgspec.Struct, frozen=True):

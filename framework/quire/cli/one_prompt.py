@@ -70,7 +70,8 @@ class _Request:
             finds_opening = frontend.completion_parsers.reads_reasoning
             rendered = frontend.chat_template.render(messages, tools, finds_opening=finds_opening)
             shown = frontend.completion_parsers.shown_special_tokens(tools)
-            self._prompt, self._opening = rendered.as_prompt(shown), rendered.opening or ""
+            self._prompt = rendered.as_prompt(shown, has_tools=bool(tools))
+            self._opening = rendered.opening or ""
 
     async def complete(self) -> None:
         """Generate, and print the completions and the statistics."""

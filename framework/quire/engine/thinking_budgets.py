@@ -4,6 +4,8 @@ Its last allowed token is followed by the end marker, whose tokens are the only 
 leave. A mask needs all tokens before it, so a step in flight is waited for, but only where the
 budget may end.
 
+A tool call that begins in the thinking ends the budget: the end of thinking would cut it.
+
 A grammar may have room for the thinking. It binds: the end is forced only as far as it allows.
 """
 
@@ -29,6 +31,8 @@ class ThinkingState:
         self._end_ids = budget.end.token_ids
         self._shorter = _shorter_beginnings(budget.end.token_ids)
         self._end = MarkerMatcher(budget.end)
+        openers = budget.call_openers
+        self._call_openers = None if openers is None else MarkerMatcher(openers)
         self._start = None if budget.start is None else MarkerMatcher(budget.start)
         num_start = 0 if budget.start is None else len(budget.start.token_ids)
         self._max_leading = MAX_LEADING_TOKENS + max(0, num_start - 1)
@@ -48,7 +52,7 @@ class ThinkingState:
                 return
             if not self._is_open:
                 self._look_for_start(token_id)
-            elif self._end.accept(token_id):
+            elif self._end.accept(token_id) or self._begins_call(token_id):
                 self.is_over = True
             else:
                 self._num_tokens += 1
@@ -59,6 +63,10 @@ class ThinkingState:
         if not self._is_open:
             return num_unknown > self._max_tokens  # the first of them may open the thinking
         return self._num_tokens + num_unknown >= self._max_tokens
+
+    def _begins_call(self, token_id: int) -> bool:
+        """Whether the marker of a call is complete with the next token of the thinking."""
+        return self._call_openers is not None and self._call_openers.accept(token_id)
 
     def _follow_end(self, token_id: int) -> None:
         """Count the tokens of the end marker that the completion has by now."""

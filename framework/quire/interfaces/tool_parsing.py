@@ -40,6 +40,8 @@ class ToolParserCapabilities:
             one of these.
         calls_end_reasoning: Whether a call may be in the reasoning, and ends it. Then the parser
             reads the reasoning as well, and a call that is complete ends it.
+        call_openers: Texts by which calls begin. In reasoning that a call may end, a budget of
+            thinking tokens forces nothing behind one, as that would cut the call.
         call_id_length: Number of letters and digits of the ids of calls, if the model's chat
             template takes no others; None: any id will do.
         tokenizer_config_key: Key of a checkpoint's tokenizer_config.json whose value describes the
@@ -55,6 +57,7 @@ class ToolParserCapabilities:
     priority: int = 0
     markers: tuple[str, ...] = ()
     calls_end_reasoning: bool = False
+    call_openers: tuple[str, ...] = ()
     call_id_length: int | None = None
     tokenizer_config_key: str | None = None
     alternative_markers: tuple[tuple[str, ...], ...] = ()

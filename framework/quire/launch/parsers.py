@@ -32,7 +32,9 @@ def load_parsers(
 
 def make_thinking(parsers: CompletionParsers, tokenizer: Tokenizer) -> Thinking | None:
     """Return the detector of the end of reasoning; None without a reasoning parser."""
-    return None if parsers.reasoning is None else Thinking(parsers.reasoning, tokenizer)
+    if parsers.reasoning is None:
+        return None
+    return Thinking(parsers.reasoning, tokenizer, parsers.tools)
 
 
 def _load_parser(registry: Registry[Any], choice: Choice | None) -> ParserChoice[Any, Any] | None:

@@ -25,6 +25,7 @@ def capabilities_of(form: CallFormat) -> ToolParserCapabilities:
         priority=form.priority,
         markers=form.markers(),
         calls_end_reasoning=form.calls_end_reasoning,
+        call_openers=(*form.section_open, *form.call_open),
         call_id_length=form.call_ids.length,
         alternative_markers=form.alternative_markers,
         excluded_markers=form.excluded_markers,

@@ -18,6 +18,8 @@ HARMONY_CAPABILITIES = ToolParserCapabilities(
     markers=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>",
              "<|return|>"),
     calls_end_reasoning=True,
+    call_openers=(" to=functions.", "<|start|>assistant to=", "<|channel|>commentary to=",
+                  "<|channel|>analysis to="),
 )  # fmt: skip
 TEMPLATE = "response_template"  # in the file of a checkpoint, and the name of its parsers
 TEMPLATE_TOOLS = f"quire_tool_parsers.{TEMPLATE}.tool_parser:TemplateToolParser"

@@ -18,7 +18,7 @@ TEMPLATE = (
     "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     "{% if think is not defined %}{{ '<think>\\n' }}{% endif %}"
 )
-MARKS = ("<think>", "</think>")
+MARKS = ("<think>", "</think>", "<tool_call>")
 NUM_COMPLETIONS = 10
 HELLO = [{"role": "user", "content": "hi"}]
 TOOL = {
@@ -133,6 +133,22 @@ def test_a_completion_that_opens_its_thinking_has_the_budget_too(llm):
     )  # fmt: skip
     (result,) = llm.chat(HELLO, params, chat_template_kwargs={"think": False})
     assert result.outputs[0].token_ids[:5] == [start, start, start, start, end]
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_budget_cuts_no_call_that_begins_in_the_thinking(tmp_path, async_scheduling):
+    folder = write_model(tmp_path, with_marks=True)
+    with LLM(folder, max_model_len=128, async_scheduling=async_scheduling) as llm:
+        tokenizer = llm.get_tokenizer().backend
+        opener, end = tokenizer.token_to_id("<tool_call>"), tokenizer.token_to_id("</think>")
+        params = SamplingParams(
+            temperature=0, max_tokens=6, logit_bias={opener: 100.0}, thinking_token_budget=3,
+            ignore_eos=True,
+        )  # fmt: skip
+        (called,) = llm.chat(HELLO, params, tools=[TOOL])
+        (thought,) = llm.chat(HELLO, params)
+    assert called.outputs[0].token_ids == [opener] * 6
+    assert thought.outputs[0].token_ids[:4] == [opener, opener, opener, end]
 
 
 def test_where_no_thinking_is_open_the_constraint_begins_at_once(llm):

@@ -188,6 +188,59 @@ def test_an_end_that_other_tokens_spell_is_one():
     assert not budgets
 
 
+CALL = MarkerTokens((), (b"<call>", b"[f]"), {1: b"<", 2: b"call>", 3: b"x[", 4: b"f]y", 5: b"f"})
+
+
+def budgets_with_calls(max_tokens, *, is_open=True):
+    budgets = ThinkingBudgets(V)
+    budgets.add("a", ThinkingBudget(max_tokens, END_MARK, START_MARK, is_open, CALL))
+    return budgets
+
+
+@pytest.mark.parametrize("opener", [(1, 2), (3, 4)])
+def test_a_call_that_has_begun_in_the_thinking_is_not_cut(opener):
+    budgets = budgets_with_calls(3)
+    accept(budgets, 7)
+    accept(budgets, *opener)
+    assert not budgets, "the budget is used up now, and nothing is forced"
+    assert forced(budgets) is None
+
+
+def test_a_call_that_has_not_begun_when_the_budget_is_used_up_does_not_count():
+    budgets = budgets_with_calls(2)
+    accept(budgets, 7, 1)
+    assert forced(budgets) == END
+    budgets = budgets_with_calls(2)
+    accept(budgets, 1, 7)
+    assert forced(budgets) == END, "half an opener is none"
+
+
+def test_what_begins_a_call_before_the_thinking_does_not_count():
+    budgets = budgets_with_calls(1, is_open=False)
+    accept(budgets, 1, 2, START, 7)
+    assert forced(budgets) == END
+
+
+@given(
+    st.lists(st.integers(1, 7), max_size=12).map(tuple),
+    st.integers(0, 8),
+    st.lists(st.integers(1, 4), max_size=12),
+)
+def test_nothing_is_forced_behind_what_begins_a_call(tokens, max_tokens, sizes):
+    budgets, text = budgets_with_calls(max_tokens), b""
+    sizes = [*sizes, *[1] * len(tokens)]
+    rest = list(tokens)
+    for size in sizes:
+        step, rest = rest[:size], rest[size:]
+        if forced(budgets) is not None or not step:
+            break
+        accept(budgets, *step)
+        text += b"".join(CALL.pieces.get(token_id, b"~") for token_id in step)
+    has_call = b"<call>" in text or b"[f]" in text
+    num_thought = len(tokens) - len(rest)
+    assert (forced(budgets) is None) == (has_call or num_thought < max_tokens)
+
+
 def test_a_start_of_several_tokens_opens_the_thinking():
     start = MarkerTokens((8, 9), (b"<t>",), {8: b"<t", 9: b">"})
     budgets = budgets_of(1, is_open=False, start=start)

@@ -29,6 +29,17 @@ def marker_tokens(
     return MarkerTokens(tuple(token_ids), texts, pieces)
 
 
+def any_marker_tokens(texts: Sequence[str], tokenizer: Tokenizer) -> MarkerTokens:
+    """Return several markers as the engine finds them, whichever comes and however it is spelled.
+
+    Args:
+        texts: Texts of the markers.
+        tokenizer: Tokenizer of the model.
+    """
+    found = tuple(text.encode() for text in texts)
+    return MarkerTokens((), found, _pieces(found, tokenizer))
+
+
 def _pieces(texts: Sequence[bytes], tokenizer: Tokenizer) -> dict[int, bytes]:
     """Return the tokens that may have a part of one of several texts, or all of it."""
     beginnings = tuple(text[:end] for text in texts for end in range(1, len(text) + 1))

@@ -22,17 +22,24 @@ class RenderedPrompt:
     opening: str | None = None
 
     def as_prompt(
-        self, shown_special_tokens: Collection[int] = (), *, add_special_tokens: bool = False
+        self,
+        shown_special_tokens: Collection[int] = (),
+        *,
+        has_tools: bool = False,
+        add_special_tokens: bool = False,
     ) -> dict[str, Any]:
         """Return the prompt as `Intake.encode` takes it.
 
         Args:
             shown_special_tokens: Special tokens that the parsers of its completions must see.
+            has_tools: Whether its completions are read for tool calls.
             add_special_tokens: True to add the tokenizer's special tokens to those of the template.
         """
         prompt: dict[str, Any] = {"prompt": self.text, "add_special_tokens": add_special_tokens}
         if shown_special_tokens:
             prompt["shown_special_tokens"] = shown_special_tokens
+        if has_tools:
+            prompt["has_tools"] = True
         if self.breaks:
             prompt["special_token_breaks"] = self.breaks
         return prompt if self.opening is None else prompt | {"opening": self.opening}

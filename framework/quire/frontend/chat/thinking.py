@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from quire.errors import GrammarError, InvalidRequestError
-from quire.frontend.chat.completion_parsers import ReasoningParserChoice
-from quire.frontend.chat.marker_tokens import marker_tokens
+from quire.frontend.chat.completion_parsers import ReasoningParserChoice, ToolParserChoice
+from quire.frontend.chat.marker_tokens import any_marker_tokens, marker_tokens
 from quire.frontend.plugin_failure import plugin_failure
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.messages import MarkerTokens, ThinkingBudget
@@ -19,9 +19,15 @@ class Thinking:
     Args:
         parser: Reasoning parser in use.
         tokenizer: Tokenizer of the model.
+        tools: Tool parser in use, if any.
     """
 
-    def __init__(self, parser: ReasoningParserChoice, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        parser: ReasoningParserChoice,
+        tokenizer: Tokenizer,
+        tools: ToolParserChoice | None = None,
+    ) -> None:
         self._parser = parser
         self._tokenizer = tokenizer
         declared = parser.capabilities
@@ -30,6 +36,8 @@ class Thinking:
         self._end = marker_tokens(ends, tokenizer, declared.forced_end) if ends else None
         self._start = marker_tokens(starts, tokenizer) if starts else None
         self._markers = "\n".join((*declared.markers, *starts, *ends))
+        openers = () if tools is None else _openers_in_reasoning(tools)
+        self._call_openers = any_marker_tokens(openers, tokenizer) if openers and ends else None
 
     @property
     def has_end(self) -> bool:
@@ -58,7 +66,13 @@ class Thinking:
         return self._end
 
     def budget(
-        self, max_tokens: int, opening: str | None, token_ids: list[int], *, has_constraint: bool
+        self,
+        max_tokens: int,
+        opening: str | None,
+        token_ids: list[int],
+        *,
+        has_constraint: bool,
+        may_call: bool = False,
     ) -> ThinkingBudget:
         """Return the budget of a request.
 
@@ -68,6 +82,8 @@ class Thinking:
             token_ids: Token ids of the prompt.
             has_constraint: Whether the completion has a constraint. If the prompt does not open the
                 reasoning, the constraint applies at once, and the completion cannot open it.
+            may_call: Whether the completion may call a tool in the reasoning, if the tool parser
+                reads calls there.
 
         Raises:
             InvalidRequestError: The parser declares no end of the reasoning.
@@ -82,7 +98,8 @@ class Thinking:
         is_open = self._is_open(opening, token_ids)
         can_open = not (is_open or has_constraint)
         start = self._start if can_open else None
-        return ThinkingBudget(max_tokens, self._end, start, is_open)
+        call_openers = self._call_openers if may_call else None
+        return ThinkingBudget(max_tokens, self._end, start, is_open, call_openers)
 
     def _is_open(self, opening: str | None, token_ids: list[int]) -> bool:
         text = self._last_turn(token_ids) if opening is None else opening
@@ -108,6 +125,12 @@ class Thinking:
         tokenizer = self._tokenizer
         token_ids = tokenizer.special_token_ids.union(tokenizer.eos_token_ids)
         return frozenset(i for i in token_ids if tokenizer.token_text(i) not in self._markers)
+
+
+def _openers_in_reasoning(tools: ToolParserChoice) -> tuple[str, ...]:
+    """Return the texts by which calls in the reasoning begin."""
+    declared = tools.capabilities
+    return declared.call_openers if declared.calls_end_reasoning else ()
 
 
 def _spellings(marker: str | None, others: Sequence[str]) -> tuple[str, ...]:

@@ -264,6 +264,7 @@ class Intake:
             parts.get("cache_salt"),
             frozenset(shown),
             opening=None if text is None else parts.get("opening"),
+            has_tools=bool(parts.get("has_tools")),
         )
 
     def has_new_constraint(self, params: SamplingParams) -> bool:
@@ -384,9 +385,14 @@ class Intake:
                 "ends; start with --reasoning-parser NAME, or leave it out",
                 param="thinking_token_budget",
             )
-        has_constraint = params.structured_outputs is not None
+        constraint = params.structured_outputs
+        calls = None if constraint is None else constraint.calls
         budget = self._thinking.budget(
-            max_tokens, prompt.opening, prompt.token_ids, has_constraint=has_constraint
+            max_tokens,
+            prompt.opening,
+            prompt.token_ids,
+            has_constraint=constraint is not None,
+            may_call=prompt.has_tools and not (calls is not None and calls.follow_reasoning),
         )
         missing = {*budget.end.token_ids}.difference(params.allowed_token_ids)
         if params.allowed_token_ids and missing:

@@ -11,6 +11,7 @@ from quire.errors import InvalidRequestError
 PROMPT_KEYS = (
     "prompt", "prompt_token_ids", "add_special_tokens", "cache_salt", "truncate_prompt_tokens",
     "truncation_side", "special_token_breaks", "shown_special_tokens", "opening",
+    "has_tools",
 )  # fmt: skip
 MAX_SALT_CHARACTERS = 128
 MAX_TRUNCATE_TOKENS = 2**31 - 1
@@ -27,6 +28,7 @@ class EncodedPrompt(msgspec.Struct, frozen=True):
             the assistant that is continued; None: unknown.
         shown_special_tokens: Ids of special tokens that the text of a completion has although
             `skip_special_tokens` leaves out others: its parsers read them.
+        has_tools: Whether its completions are read for tool calls.
     """
 
     text: str | None
@@ -34,6 +36,7 @@ class EncodedPrompt(msgspec.Struct, frozen=True):
     cache_salt: str | None = None
     shown_special_tokens: frozenset[int] = frozenset()
     opening: str | None = None
+    has_tools: bool = False
 
 
 def prompt_parts(prompt: object) -> dict[str, Any]:
@@ -75,6 +78,7 @@ def _check_part(key: object, value: object) -> None:
         "special_token_breaks": (list, tuple),
         "shown_special_tokens": (list, tuple, frozenset),
         "opening": str,
+        "has_tools": bool,
     }
     if key not in types:
         raise InvalidRequestError(

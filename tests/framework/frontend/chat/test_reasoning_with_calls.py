@@ -99,6 +99,15 @@ def parsers_of(quire_registries):
     return make
 
 
+@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+def test_the_text_by_which_a_call_begins_is_declared(quire_registries, family):
+    declared = quire_registries.tool_parsers.entry(family.tools).capabilities
+    ends = [family.call.find(opener) + len(opener) for opener in declared.call_openers]
+    begun = min(end for end, each in zip(ends, declared.call_openers, strict=True)
+                if each in family.call)  # fmt: skip
+    assert begun <= family.call.rindex("f", 0, family.call.rindex("a"))
+
+
 def parsed(parsers, family, pieces, forced=None):
     parser = parsers(family.opening, tools=TOOLS, forced=forced)
     events = [event for piece in pieces for event in parser.feed(piece)]

@@ -1,12 +1,14 @@
 """A constraint applies at once, or after the one token that ends the prompt's reasoning."""
 
 import pytest
+from chat_parsers import calling
 from chat_parsers import thinking as reasoning
+from letter_parsers import UpperCalls
 from msgspec.structs import replace
 
 from quire.call_grammar import CallGrammar, CallShape
 from quire.errors import GrammarError, InvalidRequestError, RequestFailedError
-from quire.frontend.chat.marker_tokens import marker_tokens
+from quire.frontend.chat.marker_tokens import any_marker_tokens, marker_tokens
 from quire.frontend.chat.thinking import NUM_LAST_TOKENS, Thinking
 from quire.frontend.intake.intake import Intake
 from quire.frontend.text.tokenizer import Tokenizer
@@ -121,6 +123,32 @@ def test_a_budget_counts_to_the_token_that_ends_the_reasoning(tokenizer):
     assert budget(f"fox{OPENS}", allowed_token_ids=[1, *end.token_ids]).max_tokens == 7
     with pytest.raises(InvalidRequestError, match="to allowed_token_ids"):
         budget(f"fox{OPENS}", allowed_token_ids=[1])
+
+
+def test_a_budget_ends_at_what_begins_a_call_if_calls_may_be_in_the_reasoning(tokenizer):
+    openers = ("<tool_call>", "[fox")
+
+    def openers_for(prompt, constraint=None, **capabilities):
+        choice = calling(UpperCalls, ACME, call_openers=openers, **capabilities)
+        found = Thinking(reasoning(Opened, ACME, end_marker="two words"), tokenizer, choice)
+        intake = Intake(
+            tokenizer, max_model_len=64, vocab_size=tokenizer.vocab_size, thinking=found
+        )
+        params = SamplingParams(thinking_token_budget=7, structured_outputs=constraint)
+        return intake.admit(prompt, params).requests[0].thinking_budget.call_openers
+
+    ends = {"calls_end_reasoning": True}
+    with_tools = {"prompt": f"fox{OPENS}", "has_tools": True, "opening": OPENS}
+    assert openers_for(with_tools, **ends) == any_marker_tokens(openers, tokenizer)
+    assert openers_for(with_tools | {"has_tools": False}, **ends) is None
+    assert openers_for(f"fox{OPENS}", **ends) is None
+    assert openers_for(with_tools) is None
+    free = StructuredOutputsParams(calls=replace(CALLS, triggers=("f",)))
+    before = StructuredOutputsParams(calls=replace(CALLS, covers_reasoning=True))
+    for constraint in (free, before, StructuredOutputsParams(regex="x")):
+        assert openers_for(with_tools, constraint, **ends) is not None
+    forced = StructuredOutputsParams(calls=CALLS)
+    assert openers_for(with_tools, forced, **ends) is None, "calls come behind the reasoning"
 
 
 def test_a_budget_without_a_marker_that_ends_the_reasoning_is_refused(tokenizer):

@@ -154,7 +154,11 @@ class ChatTurns:
         """Render the prompt."""
         typed, rendered = body.typed, await self._rendered(body, tools)
         shown = self.frontend.completion_parsers.shown_special_tokens(tools.tools)
-        prompt = rendered.as_prompt(shown, add_special_tokens=bool(typed.add_special_tokens))
+        prompt = rendered.as_prompt(
+            shown,
+            has_tools=bool(tools.tools),
+            add_special_tokens=bool(typed.add_special_tokens),
+        )
         prompts = [prompt | prompt_options(typed)]
         opening = rendered.opening or ""
         generation = Generation(
