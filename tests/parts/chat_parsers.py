@@ -1,14 +1,18 @@
 """Parsers of completions and their choices, as tests need them."""
 
-from quire.frontend.chat.completion_parser import CompletionParser, ReasoningStage, ToolStage
+from quire.frontend.chat.completion_parser import CompletionParser, ToolStage
 from quire.frontend.chat.completion_parsers import ParserChoice
+from quire.frontend.chat.reasoning_stage import ReasoningStage
 from quire.interfaces.reasoning import ReasoningParserCapabilities
 from quire.interfaces.tool_parsing import ToolParserCapabilities
 
 
 def parser_of(reasoning=None, tools=None, **options):
     """Return a parser of one completion with parsers that no plugin provides."""
-    return CompletionParser(ReasoningStage(reasoning), ToolStage(tools), **options)
+    stage = None
+    if reasoning is not None:
+        stage = ReasoningStage(type(reasoning), reasoning.prompt_text)
+    return CompletionParser(stage, ToolStage(tools), **options)
 
 
 def thinking(parser, source, **capabilities):

@@ -26,6 +26,9 @@ class ReasoningParserCapabilities:
         start_marker: Text by which a completion opens the reasoning, if it can. Reasoning that it
             opens counts against a budget of thinking tokens.
         start_spellings: Further spellings of the start marker.
+        is_content: Whether the reasoning stays in the content, markers included. Otherwise text
+            behind a tool call in the reasoning is given to a new parser, whose prompt has the text
+            before the call: it is reasoning if that parser finds the end of the reasoning.
         tokenizer_config_key: Key in a checkpoint's file, as in `ToolParserCapabilities`.
         alternative_markers: Further sets of template markers, as in `ToolParserCapabilities`.
         excluded_markers: Texts that the chat template must not contain, as there.
@@ -40,6 +43,7 @@ class ReasoningParserCapabilities:
     forced_end: str | None = None
     start_marker: str | None = None
     start_spellings: tuple[str, ...] = ()
+    is_content: bool = False
     tokenizer_config_key: str | None = None
     alternative_markers: tuple[tuple[str, ...], ...] = ()
     excluded_markers: tuple[str, ...] = ()

@@ -40,6 +40,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             end_spellings=form.close[1:],
             start_marker=form.open[0],
             start_spellings=form.open[1:],
+            is_content=form.is_content,
         )
 
 

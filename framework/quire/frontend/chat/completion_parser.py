@@ -1,8 +1,8 @@
 """Incremental parsing of one completion: reasoning, text and tool calls come out of one stream.
 
 If calls may be in the reasoning, the tool parser reads first, and the reasoning parser its text:
-a call that is complete ends the reasoning, and markup that is no call stays in it. Otherwise the
-reasoning is split off first.
+a call that is complete ends the reasoning, unless a marker ends it behind the call, and markup that
+is no call stays in it. Otherwise the reasoning is split off first.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from quire.frontend.chat.event_rules import EventRules
 from quire.frontend.chat.marker_remover import MarkerRemover
 from quire.frontend.chat.parser_guard import guarded
+from quire.frontend.chat.reasoning_stage import ReasoningStage, TextEvent
 from quire.interfaces.markers import Markers
-from quire.interfaces.reasoning import ReasoningDelta, ReasoningEvent, ReasoningParser
+from quire.interfaces.reasoning import ReasoningDelta
 from quire.interfaces.tool_parsing import (
     TextDelta,
     ToolCallArguments,
@@ -25,7 +26,6 @@ from quire.outputs import ToolCall
 from quire.plugins.registry import Source
 
 CompletionEvent = ReasoningDelta | ToolEvent
-TextEvent = ReasoningDelta | TextDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,32 +42,6 @@ class ParsedCompletion:
     text: str
     reasoning: str | None
     calls: tuple[ToolCall, ...]
-
-
-class ReasoningStage:
-    """A reasoning parser whose errors are those of its plugin; None: everything is content."""
-
-    def __init__(self, parser: ReasoningParser | None, source: Source | None = None) -> None:
-        self._parser = parser
-        self._source = source
-
-    def feed(self, text: str) -> list[TextEvent]:
-        """Return the reasoning and the content of the next text."""
-        parser = self._parser
-        if parser is None:
-            return [TextDelta(text)] if text else []
-        return _text_events(guarded(lambda: parser.feed(text), self._source))
-
-    @property
-    def is_thinking(self) -> bool:
-        """Whether the next text belongs to the reasoning."""
-        parser = self._parser
-        return parser is not None and guarded(lambda: parser.is_thinking, self._source)
-
-    def close(self) -> list[TextEvent]:
-        """Return what was held back; what follows is content."""
-        parser, self._parser = self._parser, None
-        return [] if parser is None else _text_events(guarded(parser.close, self._source))
 
 
 class ToolStage:
@@ -119,7 +93,7 @@ class CompletionParser:
         follows_reasoning: bool = False,
         removed: Markers | None = None,
     ) -> None:
-        self._reasoning = reasoning or ReasoningStage(None)
+        self._reasoning = reasoning or ReasoningStage()
         self._tools = tools or ToolStage(None)
         self._reads_calls_first = reads_calls_first
         self._skips_calls = reads_calls_first and follows_reasoning and self._reasoning.is_thinking
@@ -182,14 +156,14 @@ class CompletionParser:
             yield from self._read_reasoning(self._tools.feed(delta[at:]))
 
     def _read_reasoning(self, events: Iterable[ToolEvent]) -> Iterator[CompletionEvent]:
-        """Read the reasoning of the text; a call that is complete ends it."""
+        """Read the reasoning of the text; a call that is complete ends it, there or behind it."""
         for event in events:
             if isinstance(event, TextDelta):
                 yield from self._reasoning.feed(event.text)
                 continue
             yield event
             if isinstance(event, ToolCallEnd):
-                yield from self._reasoning.close()
+                yield from self._reasoning.end_call()
 
     def _cleaned(self, events: Iterable[CompletionEvent]) -> list[CompletionEvent]:
         """Return events whose texts have no special tokens."""
@@ -212,14 +186,6 @@ class CompletionParser:
 
 
 _TEXTS: tuple[type[TextEvent], ...] = (ReasoningDelta, TextDelta)
-
-
-def _text_events(events: Iterable[ReasoningEvent]) -> list[TextEvent]:
-    return [
-        event if isinstance(event, ReasoningDelta) else TextDelta(event.text)
-        for event in events
-        if event.text
-    ]
 
 
 def gather(events: Iterable[CompletionEvent]) -> ParsedCompletion:

@@ -6,8 +6,9 @@ from typing import Any, Generic, TypeVar
 
 from quire.call_grammar import checked
 from quire.frontend.chat.call_ids import is_call_id
-from quire.frontend.chat.completion_parser import CompletionParser, ReasoningStage, ToolStage
+from quire.frontend.chat.completion_parser import CompletionParser, ToolStage
 from quire.frontend.chat.parser_guard import guarded
+from quire.frontend.chat.reasoning_stage import ReasoningStage
 from quire.frontend.chat.tool_schemas import normalized
 from quire.interfaces.markers import Markers
 from quire.interfaces.reasoning import ReasoningParser, ReasoningParserCapabilities
@@ -177,9 +178,8 @@ class CompletionParsers:
     def _reasoning_stage(self, prompt_text: str) -> ReasoningStage | None:
         if (choice := self.reasoning) is None:
             return None
-        return ReasoningStage(
-            guarded(lambda: choice.parser(prompt_text), choice.source), choice.source
-        )
+        is_content = choice.capabilities.is_content
+        return ReasoningStage(choice.parser, prompt_text, choice.source, is_content=is_content)
 
     def _tool_stage(self, tools: Sequence[Mapping[str, Any]]) -> ToolStage | None:
         if (choice := self.tools) is None:

@@ -136,6 +136,21 @@ def test_a_call_within_the_thinking_ends_it(parsers_of, family):
             assert (reasoning, text, calls) == (f"Hm.\n{family.call}", "", [])
 
 
+@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+def test_thinking_that_goes_on_behind_a_call_ends_by_its_marker(parsers_of, family):
+    if not family.takes_calls_in_thinking or family.tools == "openai":
+        pytest.skip("no call is in the thinking: it is thinking, or a message of its own")
+    before, _, end = family.thought.partition("Hm.")
+    text = f"{before}Hm.\n{family.call}\nWait.{end}Done."
+    for pieces in ([text], [*text], [text[:30], text[30:]]):
+        reasoning, text_of, calls = parsed(parsers_of(family), family, pieces)
+        assert (reasoning.split(), text_of.strip()) == (["Hm.", "Wait."], "Done.")
+        assert calls == [("f", {"a": 1})]
+    for pieces in ([text.removesuffix(f"{end}Done.")], [*text.removesuffix(f"{end}Done.")]):
+        reasoning, text_of, calls = parsed(parsers_of(family), family, pieces)
+        assert (reasoning.strip(), text_of.strip()) == ("Hm.", "Wait.")
+
+
 OPENED = [family for family in FAMILIES if "think" in family.opening]
 
 

@@ -26,7 +26,7 @@ def parsers(text):
 def read(template, prompt, pieces):
     """Return the reasoning, content and calls of a completion in pieces."""
     reasoning, tools = parsers(json.dumps(template))
-    parser = CompletionParser(ReasoningStage(reasoning(prompt)), ToolStage(tools.for_tools(TOOLS)))
+    parser = CompletionParser(ReasoningStage(reasoning, prompt), ToolStage(tools.for_tools(TOOLS)))
     events = [event for piece in pieces for event in parser.feed(piece)]
     parsed = gather([*events, *parser.close()])
     calls = [(call.name, json.loads(call.arguments)) for call in parsed.calls]
