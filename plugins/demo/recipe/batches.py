@@ -1,4 +1,4 @@
-"""Conversations of like length share a batch, so that little of it is padding.
+"""Lessons of like length share a batch, so that little of it is padding.
 
 Only answers are learned: the label of every token outside an assistant's turn is `IGNORED`.
 """
@@ -14,11 +14,11 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from recipe.data import conversations
-from recipe.template import CHECKPOINT, Conversation
+from recipe.data import lessons
+from recipe.template import CHECKPOINT, Conversation, Lesson, RawText
 
 IGNORED = -100
-_POOL = 1500  # conversations that are sorted by length together
+_POOL = 1500  # lessons that are sorted by length together
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,21 @@ class Encoder:
         self._start = tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False).ids
         self._end, self._pad = (_id(tokenizer, t) for t in ("<|im_end|>", "<|endoftext|>"))
 
-    def encode(self, conversation: Conversation) -> tuple[list[int], list[int]]:
-        """The ids of a conversation and their labels."""
+    def encode(self, lesson: Lesson) -> tuple[list[int], list[int]]:
+        """The ids of a lesson and their labels."""
+        if isinstance(lesson, RawText):
+            return self._encode_raw(lesson)
+        return self._encode_conversation(lesson)
+
+    def _encode_raw(self, text: RawText) -> tuple[list[int], list[int]]:
+        given, learned = (
+            self._tokenizer.encode(part, add_special_tokens=False).ids
+            for part in (text.prompt(), text.answer())
+        )
+        learned = [*learned, self._pad]
+        return given + learned, [IGNORED] * len(given) + learned
+
+    def _encode_conversation(self, conversation: Conversation) -> tuple[list[int], list[int]]:
         ids = self._tokenizer.encode(conversation.text(), add_special_tokens=False).ids
         labels = [IGNORED] * len(ids)
         head = len(self._start)
@@ -63,7 +76,7 @@ def load_encoder() -> Encoder:
 
 
 def batches(
-    stream: Iterator[Conversation], encoder: Encoder, tokens: int, longest: int, seed: int
+    stream: Iterator[Lesson], encoder: Encoder, tokens: int, longest: int, seed: int
 ) -> Iterator[Batch]:
     """Batches of about `tokens` tokens each, in random order, without end."""
     rng = Random(seed)
@@ -76,11 +89,9 @@ def batches(
             yield encoder.pad(group)
 
 
-def training_batches(
-    seed: int, tokens: int, first_stage: bool, longest: int = 448
-) -> Iterator[Batch]:
+def training_batches(seed: int, tokens: int, stage: int, longest: int = 448) -> Iterator[Batch]:
     """The batches of a training run."""
-    return batches(conversations(seed, first_stage), load_encoder(), tokens, longest, seed)
+    return batches(lessons(seed, stage), load_encoder(), tokens, longest, seed)
 
 
 def _id(tokenizer: Tokenizer, token: str) -> int:

@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from random import Random
 
-from recipe.draw import Draw
+from recipe.draw import LAST_STAGE, Draw
 from recipe.extraction import extract
 from recipe.facts import fact
 from recipe.known import known_tools
+from recipe.loops import chained_turn
 from recipe.made_up import made_up_tool
+from recipe.raw import raw_text
 from recipe.small import compare, mood, small_sum
-from recipe.template import Conversation, Message
+from recipe.template import Conversation, Lesson, Message
 from recipe.tools import Call, Tool, ask, ends_in_free_text, respond
 from recipe.words import tables, words
 
@@ -26,21 +28,31 @@ _JOINERS: tuple[str, ...] = tuple(tables("chat")["joiners"])
 _NO_TOOL: str = tables("chat")["no_tool"]
 
 
-def conversations(seed: int, first_stage: bool = False) -> Iterator[Conversation]:
-    """Training conversations without end."""
-    draw = Draw(Random(seed), first_stage=first_stage)
+def lessons(seed: int, stage: int = LAST_STAGE) -> Iterator[Lesson]:
+    """Training conversations without end, in the last stage with raw texts between them."""
+    draw = Draw(Random(seed), stage=stage)
     while True:
-        yield conversation(draw)
+        yield raw_text(draw) if stage >= 3 and draw.chance(0.12) else conversation(draw)
 
 
 def conversation(draw: Draw) -> Conversation:
     """One to four turns, with or without tools."""
-    tools = toolbox(draw) if draw.chance(0.55 if draw.first_stage else 0.45) else []
+    tools = toolbox(draw) if draw.chance(0.55 if draw.stage == 1 else 0.45) else []
+    if tools and draw.stage >= 3 and draw.chance(0.1):
+        return _loop(draw, tools)
     turns = draw.one((1, 1, 2, 3)) if tools else draw.one((1, 1, 2, 3, 4))
     messages = system(draw)
     for _ in range(turns):
         messages += turn(draw, tools)
     return Conversation(messages, [t.schema() for t in tools] or None)
+
+
+def _loop(draw: Draw, tools: list[Tool]) -> Conversation:
+    """Three to five requests, each with a call and what comes of it."""
+    messages = system(draw)
+    for _ in range(draw.integer(3, 5)):
+        messages += call_turn(draw, tools, with_results=True)
+    return Conversation(messages, [t.schema() for t in tools])
 
 
 def system(draw: Draw) -> list[Message]:
@@ -53,6 +65,8 @@ def toolbox(draw: Draw) -> list[Tool]:
     count = draw.one((1, 1, 2, 2, 3, 3, 4, 5))
     made_up = sum(draw.chance(0.35) for _ in range(count))
     tools = [made_up_tool(draw) for _ in range(made_up)] + known_tools(draw, count - made_up)
+    if draw.stage >= 3 and draw.chance(0.2):
+        tools.append(made_up_tool(draw, like=draw.one(tools).name))
     distinct = {tool.name: tool for tool in tools}
     return draw.some(list(distinct.values()), len(distinct))
 
@@ -66,7 +80,8 @@ def turn(draw: Draw, tools: list[Tool]) -> list[Message]:
         return question_and_answer(draw, *draw.one((fact, fact, extract, extract))(draw))
     if luck < 0.36:
         return parallel_turn(draw, tools, with_results=draw.chance(0.3))
-    return call_turn(draw, tools, with_results=draw.chance(0.35))
+    chained = chained_turn(draw, tools) if draw.stage >= 3 and draw.chance(0.15) else None
+    return chained or call_turn(draw, tools, with_results=draw.chance(0.35))
 
 
 def plain_turn(draw: Draw) -> list[Message]:

@@ -18,6 +18,7 @@ T = TypeVar("T")
 
 _NAMES_HELD_OUT_ONE_IN = 4
 _WORDINGS_HELD_OUT_ONE_IN = 6
+LAST_STAGE = 3
 
 
 def is_held_out_name(name: str) -> bool:
@@ -37,7 +38,7 @@ class Draw:
     rng: Random
     held_out_names: bool = False
     held_out_wordings: bool = False
-    first_stage: bool = False  # of the training, which has fewer wordings
+    stage: int = LAST_STAGE  # of the training; the earlier ones have fewer wordings and skills
     kept_words: list[str] = field(default_factory=list)  # the held-out words handed out so far
 
     def chance(self, probability: float) -> bool:
@@ -65,6 +66,8 @@ class Draw:
 
     def word(self, max_syllables: int = 3) -> str:
         """A made-up lower-case word from this draw's side of the split."""
+        if self.stage >= 3 and max_syllables == 3 and self.chance(0.15):
+            max_syllables = 5
         while True:
             word = "".join(self._syllable() for _ in range(self.integer(2, max_syllables)))
             word += self._part("codas") if self.chance(0.5) else ""

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipe.adapters import STYLES, styled
 from recipe.questions import SECTIONS, section
-from recipe.template import CHECKPOINT, Conversation
+from recipe.template import CHECKPOINT, Lesson
 
 ADAPTERS = CHECKPOINT.parent / "adapters"
 RESULTS = Path(__file__).parent
@@ -39,7 +39,7 @@ class Answerer:
         self.model = model.eval()
         self.tokenizer = tokenizer
 
-    def answers(self, conversations: list[Conversation]) -> list[str]:
+    def answers(self, conversations: list[Lesson]) -> list[str]:
         """The model's text for each conversation's last answer, without the end of turn."""
         order = sorted(range(len(conversations)), key=lambda i: len(conversations[i].prompt()))
         answers = [""] * len(order)
@@ -78,7 +78,7 @@ def load_adapter(name: str, folder: Path = CHECKPOINT) -> Answerer:
     return Answerer(model, base.tokenizer)
 
 
-def score(answerer: Answerer, conversations: list[Conversation]) -> dict[str, Any]:
+def score(answerer: Answerer, conversations: list[Lesson]) -> dict[str, Any]:
     """How many answers are exactly right, and some that are not."""
     pairs = list(zip(conversations, answerer.answers(conversations), strict=True))
     wrong = [(c, a) for c, a in pairs if a != c.answer()]

@@ -7,6 +7,8 @@ import re
 from typing import Any
 
 from recipe.draw import Draw
+from recipe.patterns import expanded
+from recipe.patterns import wording as pattern_wording
 from recipe.values import Value, value
 from recipe.words import tables, words
 
@@ -14,6 +16,7 @@ _SLOT = re.compile(r"{(\w+)}")
 INSTRUCTIONS: tuple[str, ...] = tuple(tables("texts")["instructions"])
 ALL_INSTRUCTIONS = (*INSTRUCTIONS, *tables("texts")["more_instructions"])
 DOMAINS: list[dict[str, Any]] = tables("texts")["domain"]
+FRESH_DOMAINS: list[dict[str, Any]] = tables("fresh")["domain"]
 
 
 def extract(draw: Draw, text_draw: Draw | None = None) -> tuple[str, str]:
@@ -25,10 +28,19 @@ def extract(draw: Draw, text_draw: Draw | None = None) -> tuple[str, str]:
     text, known = _listing(source) if _wants_listing(source) else _sentence(source)
     most = min(4, len(known))
     fields = draw.some(list(known), draw.integer(min(2, most), most) if draw.chance(0.85) else 1)
-    instructions = INSTRUCTIONS if draw.first_stage else ALL_INSTRUCTIONS
-    question = draw.wording(instructions).format(fields=_join(draw, fields), text=text)
+    question = _instruction(draw).format(fields=_join(draw, fields), text=text)
     answer = {field: known[field] for field in fields}
     return question, json.dumps(answer, ensure_ascii=False)
+
+
+def _instruction(draw: Draw) -> str:
+    if _draws_patterns(draw) and draw.chance(0.6):
+        return pattern_wording(draw, tables("texts")["instruction_patterns"], ALL_INSTRUCTIONS)
+    return draw.wording(INSTRUCTIONS if draw.stage == 1 else ALL_INSTRUCTIONS)
+
+
+def _draws_patterns(draw: Draw) -> bool:
+    return draw.stage >= 3 and not draw.held_out_wordings
 
 
 def _wants_listing(draw: Draw) -> bool:
@@ -37,11 +49,8 @@ def _wants_listing(draw: Draw) -> bool:
 
 def _sentence(draw: Draw) -> tuple[str, dict[str, Value]]:
     """A text of one domain, and its values under one of their names each."""
-    domain = draw.one(DOMAINS)
-    fields, texts = domain["fields"], domain["texts"]
-    if not draw.first_stage:
-        texts = [*texts, *domain["more_texts"]]
-    text = _led(draw, _clauses(draw, domain) or draw.wording(texts))
+    domain, text = _domain_and_text(draw)
+    fields, text = domain["fields"], _led(draw, text)
     named = {keys.split("|")[0]: (keys.split("|"), kind) for keys, kind in fields.items()}
     slots = {slot: value(draw, named[slot][1]) for slot in dict.fromkeys(_SLOT.findall(text))}
     if draw.chance(0.05):
@@ -50,9 +59,20 @@ def _sentence(draw: Draw) -> tuple[str, dict[str, Value]]:
     return _among_others(draw, text.format(**slots)), known
 
 
+def _domain_and_text(draw: Draw) -> tuple[dict[str, Any], str]:
+    if _draws_patterns(draw) and draw.chance(0.3):
+        domain = draw.one(FRESH_DOMAINS)
+        return domain, expanded(draw, draw.one(domain["patterns"]))
+    domain = draw.one(DOMAINS)
+    texts = domain["texts"] if draw.stage == 1 else [*domain["texts"], *domain["more_texts"]]
+    if _draws_patterns(draw) and draw.chance(0.6):
+        return domain, pattern_wording(draw, domain["patterns"], texts)
+    return domain, _clauses(draw, domain) or draw.wording(texts)
+
+
 def _led(draw: Draw, text: str) -> str:
     """The text, now and then after a word or two that are not in the answer."""
-    if draw.first_stage or draw.held_out_wordings or text.startswith('"') or draw.chance(0.8):
+    if draw.stage == 1 or draw.held_out_wordings or text.startswith('"') or draw.chance(0.8):
         return text
     first = text[0] if text.startswith(("I ", "{")) else text[0].lower()
     return f"{draw.one(tables('texts')['leads'])} {first}{text[1:]}"
@@ -62,7 +82,7 @@ def _clauses(draw: Draw, domain: dict[str, Any]) -> str | None:
     """A text put together from what can be said of the domain's subject; only while training."""
     if draw.held_out_wordings or "clauses" not in domain:
         return None
-    if (draw.first_stage and domain.get("late")) or draw.chance(0.6):
+    if (draw.stage == 1 and domain.get("late")) or draw.chance(0.6):
         return None
     clauses: dict[str, list[str]] = domain["clauses"]
     chosen = draw.some(list(clauses), draw.integer(1, len(clauses)))

@@ -8,10 +8,18 @@ from recipe.values import NUMBERS
 from recipe.words import tables, words
 
 
-def made_up_tool(draw: Draw) -> Tool:
-    """A tool that exists in this one conversation only."""
+def made_up_tool(draw: Draw, like: str = "") -> Tool:
+    """A tool that exists in this one conversation only.
+
+    It may share its verb or its noun with the tool whose name it is like.
+    """
     verb = draw.one(words("made_up", "verbs"))
     noun = draw.one(words("made_up", "nouns")) if draw.chance(0.7) else draw.word()
+    first, _, second = like.partition("_")
+    if second and draw.chance(0.5):
+        noun = second
+    elif first in words("made_up", "verbs"):
+        verb = first
     arguments = tuple(_made_up_arguments(draw))
     wordings = tables("tools")["made_up_wordings"][_shape(arguments)]
     named = {a.slot: f"{a.name} {{{a.slot}}}" for a in arguments}

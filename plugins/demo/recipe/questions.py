@@ -11,10 +11,13 @@ from recipe.data import call_turn, parallel_turn, question_and_answer, system, t
 from recipe.draw import Draw
 from recipe.extraction import extract
 from recipe.facts import fact
+from recipe.loops import chained_turn
+from recipe.raw import raw_question
 from recipe.small import small_sum
-from recipe.template import Conversation
+from recipe.template import Conversation, Lesson
 
-Maker = Callable[[Draw], Conversation]
+Maker = Callable[[Draw], Lesson]
+_STAGE = 2  # the questions are those of before the third stage, so that figures can be compared
 
 
 def tool_call(draw: Draw) -> Conversation:
@@ -36,6 +39,25 @@ def second_turn(draw: Draw) -> Conversation:
     tools = toolbox(draw)
     messages = system(draw) + call_turn(draw, tools, with_results=True)
     return Conversation(messages, [tool.schema() for tool in tools])
+
+
+def later_request(draw: Draw) -> Conversation:
+    """The third, fourth or fifth request of a conversation in which each one was a call."""
+    tools = toolbox(draw)
+    messages = system(draw)
+    for _ in range(draw.integer(2, 4)):
+        messages += call_turn(draw, tools, with_results=True)
+    return Conversation(messages + call_turn(draw, tools), [tool.schema() for tool in tools])
+
+
+def chained_call(draw: Draw) -> Conversation:
+    """A call has returned a value, and the next one needs it."""
+    while True:
+        tools = toolbox(draw)
+        if turn := chained_turn(draw, tools):
+            last_call = max(i for i, message in enumerate(turn) if "tool_calls" in message)
+            messages = system(draw) + turn[: last_call + 1]
+            return Conversation(messages, [tool.schema() for tool in tools])
 
 
 def extraction(draw: Draw) -> Conversation:
@@ -65,14 +87,14 @@ def a_sum(draw: Draw) -> Conversation:
     return Conversation(system(draw) + question_and_answer(draw, *small_sum(draw)))
 
 
-def questions(draw: Draw, make: Maker, with_new_name: bool) -> Iterator[Conversation]:
+def questions(draw: Draw, make: Maker, with_new_name: bool) -> Iterator[Lesson]:
     """Questions without end; with a name in the answer that training never uses, where asked."""
     while True:
         draw.kept_words.clear()
-        conversation = make(draw)
-        answer = conversation.answer().lower()
+        question = make(draw)
+        answer = question.answer().lower()
         if not with_new_name or any(word in answer for word in draw.kept_words):
-            yield conversation
+            yield question
 
 
 # Each section: its title, its maker, whether each answer must hold a new name, and whether the
@@ -101,14 +123,22 @@ SECTIONS: dict[str, tuple[str, Maker, bool, bool]] = {
     ),
     "parallel_calls": ("Parallel calls, new names", parallel_calls, True, False),
     "second_turns": ("Second turns with a tool's result", second_turn, False, False),
+    "later_requests": ("Third to fifth requests, new names", later_request, True, False),
+    "chained_calls": (
+        "Calls that need the result of the call before, new names",
+        chained_call,
+        True,
+        False,
+    ),
     "sums": ("Small sums, new pairs of numbers", a_sum, False, False),
     "facts": ("Facts and small talk", about_quire, False, False),
     "facts_new_wordings": ("Facts and small talk, new wordings", about_quire, False, True),
+    "raw_questions": ("Facts and small talk as raw prompts", raw_question, False, False),
 }
 
 
-def section(name: str, count: int, seed: int) -> list[Conversation]:
+def section(name: str, count: int, seed: int) -> list[Lesson]:
     """The questions of one section."""
     _, make, with_new_name, held_out_wordings = SECTIONS[name]
-    draw = Draw(Random(f"{seed} {name}"), True, held_out_wordings)
+    draw = Draw(Random(f"{seed} {name}"), True, held_out_wordings, stage=_STAGE)
     return list(islice(questions(draw, make, with_new_name), count))

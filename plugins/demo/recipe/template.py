@@ -38,6 +38,29 @@ class Conversation:
         return self.text()[len(self.prompt()) : -len(END_OF_TURN)]
 
 
+@dataclass(frozen=True)
+class RawText:
+    """Text that no template has touched."""
+
+    beginning: str
+    continuation: str
+
+    def text(self) -> str:
+        """All of it."""
+        return self.beginning + self.continuation
+
+    def prompt(self) -> str:
+        """What is given."""
+        return self.beginning
+
+    def answer(self) -> str:
+        """What the model should write."""
+        return self.continuation
+
+
+Lesson = Conversation | RawText
+
+
 def render(
     messages: list[Message], tools: list[Schema] | None = None, add_generation_prompt: bool = False
 ) -> str:

@@ -14,7 +14,7 @@ from itertools import islice
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from recipe.data import conversations
+from recipe.data import lessons
 from recipe.template import CHECKPOINT
 
 VOCAB_SIZE = 1024
@@ -42,10 +42,7 @@ def train(seed: int, num_conversations: int = 8000) -> Tokenizer:
         special_tokens=list(SPECIAL),
         show_progress=False,
     )
-    texts = (
-        _without_marks(c.text())
-        for c in islice(conversations(seed, first_stage=True), num_conversations)
-    )
+    texts = (_without_marks(c.text()) for c in islice(lessons(seed, stage=1), num_conversations))
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])
     return tokenizer

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from recipe.draw import Draw
 from recipe.template import Message, Schema
@@ -71,20 +72,29 @@ class Call:
         return {"type": "function", "function": {"name": self.tool.name, "arguments": arguments}}
 
 
-def ask(draw: Draw, tool: Tool) -> tuple[str, Call]:
-    """A question that needs this tool once, and the call it needs."""
-    wording = draw.wording(tool.wordings)
-    if not draw.held_out_wordings and draw.chance(0.08):
-        wording = _by_names(draw, tool)
-    wording = _with_option(draw, tool, wording)
-    wanted = set(_SLOT.findall(wording))
-    slots = {a.slot: _value(draw, a.kind) for a in tool.arguments if a.slot in wanted}
+def ask(
+    draw: Draw, tool: Tool, referred: Mapping[str, tuple[Value, str]] = MappingProxyType({})
+) -> tuple[str, Call]:
+    """A question that needs this tool once, and the call it needs.
+
+    Of some slots the value may be known already, with the words that the question refers to it by.
+    """
+    while True:
+        wording = draw.wording(tool.wordings)
+        if not draw.held_out_wordings and draw.chance(0.08):
+            wording = _by_names(draw, tool)
+        wording = _with_option(draw, tool, wording)
+        wanted = set(_SLOT.findall(wording))
+        if wanted >= referred.keys():
+            break
+    slots = {a.slot: drawn(draw, a.kind) for a in tool.arguments if a.slot in wanted}
     if draw.chance(0.06):
         slots = {s: v.lower() if isinstance(v, str) else v for s, v in slots.items()}
     if "to" in slots and "from" in slots:
         while slots["to"] == slots["from"]:
-            slots["to"] = _value(draw, "currency")
-    return wording.format(**slots), Call(tool, slots)
+            slots["to"] = drawn(draw, "currency")
+    values, said = ({slot: pair[i] for slot, pair in referred.items()} for i in (0, 1))
+    return wording.format(**{**slots, **said}), Call(tool, {**slots, **values})
 
 
 def respond(draw: Draw, call: Call) -> tuple[str, str]:
@@ -95,9 +105,17 @@ def respond(draw: Draw, call: Call) -> tuple[str, str]:
     if draw.chance(0.1):
         value_ = draw.integer(0, 999) if draw.chance(0.5) else draw.name()
         return json.dumps({"result": value_}, ensure_ascii=False), f"The result is {value_}."
-    result = {key: _value(draw, kind) for key, kind in call.tool.result.items()}
-    sentence = call.tool.answer.format(**{**call.slots, **result})
+    result, sentence = result_of(draw, call, {})
     return json.dumps(result, ensure_ascii=False), sentence
+
+
+def result_of(draw: Draw, call: Call, given: Mapping[str, Value]) -> tuple[dict[str, Value], str]:
+    """What the tool returns, with the values that are given, and the sentence that says it."""
+    result = {
+        key: given[key] if key in given else drawn(draw, kind)
+        for key, kind in call.tool.result.items()
+    }
+    return result, call.tool.answer.format(**{**call.slots, **result})
 
 
 def ends_in_free_text(tool: Tool, wording_slots: Mapping[str, Value], question: str) -> bool:
@@ -127,7 +145,8 @@ def _with_option(draw: Draw, tool: Tool, wording: str) -> str:
     return f"{wording.rstrip('?')} {draw.one(ways)}{mark}"
 
 
-def _value(draw: Draw, kind: str) -> Value:
+def drawn(draw: Draw, kind: str) -> Value:
+    """A value of a kind, or one of those that the kind lists itself."""
     return draw.one(kind[1:].split("|")) if kind.startswith("=") else value(draw, kind)
 
 

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from recipe.adapters import STYLES, styled
-from recipe.data import conversations
+from recipe.data import lessons
 from recipe.draw import Draw, is_held_out_name, is_held_out_wording
 from recipe.known import known_tools
 from recipe.questions import SECTIONS, section
@@ -20,7 +20,7 @@ from recipe.words import tables, words
 
 
 def _texts(seed, count):
-    return [c.text() for c in islice(conversations(seed), count)]
+    return [c.text() for c in islice(lessons(seed), count)]
 
 
 def test_the_same_seed_gives_the_same_conversations():
