@@ -2,10 +2,13 @@
 
 All ways in which a text may match are followed at once, in the order in which a backtracking
 engine would try them, so each character is looked at once for each start of a match (R. Cox,
-Regular Expression Matching: the Virtual Machine Approach, 2009).
+Regular Expression Matching: the Virtual Machine Approach, 2009). A pattern that begins with a
+repeated character, as blanks before a closing tag, is matched from behind the repetition, once for
+all starts in it.
 """
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,6 +50,37 @@ class Found:
     captures: dict[str, str]
 
 
+Try = tuple[int, Found | Pending | None, int]  # a position, its match, and characters looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """A character that is repeated at the start of a pattern, and is none behind the repetition.
+
+    Attributes:
+        run: Pattern of any number of the character.
+        first: Pattern of the first character behind the repetition.
+        place: Instruction behind it.
+        least: Least number of characters, 0 or 1.
+    """
+
+    run: re.Pattern[str]
+    first: re.Pattern[str]
+    place: int
+    least: int
+
+    def start(self, text: str, start: int, end: int) -> int:
+        """Return where the characters before a position begin that are repeated.
+
+        Args:
+            text: Text that is searched.
+            start: First position of the part of it that counts.
+            end: The position.
+        """
+        found = self.run.match(text[start:end][::-1])
+        return end if found is None else end - found.end()
+
+
 class Pattern:
     """A regular expression.
 
@@ -74,8 +108,7 @@ class Pattern:
             is_last: Whether nothing follows the text.
             may_be_empty: Whether a match may be empty.
         """
-        for at in self._starts(text, start):
-            result, _ = self._match(text, at, MAX_MATCH, is_last=is_last)
+        for at, result, _ in self._tries(text, start, MAX_MATCH, is_last=is_last):
             if result == "pending":
                 return None, at
             if result and (result.end > at or may_be_empty):
@@ -89,20 +122,40 @@ class Pattern:
             ValueError: The search takes too long.
         """
         end, left = 0, MAX_EFFORT * (len(text) + MAX_MATCH)
-        for at in self._starts(text, 0):
-            if at < end:
-                continue
-            result, num_seen = self._match(text, at, len(text), is_last=True)
-            left -= num_seen
-            if left < 0:
-                raise ValueError("the search for a pattern takes too long")
-            if isinstance(result, Found) and result.end > at:
-                yield result
-                end = result.end
+        is_found = True
+        while is_found:
+            is_found = False
+            for at, result, num_seen in self._tries(text, end, len(text), is_last=True):
+                left -= num_seen
+                if left < 0:
+                    raise ValueError("the search for a pattern takes too long")
+                if isinstance(result, Found) and result.end > at:
+                    yield result
+                    end, is_found = result.end, True
+                    break
 
-    def _starts(self, text: str, start: int) -> Iterator[int]:
-        """Yield the positions at which a match may begin."""
-        first = self._first
+    def _tries(self, text: str, start: int, limit: int, *, is_last: bool) -> Iterator[Try]:
+        """Yield what begins at each position at which a match may begin."""
+        lead = self._lead
+        if lead is None:
+            for at in self._starts(text, start, self._first):
+                yield at, *self._match(text, at, limit, is_last=is_last)
+            return
+        for at in self._starts(text, start, lead.first):
+            first = lead.start(text, max(start, at - limit), at)
+            if at - first >= lead.least:
+                result, num_seen = self._match(text, at, limit, is_last=is_last, place=lead.place)
+                if isinstance(result, Found):
+                    first = min(at - lead.least, max(first, result.end - limit))
+                    result = Found(first, result.end, result.captures)
+                yield first, result, num_seen
+        if not is_last:
+            first = lead.start(text, max(start, len(text) - limit), len(text))
+            yield first, "pending", len(text) - first
+
+    @staticmethod
+    def _starts(text: str, start: int, first: re.Pattern[str] | None) -> Iterator[int]:
+        """Yield the positions from one on at which there is a first character; None: all."""
         if first is None:
             yield from range(start, len(text) + 1)
             return
@@ -112,26 +165,54 @@ class Pattern:
     @cached_property
     def _first(self) -> re.Pattern[str] | None:
         """Pattern of the first character; None if a match may have none."""
+        return self._first_from(0)
+
+    def _first_from(self, place: int) -> re.Pattern[str] | None:
         tests = []
-        for place, _ in self._behind(0, "open"):
-            instruction = self._program.code[place]
+        for target, _ in self._behind(place, "open"):
+            instruction = self._program.code[target]
             if not isinstance(instruction, Take):
                 return None
             tests.append(instruction.test.pattern)
         return re.compile("|".join(tests) or "(?!)", re.DOTALL)
 
+    @cached_property
+    def _lead(self) -> "Lead | None":
+        """What the pattern repeats at its start; None: nothing, or what follows may begin alike."""
+        match self._program.code:
+            case [Fork(1 | 3), Take(test), Fork(-2), *_]:
+                place, least = 3, 0
+            case [Take(test), Fork(1 | 3), Take(), Fork(-2), *_]:
+                place, least = 4, 1
+            case _:
+                return None
+        first = self._first_from(place)
+        is_alike = first is None or re.search(
+            f"(?={test.pattern})(?:{first.pattern})", _all_characters(), re.DOTALL
+        )
+        if first is None or is_alike:
+            return None
+        return Lead(re.compile(f"(?:{test.pattern})*", re.DOTALL), first, place, least)
+
     def _match(
-        self, text: str, start: int, limit: int, *, is_last: bool
+        self, text: str, start: int, limit: int, *, is_last: bool, place: int = 0
     ) -> tuple[Found | Pending | None, int]:
         """Return the match that begins at a position, and how many characters were looked at.
 
         The match is "pending" if what follows the text decides.
+
+        Args:
+            text: Text that is searched.
+            start: The position.
+            limit: Most characters of the match.
+            is_last: Whether nothing follows the text.
+            place: First instruction.
         """
         code = self._program.code
         stop = min(len(text), start + limit)
         edge: Where = "end" if is_last else "open"
         best: Found | None = None
-        begin = (-1, (-1,) * self._program.num_slots)
+        begin = (place - 1, (-1,) * self._program.num_slots)
         threads = self._moved([begin], start, edge if start == len(text) else "inside")
         for at in range(start, stop + 1):
             for number, (place, slots) in enumerate(threads):
@@ -192,6 +273,10 @@ class Pattern:
             if slots[slot + 1] >= 0
         }
         return Found(start, slots[0] if slots[0] >= 0 else at, captures)
+
+
+def _all_characters() -> str:
+    return "".join(map(chr, range(sys.maxunicode + 1)))
 
 
 def _takes(instruction: Instruction, character: str) -> bool:

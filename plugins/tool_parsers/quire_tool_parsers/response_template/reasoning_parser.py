@@ -10,7 +10,7 @@ from quire.interfaces.reasoning import (
     ReasoningParser,
     ReasoningParserCapabilities,
 )
-from quire_tool_parsers.response_template.regions import Closed, Opened, Part, Regions
+from quire_tool_parsers.response_template.regions import Closed, Opened, Part, Regions, Text
 from quire_tool_parsers.response_template.template import (
     CONTENT,
     THINKING,
@@ -36,10 +36,12 @@ class TemplateReasoningParser(ReasoningParser):
         super().__init__(prompt_text)
         self._regions = Regions(self.template.fields.values())
         self._writers = {name: _Writer(name) for name in (THINKING, CONTENT)}
+        self._num_prompted = 0
         for part in self._regions.feed(self.template.start.behind_last(prompt_text[-MAX_PROMPT:])):
             list(self._read(part))
         for writer in self._writers.values():
             writer.begin()
+        self._num_prompted = self._regions.num_held  # characters of the prompt that are to come
 
     @classmethod
     def from_file_text(cls, text: str) -> type[ReasoningParser]:
@@ -79,6 +81,7 @@ class TemplateReasoningParser(ReasoningParser):
         return [event for part in self._regions.close() for event in self._read(part)]
 
     def _read(self, part: Part) -> Iterator[ReasoningEvent]:
+        part = self._without_prompt(part)
         writer = None if part.field is None else self._writers.get(part.field.name)
         if writer is not None:
             yield from writer.read(part)
@@ -86,6 +89,13 @@ class TemplateReasoningParser(ReasoningParser):
             text = part.text if not isinstance(part, Opened | Closed) else part.marker
             if text:
                 yield ContentDelta(text)
+
+    def _without_prompt(self, part: Part) -> Part:
+        """Return a part without text that the prompt has; a marker that it began stays whole."""
+        text = part.marker if isinstance(part, Opened | Closed) else part.text
+        num = min(self._num_prompted, len(text))
+        self._num_prompted -= num
+        return Text(part.field, text[num:]) if isinstance(part, Text) else part
 
 
 class _Writer:

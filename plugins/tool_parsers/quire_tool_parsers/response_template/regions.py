@@ -75,6 +75,11 @@ class Regions:
         found, _ = self._next(is_last=True)
         return self.field if found is None else found[0] or self._rest
 
+    @property
+    def num_held(self) -> int:
+        """Number of characters that were held back, as more text may make them a marker."""
+        return len(self._text) - self._at
+
     def stay(self, in_field: Field) -> None:
         """Go on in a region whose end was returned last, as if nothing had closed it."""
         self.field = in_field

@@ -12,9 +12,12 @@ from quire.frontend.chat.completion_parser import (
     ToolStage,
     gather,
 )
+from quire.testing.parsing.parser_work import is_linear, work_of
+from quire.testing.parsing.splits import of_length
 from quire_tool_parsers.response_template.reasoning_parser import TemplateReasoningParser
 from quire_tool_parsers.response_template.tool_parser import MAX_QUOTED, TemplateToolParser
 
+NOW = [("now", {})]
 each_case = pytest.mark.parametrize("name", CASES)
 
 
@@ -145,6 +148,40 @@ def test_a_prompt_that_may_go_on_has_opened_the_thinking():
 
 def test_text_that_the_prompt_has_begun_goes_on():
     assert read(HERMES, f"{START}<think>Well", [" then", "</think>Yes"]) == (" then", "Yes", [])
+
+
+@pytest.mark.parametrize(
+    ("begun", "text", "expected"),
+    [
+        ("<think>1 <", " 2</think>Yes", (" 2", "Yes", [])),
+        ("<think>1 </th", "ink>Yes", (None, "Yes", [])),
+        ("<think>1 </th", "e>", ("e>", "", [])),
+        ("1 <", "2", (None, "2", [])),
+        ("1 <", "think>Hm</think>Yes", ("Hm", "\nYes", [])),
+        ("1 <tool_", '<tool_call>{"name": "now", "arguments": {}}</tool_call>', (None, "", NOW)),
+    ],
+)
+def test_the_beginning_of_a_marker_in_the_prompt_is_none_of_the_completion(begun, text, expected):
+    assert read(HERMES, START + begun, [text]) == expected
+    assert read(HERMES, START + begun, text) == expected
+
+
+@pytest.mark.parametrize("inside", ["", "<parameter=city>", "<parameter=city>Oslo</parameter>"])
+def test_the_work_on_blanks_in_a_call_is_linear(inside):
+    """A closing pattern that begins with blanks is tried once for all of them."""
+    begun = f"<tool_call>\n<function=find>{inside}"
+    tools = parsers(json.dumps(TAGS))[1]
+
+    def feed(num_blanks):
+        parser = tools.for_tools(TOOLS)
+        for delta in of_length(begun + " " * num_blanks, 16):
+            parser.feed(delta)
+        parser.close()
+
+    feed(0)
+    small, large = (work_of(lambda num=num: feed(num)) for num in (750, 3000))
+    assert is_linear(small, large, 3000)
+    assert large.num_lines < 200 * 3000
 
 
 def test_the_host_shows_the_markers_to_the_parsers():

@@ -24,6 +24,11 @@ PATTERNS = (
     r"[\][x-z]+",
     r"x{2}|y{1,}",
     r"\x61\|\u007c\n?",
+    r"\s*</p>\s*a",
+    r"\s+<(?P<name>[a-z]*)>",
+    r" *?(?=<x>)",
+    r"\s*[ <]b",
+    r"[ab]+c",
 )
 TEXTS = st.lists(st.sampled_from([*"<>abcxyz/=p|_ \n]e", "<p=k>", "</p>", "<call>"])).map("".join)
 each_pattern = pytest.mark.parametrize("source", PATTERNS)
