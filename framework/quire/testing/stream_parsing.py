@@ -8,7 +8,7 @@ from functools import partial
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from quire.testing.expectation import expect
-from quire.testing.parsing.fragments import fragments_of, marker_places
+from quire.testing.parsing.fragments import fragments_of, gaps_in, marker_places
 from quire.testing.parsing.hostile_texts import COMMON, HostileTexts
 from quire.testing.parsing.parser_work import EndlessWorkError, is_linear, work_of
 from quire.testing.parsing.splits import in_groups, of_length, pairs, random_cuts
@@ -22,6 +22,10 @@ SHORT_LENGTH = 400  # characters of the shorter text whose work is counted
 MAX_LINES = 200_000  # of Python, for a text of a few hundred characters
 PROSE = "The quick brown fox jumps over the lazy dog, and then it rests. "
 DELTA_LENGTH = 4
+BLANKS = (" ", "\r\n")
+NUM_BLANKS = 30
+FEW_BLANKS, MANY_BLANKS = 500, 2_000  # the second: more than any format has
+BLANKS_LENGTH = 8  # of a delta of them
 
 
 class ParserSample(Protocol):
@@ -47,25 +51,26 @@ class GrowingText(Generic[Sample]):
         sample: Sample with which to make the parser.
         short: The text.
         long: The longer one.
-        is_whole: Whether it is parsed in one delta.
+        delta_length: Number of characters of a delta; None: it is parsed in one.
     """
 
     what: str
     sample: Sample
     short: str
     long: str
-    is_whole: bool = False
+    delta_length: int | None = DELTA_LENGTH
 
     def deltas(self, text: str) -> list[str]:
         """Return the deltas of one of the texts."""
-        return of_length(text, len(text) if self.is_whole else DELTA_LENGTH)
+        return of_length(text, self.delta_length or len(text))
 
 
 def grown(what: str, sample: Sample, text: str, *, is_whole: bool = False) -> GrowingText[Sample]:
     """Return a text that is repeated."""
     num = SHORT_LENGTH // max(1, len(text)) + 1
     what += ", in one delta" if is_whole else ""
-    return GrowingText(what, sample, text * num, text * num * 4, is_whole)
+    delta_length = None if is_whole else DELTA_LENGTH
+    return GrowingText(what, sample, text * num, text * num * 4, delta_length)
 
 
 class StreamParser(Protocol[EventOut]):
@@ -211,6 +216,20 @@ class StreamParserContract(ABC, Generic[Sample, Event, Parsed]):
                 self._read_both_ways(sample, text[:end] + text[start:])
                 self._read_both_ways(sample, text[:start] + text[end:])
 
+    def test_blanks_at_each_place_lose_nothing(self) -> None:
+        """Put blanks before and behind each marker, bracket and word: many do what one does."""
+        for sample in self._short_samples():
+            for place, _ in gaps_in(sample.text, self.markers):
+                for blank in BLANKS:
+                    self._check_blanks(sample, place, blank)
+
+    def test_very_many_blanks_lose_nothing(self) -> None:
+        """Put more blanks than a format has at each kind of place: the text is there again."""
+        for sample, place in self._kinds_of_gaps():
+            text = _with_blanks(sample.text, place, " " * MANY_BLANKS)
+            self._check_splits(sample, text, [of_length(text, 7)])
+            self.check_nothing_lost(sample, f"{text}\nwörd1x")
+
     def test_hostile_texts_lose_nothing(self) -> None:
         """Parse random texts of markers, fragments and words, whole and in random pieces."""
         chance = random.Random(self.seed)
@@ -291,6 +310,12 @@ class StreamParserContract(ABC, Generic[Sample, Event, Parsed]):
         longest = max(self._short_samples(), key=lambda sample: len(sample.text))
         for is_whole in (False, True):
             yield grown("the longest sample, repeated", longest, longest.text, is_whole=is_whole)
+        for sample, place in self._kinds_of_gaps():
+            few, many = (
+                _with_blanks(sample.text, place, " " * num) for num in (FEW_BLANKS, MANY_BLANKS)
+            )
+            what = f"blanks behind {sample.text[:place]!r}"
+            yield GrowingText(what, sample, few, many, BLANKS_LENGTH)
 
     def _feed(self, sample: Sample, deltas: Iterable[str]) -> None:
         parser = self.new_parser(sample)
@@ -302,6 +327,25 @@ class StreamParserContract(ABC, Generic[Sample, Event, Parsed]):
         text = start + repeated
         self._check_splits(sample, text, [of_length(text, 7)])
         self.check_nothing_lost(sample, text)
+
+    def _check_blanks(self, sample: Sample, place: int, blank: str) -> None:
+        """Check that several blanks do what one does, if one changes nothing."""
+        one = self._read_both_ways(sample, _with_blanks(sample.text, place, blank))
+        many = self._read_both_ways(sample, _with_blanks(sample.text, place, blank * NUM_BLANKS))
+        expect(
+            self.is_expected(many, sample) or not self.is_expected(one, sample),
+            f"behind {sample.text[:place]!r} one {blank!r} changes nothing, but {NUM_BLANKS} give "
+            f"{many}",
+        )
+        self.check_nothing_lost(sample, _with_blanks(sample.text, place, blank) + "\nwörd1x")
+
+    def _kinds_of_gaps(self) -> list[tuple[Sample, int]]:
+        """Return a place in a sample for each pair of neighbouring fragments."""
+        kinds: dict[str, tuple[Sample, int]] = {}
+        for sample in self._short_samples():
+            for place, kind in gaps_in(sample.text, self.markers):
+                kinds.setdefault(kind, (sample, place))
+        return [*kinds.values()]
 
     def _texts(self) -> list[str]:
         return [sample.text for sample in self.samples]
@@ -332,3 +376,7 @@ class StreamParserContract(ABC, Generic[Sample, Event, Parsed]):
             f"character by character, the result of {text!r} differs",
         )
         return parsed
+
+
+def _with_blanks(text: str, place: int, blanks: str) -> str:
+    return text[:place] + blanks + text[place:]

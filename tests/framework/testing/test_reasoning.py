@@ -244,6 +244,17 @@ class FailsAtTwoBrackets(Brackets):
         return super().feed(delta)
 
 
+class FailsAtTwentyBlanks(Brackets):
+    num_blanks = 0
+
+    def feed(self, delta):
+        for character in delta:
+            self.num_blanks = self.num_blanks + 1 if character == " " else 0
+            if self.num_blanks == 20:
+                raise KeyError(character)
+        return super().feed(delta)
+
+
 PROOFS = [
     (ForgetsThePrompt, "samples_are_parsed_as_expected", "'so]Yes.' was parsed as"),
     (GivesNoText, "samples_are_parsed_as_expected", "must not have an empty text"),
@@ -259,6 +270,8 @@ PROOFS = [
     (FailsAtTheEnd, "a_truncated_completion_raises_nothing", "must not raise, but ValueError"),
     (FailsAtTheEnd, "a_lost_character_raises_nothing", "must not raise, but ValueError"),
     (FailsAtTwoBrackets, "a_marker_twice_raises_nothing", "must not raise, but KeyError"),
+    (FailsAtTwentyBlanks, "blanks_at_each_place_lose_nothing", "must not raise, but KeyError"),
+    (FailsAtTwentyBlanks, "very_many_blanks_lose_nothing", "must not raise, but KeyError"),
     (DropsBrackets, "hostile_texts_lose_nothing", "are lost: it was parsed as"),
     (Repeats, "hostile_texts_lose_nothing", "has text that is not in"),
     (Mixes, "hostile_texts_lose_nothing", "out of order"),

@@ -353,6 +353,36 @@ class TakesATagForOne(families.hermes):
         return super().feed(delta)
 
 
+class TiresOfBlanks(ByCharacters):
+    """Takes the twentieth blank in a row for a letter."""
+
+    num_blanks = 0
+
+    def read_one(self, character):
+        self.num_blanks = self.num_blanks + 1 if character.isspace() else 0
+        return super().read_one("x" if self.num_blanks == 20 else character)
+
+
+class LosesBlanks(ByCharacters):
+    """Drops a blank behind a bracket, also in text."""
+
+    last = ""
+
+    def read_one(self, character):
+        is_lost, self.last = character == " " and self.last == ">", character
+        return [] if is_lost else super().read_one(character)
+
+
+class CopiesBlanks(families.hermes):
+    """Copies all blanks in a row with every delta."""
+
+    blanks = ""
+
+    def feed(self, delta):
+        self.blanks = f"{self.blanks}{delta}" if delta.isspace() else ""
+        return super().feed(delta)
+
+
 WHOLE = "samples_are_parsed_as_expected"
 TWO = "every_cut_in_two_gives_the_same"
 ONE = "single_characters_give_the_same"
@@ -361,6 +391,8 @@ TOKENS = "cuts_between_tokens_give_the_same"
 TRUNCATED = "a_truncated_completion_raises_nothing"
 LOST = "a_lost_character_raises_nothing"
 TWICE = "a_marker_twice_raises_nothing"
+BLANKS = "blanks_at_each_place_lose_nothing"
+MANY = "very_many_blanks_lose_nothing"
 HOSTILE = "hostile_texts_lose_nothing"
 REPEATED = "repeated_fragments_raise_nothing"
 ENDS = "each_fragment_ends"
@@ -390,6 +422,9 @@ PROOFS = [
     (Strict, LOST, "must not raise, but ValueError.'the call is not complete'"),
     (ForgetsGarbledCalls, TWICE, "character by character, the result of .* differs"),
     (TakesATagForOne, TWICE, "must not raise, but KeyError"),
+    (TiresOfBlanks, BLANKS, "behind .* one ' ' changes nothing, but 30 give"),
+    (LosesBlanks, BLANKS, "without a complete call all text is content"),
+    (TiresOfBlanks, MANY, "has text that is not in"),
     (DropsWhatIsNoCall, HOSTILE, "without a complete call all text is content"),
     (InventsText, HOSTILE, "has text that is not in "),
     (RepeatsText, HOSTILE, "has text that is not in "),
@@ -408,6 +443,7 @@ PROOFS = [
     (SearchesAgain, LINEAR, "grows faster than the text .prose.*num_copied_bytes"),
     (LoopsAgain, LINEAR, "grows faster than the text .prose"),
     (SlicesTheRest, LINEAR, "grows faster than the text .*in one delta"),
+    (CopiesBlanks, LINEAR, "grows faster than the text .blanks behind"),
     (Shared, SHARE, "share state"),
 ]
 

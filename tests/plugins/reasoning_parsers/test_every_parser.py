@@ -102,6 +102,13 @@ def test_markers_are_built_once_for_all_completions(name):
 
 
 @each_parser
+def test_blanks_at_each_place_lose_nothing(name):
+    if name not in HAS_MORE_OR_LESS:
+        kit_of(name).test_blanks_at_each_place_lose_nothing()
+        kit_of(name).test_very_many_blanks_lose_nothing()
+
+
+@each_parser
 def test_any_split_of_any_text_gives_the_same(name):
     num_each = -(-NUM_CASES // len(names()))
     assert compare_splits(name, num_each, seed=1) >= num_each

@@ -3,6 +3,7 @@
 Families come from the registry, so a new one is tested, or fails for want of a spelling.
 """
 
+import json
 import random
 
 import pytest
@@ -12,6 +13,7 @@ from written_calls import SPELLINGS
 from quire.testing.parsing.parser_work import work_of
 from quire.testing.parsing.splits import in_groups, of_length, random_cuts
 from quire.testing.parsing.token_streams import token_streams
+from quire.testing.tool_parsing import ToolSample
 
 FAMILIES = family_names()
 NUM_SPLITS = 10  # of a text
@@ -36,6 +38,24 @@ def test_markers_are_built_once_for_all_completions(name):
     parser = family(name).parser
     parser.for_tools(())
     assert work_of(lambda: parser.for_tools(())).num_lines <= MAX_LINES
+
+
+@each_family
+def test_blanks_at_each_place_of_calls_lose_nothing(name):
+    of = family(name)
+    kit = contract_of(of, tuple(samples_of(of.spelling)))
+    kit.test_blanks_at_each_place_lose_nothing()
+    kit.test_very_many_blanks_lose_nothing()
+
+
+def samples_of(spelling):
+    """Yield a call with all kinds of values, and two calls if the format has several."""
+    values = {"city": "Oslo", "days": 3, "detailed": True, "tags": ["a"], "place": {"b": None}}
+    weather, ping = ("get_weather", values), ("ping", {})
+    for calls in ([weather], [weather, ping]):
+        if not (len(calls) > 1 and spelling.is_single):
+            expected = tuple((name, json.dumps(arguments)) for name, arguments in calls)
+            yield ToolSample(spelling.write(calls), "", expected)
 
 
 @each_family
