@@ -10,6 +10,7 @@ from quire_structured_output.schemas.schema_marks import NARROWED
 from quire_structured_output.schemas.schema_translation import Translation
 
 MAX_EXACT = 2**53  # beyond it, JSON parsers disagree
+LARGEST = 2**63 - 2**10  # size of a bound that a grammar has; a float, as all of this size
 FIRST_TOO_LARGE = 10**18  # least size of a bound beyond which no range without an end has a grammar
 
 
@@ -27,7 +28,7 @@ def translate_numbers(translation: Translation) -> None:
     if divisor is not None:
         if not _is_number(divisor) or not divisor > 0:
             raise translation.error("multipleOf", "must be a number greater than 0")
-        if not is_exact(divisor):
+        if not is_exact(divisor) or divisor > MAX_EXACT:
             raise translation.refusal("multipleOf", f"of {divisor}")
         written["multipleOf"] = divisor
 
@@ -65,13 +66,20 @@ def is_exact(value: float) -> bool:
 
 
 def _bound(translation: Translation, word: str, value: Any, *, upwards: bool) -> Any:
-    """Return a bound; one beyond 2**53 becomes a narrower one that a float can hold."""
+    """Return a bound; one beyond 2**53 becomes a narrower one that a float can hold.
+
+    Raises:
+        GrammarError: It is no number, or all numbers within are larger than those of grammars.
+    """
     if not _is_number(value) or abs(value) > 1e300:
         raise translation.error(word, "must be a number of ordinary size")
-    if (value if upwards else -value) >= FIRST_TOO_LARGE and _has_no_end(
-        translation.given, upwards
-    ):
+    inwards = value if upwards else -value
+    has_none = inwards >= FIRST_TOO_LARGE and _has_no_end(translation.given, upwards)
+    if (has_none or inwards > LARGEST) and _is_of_numbers(translation.given):
         raise translation.refusal(word, f"of {value}")
+    if -inwards > LARGEST:
+        translation.written[NARROWED] = True
+        return -LARGEST if upwards else LARGEST
     if not isinstance(value, int) or abs(value) <= MAX_EXACT:
         return value
     near = float(value)
@@ -86,10 +94,13 @@ def _bound(translation: Translation, word: str, value: Any, *, upwards: bool) ->
 def _has_no_end(schema: dict[str, Any], upwards: bool) -> bool:
     """Whether a schema allows all numbers from a bound on, in one direction."""
     ends = {"maximum", "exclusiveMaximum"} if upwards else {"minimum", "exclusiveMinimum"}
+    return ends.isdisjoint(schema)
+
+
+def _is_of_numbers(schema: dict[str, Any]) -> bool:
+    """Whether a schema allows numbers, by its type."""
     named = schema.get("type", "number")
-    return ends.isdisjoint(schema) and not {"number", "integer"}.isdisjoint(
-        [named] if isinstance(named, str) else named
-    )
+    return not {"number", "integer"}.isdisjoint([named] if isinstance(named, str) else named)
 
 
 def _is_number(value: Any) -> bool:

@@ -138,6 +138,48 @@ def test_a_bound_of_integers_beyond_which_no_range_has_a_grammar_is_refused_by_n
     BACKEND.compile(params(shape("big", {"properties": {"id": ended}})))
 
 
+LARGE = (2**63 - 1, 2**63, 2**64 - 1, 1e20, 10**21 + 1, 10**22, 1e300)
+NUMBERS = ["integer", "number", ["integer", "null"]]
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_a_bound_that_is_larger_than_those_of_grammars_is_narrower(kind):
+    for large in LARGE:
+        for low, high in ((0, large), (-large, 0), (-large, large)):
+            ends = {"exclusiveMinimum": low, "maximum": high}
+            given = params(shape("big", {"properties": {"id": {"type": kind, **ends}}}))
+            compiled = BACKEND.compile(given)
+            for value in (10**17, -(10**17), 2**63 - 2**11, -(2**63) + 2**11):
+                text = call("big", {"id": value})
+                matcher = compiled.matcher()
+                is_taken = all(matcher.accept(token) for token in [*text.encode(), END])
+                assert is_taken is (low < value < high)
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_a_bound_beyond_which_there_are_no_numbers_of_grammars_is_refused_by_name(kind):
+    for word, low, high in (("minimum", 10**19, 2 * 10**19), ("maximum", -(10**21), -(10**19))):
+        for step in (0, 0.5 * low):
+            ends = {"minimum": low + step, "maximum": high + step}
+            bad = shape("big", {"properties": {"id": {"type": kind, **ends}}})
+            with pytest.raises(GrammarError, match=rf"the tool 'big'.*'{word}' at /properties/id"):
+                BACKEND.check(params(bad))
+
+
+def test_a_constant_of_any_size_is_written_as_it_is():
+    for value in (1e19, 1e20, 1.5e21, 1e22):
+        for schema in ({"const": value}, {"enum": [value, 1]}):
+            given = params(shape("big", {"properties": {"id": schema}}))
+            assert accepts(given, call("big", {"id": int(value)}))
+
+
+def test_a_divisor_of_many_digits_is_refused_by_name():
+    for large in (9.2e18, 1e20, 10**21):
+        bad = shape("big", {"properties": {"id": {"type": "number", "multipleOf": large}}})
+        with pytest.raises(GrammarError, match="'multipleOf' at /properties/id"):
+            BACKEND.check(params(bad))
+
+
 def text_of(schema, end="</v>", excluded=()):
     calls = CallGrammar((CallShape("f", ("<v>", TextPiece(schema, end, excluded), "!")),))
     return StructuredOutputsParams(calls=calls)
