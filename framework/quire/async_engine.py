@@ -119,12 +119,7 @@ class AsyncEngine:
             priority=priority,
             timeout_s=timeout_s,
         )
-        parsers.split(
-            result.outputs,
-            rendered.opening or "",
-            tools,
-            skip_special_tokens=params.skip_special_tokens,
-        )
+        parsers.split(result.outputs, rendered.opening or "", tools, params)
         return result
 
     async def beam_search(

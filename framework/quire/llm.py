@@ -233,7 +233,7 @@ class LLM:
                 result.outputs,
                 openings[index],
                 each_tools[index],
-                skip_special_tokens=_skips_special_tokens(sampling_params, index),
+                _params_of(sampling_params, index),
             )
 
         return self._run(
@@ -465,13 +465,13 @@ def _is_one_conversation(messages: Messages | Sequence[Messages]) -> bool:
     return bool(messages) and isinstance(messages[0], Mapping)
 
 
-def _skips_special_tokens(
+def _params_of(
     params: SamplingParams | Sequence[SamplingParams] | None, index: int
-) -> bool:
-    """Whether the text of a conversation's completion has no special tokens."""
-    if isinstance(params, SamplingParams) or params is None:
-        return params is None or params.skip_special_tokens
-    return params[index].skip_special_tokens
+) -> SamplingParams:
+    """Return the parameters of a conversation."""
+    if isinstance(params, SamplingParams):
+        return params
+    return SamplingParams() if params is None else params[index]
 
 
 def _tools_for_each(

@@ -96,11 +96,8 @@ class _Request:
     def _parser(self) -> CompletionParser:
         if not self._is_chat:
             return CompletionParser()
-        return self._engine.frontend.completion_parsers(
-            self._opening,
-            tools=self._tools,
-            skip_special_tokens=self._params.skip_special_tokens,
-        )
+        parsers = self._engine.frontend.completion_parsers
+        return parsers(self._opening, tools=self._tools, params=self._params)
 
     def _deltas(self) -> AsyncIterator[Delta]:
         return self._engine.generate(
@@ -113,12 +110,7 @@ class _Request:
         )
         if self._is_chat:
             parsers = self._engine.frontend.completion_parsers
-            parsers.split(
-                output.outputs,
-                self._opening,
-                self._tools,
-                skip_special_tokens=self._params.skip_special_tokens,
-            )
+            parsers.split(output.outputs, self._opening, self._tools, self._params)
         (print_json if self._arguments.json else print_output)(output)
         return sum(len(completion.token_ids) for completion in output.outputs)
 

@@ -77,8 +77,7 @@ async def _stream_completion(
     parsers = engine.frontend.completion_parsers
     finds_opening = parsers.reads_reasoning
     rendered = engine.frontend.chat_template.render(messages, finds_opening=finds_opening)
-    skips = params.skip_special_tokens
-    parser = parsers(rendered.opening or "", tools=None, skip_special_tokens=skips)
+    parser = parsers(rendered.opening or "", tools=None, params=params)
     prompt = rendered.as_prompt(parsers.shown_special_tokens(None))
     printer = CompletionPrinter()
     try:

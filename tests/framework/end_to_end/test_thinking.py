@@ -8,6 +8,7 @@ import pytest
 from asgi_parts import post
 
 from quire import LLM, AsyncEngine, SamplingParams, StructuredOutputsParams
+from quire.call_grammar import CallGrammar, CallShape
 from quire.config import ServerSettings
 from quire.server.app import create_app
 from quire.testing.checkpoints import write_checkpoint
@@ -149,6 +150,60 @@ def test_a_budget_cuts_no_call_that_begins_in_the_thinking(tmp_path, async_sched
         (thought,) = llm.chat(HELLO, params)
     assert called.outputs[0].token_ids == [opener] * 6
     assert thought.outputs[0].token_ids[:4] == [opener, opener, opener, end]
+
+
+CAPITALS = """
+from quire.interfaces.tool_parsing import (
+    TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart, ToolParser, ToolParserCapabilities,
+)
+
+
+class Capitals(ToolParser):
+    capabilities = ToolParserCapabilities(calls_end_reasoning=True)
+    num_calls = 0
+
+    def feed(self, delta):
+        return [event for character in delta for event in self.read(character)]
+
+    def close(self):
+        return []
+
+    def read(self, character):
+        if not "A" <= character <= "Z":
+            return [TextDelta(character)]
+        index, self.num_calls = self.num_calls, self.num_calls + 1
+        return [
+            ToolCallStart(index, character), ToolCallArguments(index, "{}"), ToolCallEnd(index)
+        ]
+"""
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_constraint_of_ones_own_forces_calls_behind_the_thinking_everywhere(tmp_path, is_async):
+    folder = write_model(tmp_path, with_marks=True)
+    (tmp_path / "capitals.py").write_text(CAPITALS)
+    options = {"max_model_len": 512, "tool_call_parser": str(tmp_path / "capitals.py")}
+    calls = CallGrammar((CallShape("F", ("F",)),))
+    params = SamplingParams(
+        temperature=100.0, seed=3, n=NUM_COMPLETIONS, max_tokens=480,
+        structured_outputs=StructuredOutputsParams(calls=calls),
+    )  # fmt: skip
+    if is_async:
+        outputs = asyncio.run(chat_once(folder, params, options))
+    else:
+        with LLM(folder, **options) as llm:
+            outputs = llm.chat(HELLO, params, tools=[TOOL])[0].outputs
+    names = ["".join(call.name for call in output.tool_calls) for output in outputs]
+    assert {*names} == {"F", ""}, "a capital in the thinking is none"
+    assert any(re.search("[A-Z]", output.reasoning or "") for output in outputs)
+
+
+async def chat_once(folder, params, options):
+    engine = AsyncEngine(folder, **options)
+    try:
+        return (await engine.chat(HELLO, params, tools=[TOOL])).outputs
+    finally:
+        await engine.shutdown()
 
 
 def test_where_no_thinking_is_open_the_constraint_begins_at_once(llm):

@@ -15,10 +15,12 @@ from quire.interfaces.reasoning import ReasoningParser, ReasoningParserCapabilit
 from quire.interfaces.tool_parsing import CallGrammar, ToolParser, ToolParserCapabilities
 from quire.outputs import CompletionOutput
 from quire.plugins.registry import Source
+from quire.sampling_params import SamplingParams
 
 P = TypeVar("P")
 C = TypeVar("C")
 
+DEFAULTS = SamplingParams()
 Tools = Sequence[Mapping[str, Any]] | None  # in OpenAI's format
 
 
@@ -125,28 +127,28 @@ class CompletionParsers:
         prompt_text: str,
         *,
         tools: Tools,
-        forced: CallGrammar | None = None,
-        skip_special_tokens: bool = True,
+        params: SamplingParams = DEFAULTS,
     ) -> CompletionParser:
         """Return a parser for one completion.
 
         Args:
             prompt_text: Rendered prompt, which may contain the start of the reasoning.
             tools: Tools of the request; tool calls are parsed if there are any.
-            forced: Grammar that forces a call. Where it begins behind the reasoning that the prompt
-                has opened, a call in the reasoning is none.
-            skip_special_tokens: Whether texts for the user have no special tokens.
+            params: Parameters of the request. Where they force a call behind the reasoning that
+                the prompt has opened, a call in the reasoning is none.
 
         Raises:
             RequestFailedError: A plugin's parser cannot be built.
         """
+        constraint = params.structured_outputs
+        calls = None if constraint is None else constraint.calls
         reads_calls = self.tools is not None and self.tools.capabilities.calls_end_reasoning
         return CompletionParser(
             self._reasoning_stage(prompt_text),
             self._tool_stage(tools) if tools else None,
             reads_calls_first=reads_calls,
-            follows_reasoning=forced is not None and not forced.covers_reasoning,
-            removed=self._removed[bool(tools)] if skip_special_tokens else None,
+            follows_reasoning=calls is not None and calls.follow_reasoning,
+            removed=self._removed[bool(tools)] if params.skip_special_tokens else None,
         )
 
     def split(
@@ -154,8 +156,7 @@ class CompletionParsers:
         outputs: Iterable[CompletionOutput],
         prompt_text: str,
         tools: Tools,
-        *,
-        skip_special_tokens: bool = True,
+        params: SamplingParams = DEFAULTS,
     ) -> None:
         """Move reasoning and tool calls of whole completions out of their texts, in place.
 
@@ -163,13 +164,13 @@ class CompletionParsers:
             outputs: Completions of one prompt.
             prompt_text: Rendered prompt.
             tools: Tools of the request; tool calls are parsed if there are any.
-            skip_special_tokens: Whether texts for the user have no special tokens.
+            params: Parameters of the request.
 
         Raises:
             RequestFailedError: A parser failed; the message names its plugin.
         """
         for output in outputs:
-            parser = self(prompt_text, tools=tools, skip_special_tokens=skip_special_tokens)
+            parser = self(prompt_text, tools=tools, params=params)
             parsed = parser.read_whole(output.text)
             output.text = parsed.text
             output.reasoning = parsed.reasoning

@@ -15,6 +15,7 @@ from quire.interfaces.tool_parsing import (
 )
 from quire.outputs import CompletionOutput
 from quire.plugins.registry import Source
+from quire.sampling_params import SamplingParams
 
 ACME = Source("acme", "acme-quire", "1.0")
 TOOLS = [{"type": "function", "function": {"name": "B"}}]
@@ -185,7 +186,8 @@ def test_parsers_see_the_special_tokens_that_they_ask_for_and_users_do_not():
     assert make.shown_special_tokens(None) == {3}
     assert make("", tools=TOOLS).read_whole("h<|c|>-<|a|>x<|b|>").text == "x<|b|>"
     assert make("", tools=None).read_whole("h<|c|>-<|a|>x").text == "<|a|>x"
-    kept = make("", tools=TOOLS, skip_special_tokens=False).read_whole("h<|c|>-<|a|>x")
+    shown = SamplingParams(skip_special_tokens=False)
+    kept = make("", tools=TOOLS, params=shown).read_whole("h<|c|>-<|a|>x")
     assert (kept.reasoning, kept.text) == ("h<|c|>", "<|a|>x")
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from quire.call_grammar import CallGrammar, CallShape
 from quire.frontend.chat.completion_parser import gather
 from quire.frontend.chat.completion_parsers import CompletionParsers, ParserChoice
+from quire.sampling_params import SamplingParams, StructuredOutputsParams
 
 TOOLS = [
     {
@@ -108,8 +109,10 @@ def test_the_text_by_which_a_call_begins_is_declared(quire_registries, family):
     assert begun <= family.call.rindex("f", 0, family.call.rindex("a"))
 
 
-def parsed(parsers, family, pieces, forced=None):
-    parser = parsers(family.opening, tools=TOOLS, forced=forced)
+def parsed(parsers, family, pieces, calls=None):
+    constraint = None if calls is None else StructuredOutputsParams(calls=calls)
+    params = SamplingParams(structured_outputs=constraint)
+    parser = parsers(family.opening, tools=TOOLS, params=params)
     events = [event for piece in pieces for event in parser.feed(piece)]
     found = gather([*events, *parser.close()])
     calls = [(call.name, json.loads(call.arguments)) for call in found.calls]
@@ -164,8 +167,10 @@ def test_a_call_within_the_thinking_is_none_if_one_is_forced_behind_it(parsers_o
         assert (reasoning, text_of.strip()) == (f"Hm.{other}", "")
         assert calls == [("f", {"a": 1})]
     before = CallGrammar(FORCED.shapes, covers_reasoning=True)
-    _, _, calls = parsed(parsers_of(family), family, [text], before)
-    assert calls[0] == ("f", {"a": 2})
+    optional = CallGrammar(FORCED.shapes, triggers=("f",))
+    for other in (before, optional):
+        _, _, calls = parsed(parsers_of(family), family, [text], other)
+        assert calls[0] == ("f", {"a": 2})
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=IDS)

@@ -63,13 +63,7 @@ class ChatTurn:
         parsers, tools = self.generation.frontend.completion_parsers, self.tools.tools
         if not (tools or parsers.reads_reasoning):
             return None
-        constraint = self.tools.constraint
-        return parsers(
-            self.opening,
-            tools=tools,
-            forced=None if constraint is None else constraint.calls,
-            skip_special_tokens=self.generation.params.skip_special_tokens,
-        )
+        return parsers(self.opening, tools=tools, params=self.generation.params)
 
 
 class ChatTurns:
@@ -181,7 +175,7 @@ class ChatTurns:
             return []
         if isinstance(params, BeamSearchParams) or params.best_of is not None:
             return []  # which completions are kept is known at the end
-        make = partial(self.frontend.completion_parsers, opening, tools=tools.tools)
+        make = partial(self.frontend.completion_parsers, opening, tools=tools.tools, params=params)
         return [FirstCall(make()).is_in for _ in range(params.n)]
 
     async def num_prompt_tokens(self, body: Body[ChatBody]) -> int:
