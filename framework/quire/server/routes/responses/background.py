@@ -126,7 +126,7 @@ class _BackgroundRun:
             self._end(self._run.cancel())
             raise
         except Exception as error:  # noqa: BLE001 - the edge: every failure becomes a response
-            final = self._run.fail(error)
+            final = await self._run.fail(error)
         finally:
             self._run.release()
         self._end(final)

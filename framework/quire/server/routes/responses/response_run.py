@@ -90,7 +90,7 @@ class ResponseRun:
         except Exception as error:
             if self.tools is None or self.tools.num_calls == 0:
                 raise
-            return self.fail(error)
+            return await self.fail(error)
 
     async def _whole(self) -> bytes:
         is_plain = self._turns.is_single and self.generation.num_top_logprobs is None
@@ -124,7 +124,7 @@ class ResponseRun:
         except Exception as error:
             if not has_begun:
                 raise
-            final = self.fail(error)
+            final = await self.fail(error)
             for event in self.closing_events():
                 yield event
         yield await in_thread_if(
@@ -182,10 +182,14 @@ class ResponseRun:
         response.store = False
         return await in_thread_if(is_large, encode)
 
-    def fail(self, error: Exception) -> bytes:
-        """Make it a response that failed; log that, store it, and return its JSON."""
+    async def fail(self, error: Exception) -> bytes:
+        """Make it a response that failed; log that, store it, and return its JSON.
+
+        Its usage counts the tokens up to the failure.
+        """
         self._on_failure(error)
         self._break_off()
+        self.response.usage = await self._usage()
         return self._failed(error)
 
     def fail_without_output(self, error: Exception) -> bytes:

@@ -415,6 +415,9 @@ def test_a_failure_after_a_call_is_the_status_of_the_response(served, stream):
         assert (response.status, response.error.code) == ("failed", "server_error")
         assert response.error.message == "the queue is full"
         assert (response.output[1].type, response.output[1].output) == ("mcp_call", RAIN)
+        usage = response.usage
+        assert usage.output_tokens > 0
+        assert usage.total_tokens == usage.input_tokens + usage.output_tokens
         assert client.responses.retrieve(response.id).to_dict() == response.to_dict()
 
 
