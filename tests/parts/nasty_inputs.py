@@ -2,7 +2,7 @@
 
 The numbers are those of the list in `tool_formats`, part 6; most have issues of other engines as
 their source. Truncated completions (15) and markers spelled by ordinary tokens (22) are splits of
-all of these. Reasoning and calls in one text (5, 6) have their own tests.
+all of these. Reasoning and calls in one text (5, 6) have their own tests, for every family.
 """
 
 from collections.abc import Iterator

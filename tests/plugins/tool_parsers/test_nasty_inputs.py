@@ -1,15 +1,22 @@
 """Completions that broke parsers of others are read as they are meant, for every split."""
 
+import json
 import random
 
 import pytest
 from nasty_inputs import nasty_inputs
 from parser_families import contract_of, family, family_names
+from written_calls import TOOLS
 
+from quire.frontend.chat.completion_parser import gather
+from quire.frontend.chat.completion_parsers import CompletionParsers, ParserChoice
+from quire.plugins.loading import load_plugins
 from quire.testing.parsing.splits import random_cuts
 from quire.testing.tool_parsing import ToolParserContract
 
 NUM_SPLITS = 3
+CALLS = (("find", {"query": "Oslo", "limit": 3}),)
+CHANNELS = ("analysis", "commentary")
 MAX_LENGTH = 1_000  # of a text that is cut at every place
 WHOLE_KIT = (
     "test_every_cut_in_two_gives_the_same",
@@ -19,6 +26,8 @@ WHOLE_KIT = (
     "test_a_truncated_completion_raises_nothing",
     "test_a_lost_character_raises_nothing",
     "test_a_marker_twice_raises_nothing",
+    "test_blanks_at_each_place_lose_nothing",
+    "test_very_many_blanks_lose_nothing",
     "test_hostile_texts_lose_nothing",
     "test_repeated_fragments_raise_nothing",
     "test_each_fragment_ends",
@@ -54,6 +63,64 @@ def test_what_is_beside_an_input_is_not_lost(name):
             kit.check_nothing_lost(sample, f"wörd1x {sample.text} wörd2x")
 
 
+def splits_of(name, text):
+    """Return a text in one piece, in characters and at random places."""
+    chance = random.Random(name)
+    return [[text], [*text], *(random_cuts(text, chance) for _ in range(NUM_SPLITS))]
+
+
+def with_thinking(name):
+    """Return the parsers of a family, the prompt, the end of the thinking, and the end of text."""
+    if name == "openai":
+        turn = "<|start|>assistant"
+        analysis, commentary = (f"<|channel|>{each}<|message|>" for each in CHANNELS)
+        return parsers_of("openai_gptoss", name), turn + analysis, [
+            f"<|end|>{turn}{commentary}", f"<|end|>{turn}",
+        ]  # fmt: skip
+    return parsers_of("think_tags", name), "<think>\n", ["\n</think>\n\n", "\n"]
+
+
+def parsers_of(*names):
+    registries = load_plugins().registries
+    kinds = zip((registries.reasoning_parsers, registries.tool_parsers), names, strict=True)
+    entries = [(registry, registry.entry(name)) for registry, name in kinds]
+    return CompletionParsers(*(
+        ParserChoice(registry.load(entry), entry.source, entry.capabilities)
+        for registry, entry in entries
+    ))  # fmt: skip
+
+
+def read(parsers, prompt, pieces):
+    tools = [{"type": "function", "function": tool} for tool in TOOLS]
+    parser = parsers(prompt, tools=tools)
+    found = gather([event for piece in pieces for event in parser.feed(piece)] + parser.close())
+    calls = tuple((call.name, json.loads(call.arguments)) for call in found.calls)
+    return found.reasoning or "", found.text.strip(), calls
+
+
+@each_family
+def test_thinking_that_ends_before_a_text_and_a_call_is_no_content(name):
+    """Number 5: all of them may come in one delta."""
+    parsers, prompt, (end, behind) = with_thinking(name)
+    spelling = family(name).spelling
+    said = "" if spelling.is_bare else "Let me look."
+    text = f"Hm.{end}{said}{behind if said else ''}{spelling.write(CALLS)}"
+    for split in splits_of(name, text):
+        assert read(parsers, prompt, split) == ("Hm.", said, CALLS)
+
+
+@each_family
+def test_a_call_in_thinking_without_an_end_is_one_if_the_family_says_so(name):
+    """Number 6: nothing closes the thinking."""
+    parsers, prompt, (_, behind) = with_thinking(name)
+    calls = family(name).spelling.write(CALLS)
+    for split in splits_of(name, f"Hm.{behind}{calls}"):
+        if parsers.tools.capabilities.calls_end_reasoning:
+            assert read(parsers, prompt, split) == ("Hm.", "", CALLS)
+        else:
+            assert read(parsers, prompt, split) == (f"Hm.{behind}{calls}", "", ())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("test", WHOLE_KIT)
 @each_family
@@ -76,6 +143,6 @@ def test_the_whole_kit_is_run():
 
 
 def test_each_number_of_the_list_has_an_input():
-    """The others are splits of all inputs (15, 22), or need a reasoning parser (5, 6)."""
+    """The others are splits of all inputs (15, 22), or have their own tests (5, 6)."""
     numbers = {each.number for name in family_names() for each in nasty_inputs(name)}
     assert numbers == set(range(1, 26)) - {5, 6, 15, 22}
