@@ -124,7 +124,8 @@ class CallGrammar(msgspec.Struct, frozen=True):
         end: Text after the last call.
         excluded: Texts that the free text does not contain, beside the triggers.
         covers_reasoning: Whether it is a grammar of the whole completion, and has room for
-            reasoning that the prompt has opened; otherwise it begins behind that reasoning.
+            reasoning that the prompt has opened; otherwise it begins behind that reasoning. Free
+            text has room for it: its triggers then count where a call may end the reasoning.
         is_at_start: Whether calls are only at the start of the completion: then it consists of
             calls, or is text that does not begin with a trigger, blanks aside.
     """

@@ -38,6 +38,7 @@ def call_grammar(
     if not tools or writing is None or not (at_least_one or writing.triggers):
         return None
     writer = _ShapeWriter(form, writing, tools, is_forced=at_least_one)
+    is_at_start = not at_least_one and writing.is_at_start
     return CallGrammar(
         tuple(writer.shape(tool, call) for call in writing.calls for tool in tools),
         separator=None if writing.is_single else writing.separator,
@@ -45,7 +46,8 @@ def call_grammar(
         begin=writing.begin,
         end=writing.end,
         excluded=() if at_least_one else writing.excluded,
-        is_at_start=not at_least_one and writing.is_at_start,
+        is_at_start=is_at_start,
+        covers_reasoning=not (at_least_one or is_at_start) and form.calls_end_reasoning,
     )
 
 

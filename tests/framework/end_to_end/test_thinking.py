@@ -152,6 +152,25 @@ def test_a_budget_cuts_no_call_that_begins_in_the_thinking(tmp_path, async_sched
     assert thought.outputs[0].token_ids[:4] == [opener, opener, opener, end]
 
 
+def test_a_call_that_begins_in_the_thinking_follows_the_schema_of_a_strict_tool(tmp_path):
+    folder = write_model(tmp_path, with_marks=True)
+    calls = families.hermes.call_grammar([TOOL["function"]], at_least_one=False)
+    with LLM(folder, max_model_len=512) as llm:
+        backend = llm.get_tokenizer().backend
+        opener, end = backend.token_to_id("<tool_call>"), backend.token_to_id("</think>")
+        params = SamplingParams(
+            temperature=30.0, seed=3, n=4, max_tokens=200, logit_bias={opener: 100.0},
+            structured_outputs=StructuredOutputsParams(calls=calls),
+        )  # fmt: skip
+        outputs = llm.chat(HELLO, params, tools=[TOOL])[0].outputs
+    called = [output for output in outputs if output.tool_calls]
+    assert any(end not in output.token_ids for output in called)
+    for output in called:
+        assert {call.name for call in output.tool_calls} == {"now"}
+        assert all(json.loads(call.arguments) == {"a": 1} for call in output.tool_calls)
+    assert all(opener not in output.token_ids for output in outputs if output not in called)
+
+
 CAPITALS = """
 from quire.interfaces.tool_parsing import (
     TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart, ToolParser, ToolParserCapabilities,

@@ -80,8 +80,8 @@ class Thinking:
             max_tokens: Number of tokens that it may think.
             opening: The same as of `end`.
             token_ids: Token ids of the prompt.
-            has_constraint: Whether the completion has a constraint. If the prompt does not open the
-                reasoning, the constraint applies at once, and the completion cannot open it.
+            has_constraint: Whether the completion has a constraint without free text. If the prompt
+                does not open the reasoning, it applies at once, and the completion cannot open it.
             may_call: Whether the completion may call a tool in the reasoning, if the tool parser
                 reads calls there.
 

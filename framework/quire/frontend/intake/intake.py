@@ -391,7 +391,7 @@ class Intake:
             max_tokens,
             prompt.opening,
             prompt.token_ids,
-            has_constraint=constraint is not None,
+            has_constraint=constraint is not None and not (calls is not None and calls.triggers),
             may_call=prompt.has_tools and not (calls is not None and calls.follow_reasoning),
         )
         missing = {*budget.end.token_ids}.difference(params.allowed_token_ids)

@@ -120,6 +120,8 @@ def test_a_budget_counts_to_the_token_that_ends_the_reasoning(tokenizer):
     assert budget("fox", "two words") == ThinkingBudget(7, end, words, False)
     constraint = StructuredOutputsParams(regex="x")
     assert budget("fox", structured_outputs=constraint) == ThinkingBudget(7, end, None, False)
+    free = StructuredOutputsParams(calls=replace(CALLS, triggers=("f",)))
+    assert budget("fox", structured_outputs=free) == ThinkingBudget(7, end, start, False)
     assert budget(f"fox{OPENS}", allowed_token_ids=[1, *end.token_ids]).max_tokens == 7
     with pytest.raises(InvalidRequestError, match="to allowed_token_ids"):
         budget(f"fox{OPENS}", allowed_token_ids=[1])
