@@ -29,6 +29,7 @@ PATTERNS = (
     r" *?(?=<x>)",
     r"\s*[ <]b",
     r"[ab]+c",
+    r"a*[ab]c?",
 )
 TEXTS = st.lists(st.sampled_from([*"<>abcxyz/=p|_ \n]e", "<p=k>", "</p>", "<call>"])).map("".join)
 each_pattern = pytest.mark.parametrize("source", PATTERNS)
