@@ -108,11 +108,15 @@ class ToolParser(ABC):
     """Splits model output into text and tool calls. Stateful; one parser per completion.
 
     Attributes:
+        is_in_reasoning: Whether the next text is in the reasoning. It is set before each `feed`,
+            and text up to the end of one of `call_openers` is fed by itself. A call that begins in
+            the reasoning may be quoted, so it should be of a tool of the request.
         capabilities: Capabilities of a parser that a user's file defines; those of a plugin's
             parser are declared at registration.
     """
 
     capabilities: ClassVar[ToolParserCapabilities] = ToolParserCapabilities()
+    is_in_reasoning: bool = False
 
     @classmethod
     def from_file_text(cls, text: str) -> type[ToolParser]:

@@ -268,7 +268,7 @@ class FormatParser(ToolParser):
             yield ToolCallEnd(self._index)
             self._leave_call()
             self._raw.clear()
-            self._has_calls = True
+            self._has_calls, self.is_in_reasoning = True, False
             self._text.end_call()
             self._num_closed = 0
             self._state = self._read_end
@@ -277,10 +277,10 @@ class FormatParser(ToolParser):
             yield from self._give_up()
 
     def _is_known(self, reader: CallReader) -> bool:
-        """Whether a call counts; one that prose looks like as well must be of a tool."""
+        """Whether a call counts; one that is like prose, or may be quoted, must be of a tool."""
         form = self.format
         is_first = (form.is_bare or form.is_bare_anywhere) and not self._has_calls
-        is_like_prose = is_first or form.is_name_a_call
+        is_like_prose = is_first or form.is_name_a_call or self.is_in_reasoning
         return not is_like_prose or not self._types.names or reader.name in self._types.names
 
     def _leave_call(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from quire.frontend.chat.event_rules import EventRules
+from quire.frontend.chat.marked_pieces import MarkedPieces
 from quire.frontend.chat.marker_remover import MarkerRemover
 from quire.frontend.chat.parser_guard import guarded
 from quire.frontend.chat.reasoning_stage import ReasoningStage, TextEvent
@@ -57,11 +58,12 @@ class ToolStage:
         self._source = source
         self._rules = EventRules(id_length)
 
-    def feed(self, text: str) -> list[ToolEvent]:
+    def feed(self, text: str, *, is_in_reasoning: bool = False) -> list[ToolEvent]:
         """Return the events of the next text."""
         parser = self._parser
         if parser is None:
             return [TextDelta(text)] if text else []
+        parser.is_in_reasoning = is_in_reasoning
         return guarded(lambda: [*self._rules.checked(parser.feed(text))], self._source)
 
     def close(self) -> list[ToolEvent]:
@@ -81,6 +83,7 @@ class CompletionParser:
         reads_calls_first: Whether a call may be in the reasoning, and ends it.
         follows_reasoning: Whether a call in reasoning that the prompt has opened is none, as those
             that a constraint forces come behind it.
+        call_openers: Texts by which calls begin, if they may be in the reasoning.
         removed: Texts of special tokens, which are shown to the parsers only; None: there are none.
     """
 
@@ -91,12 +94,14 @@ class CompletionParser:
         *,
         reads_calls_first: bool = False,
         follows_reasoning: bool = False,
+        call_openers: Markers | None = None,
         removed: Markers | None = None,
     ) -> None:
         self._reasoning = reasoning or ReasoningStage()
         self._tools = tools or ToolStage(None)
         self._reads_calls_first = reads_calls_first
         self._skips_calls = reads_calls_first and follows_reasoning and self._reasoning.is_thinking
+        self._pieces = None if call_openers is None else MarkedPieces(call_openers)
         self._removers = (
             {} if removed is None else {kind: MarkerRemover(removed) for kind in _TEXTS}
         )
@@ -110,7 +115,7 @@ class CompletionParser:
         if self._skips_calls:
             return self._cleaned(self._read_opened(delta))
         if self._reads_calls_first:
-            return self._cleaned(self._read_reasoning(self._tools.feed(delta)))
+            return self._cleaned(self._read_calls_first(delta))
         return self._cleaned(self._read_calls(self._reasoning.feed(delta)))
 
     def close(self) -> list[CompletionEvent]:
@@ -153,7 +158,18 @@ class CompletionParser:
             self._skips_calls = self._reasoning.is_thinking
             yield from events if self._skips_calls else self._read_calls(events)
         if at < len(delta):
-            yield from self._read_reasoning(self._tools.feed(delta[at:]))
+            yield from self._read_calls_first(delta[at:])
+
+    def _read_calls_first(self, delta: str) -> Iterator[CompletionEvent]:
+        """Read calls, and the reasoning of the text; where a call begins, what is before is read.
+
+        So the tool parser knows whether the call is in the reasoning.
+        """
+        for piece in [delta] if self._pieces is None else self._pieces.of(delta):
+            is_in_reasoning = self._reasoning.is_thinking
+            yield from self._read_reasoning(
+                self._tools.feed(piece, is_in_reasoning=is_in_reasoning)
+            )
 
     def _read_reasoning(self, events: Iterable[ToolEvent]) -> Iterator[CompletionEvent]:
         """Read the reasoning of the text; a call that is complete ends it, there or behind it."""

@@ -64,6 +64,8 @@ class CompletionParsers:
             with_tools: _marked(special_tokens or {}, self._markers(with_tools))
             for with_tools in (False, True)
         }
+        openers = () if tools is None else tools.capabilities.call_openers
+        self._call_openers = Markers(openers) if openers else None
         self._removed = {
             with_tools: Markers(shown.values()) if shown else None
             for with_tools, shown in self._shown.items()
@@ -148,6 +150,7 @@ class CompletionParsers:
             self._tool_stage(tools) if tools else None,
             reads_calls_first=reads_calls,
             follows_reasoning=calls is not None and calls.follow_reasoning,
+            call_openers=self._call_openers,
             removed=self._removed[bool(tools)] if params.skip_special_tokens else None,
         )
 

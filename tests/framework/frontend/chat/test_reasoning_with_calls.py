@@ -1,6 +1,7 @@
 """Reasoning, text and tool calls of each family come out of one stream, each in its place."""
 
 import json
+import re
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -37,6 +38,11 @@ class Family:
     call: str
     text: str = "I look. "
     takes_calls_in_thinking: bool = True
+
+    @property
+    def example(self):
+        """A call of a tool that the request does not offer."""
+        return re.sub("(?<![a-z])f(?![a-z])", "gg", self.call)
 
     @property
     def whole(self):
@@ -154,6 +160,31 @@ def test_thinking_that_goes_on_behind_a_call_ends_by_its_marker(parsers_of, fami
         assert (reasoning.strip(), text_of.strip()) == ("Hm.", "Wait.")
 
 
+@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+def test_an_example_in_the_thinking_is_no_call_and_one_behind_it_is(parsers_of, family):
+    if not family.takes_calls_in_thinking or family.tools == "openai":
+        pytest.skip("no call is in the thinking: it is thinking, or a message of its own")
+    before, _, end = family.thought.partition("Hm.")
+    text = f"{before}Hm. {family.example} So.{end}{family.text}{family.call}"
+    for pieces in ([text], [*text], [text[:30], text[30:]]):
+        reasoning, text_of, calls = parsed(parsers_of(family), family, pieces)
+        assert (reasoning, text_of.strip()) == (f"Hm. {family.example} So.", "I look.")
+        assert calls == [("f", {"a": 1})]
+    text = f"{family.thought}{family.example}"
+    for pieces in ([text], [*text], [text[:30], text[30:]]):
+        _, _, calls = parsed(parsers_of(family), family, pieces)
+        assert [name for name, _ in calls] == ["gg"][: "arg_key" not in text]
+
+
+def test_behind_a_call_that_counts_others_reach_the_client(parsers_of):
+    calls = '{"name": "f", "arguments": {"a": 1}}, {"name": "gg", "arguments": {"a": 2}}'
+    family = Family("qwen3", "jamba", "<think>", "Hm.", f"<tool_calls>[{calls}]</tool_calls>")
+    text = family.thought + family.call
+    for pieces in ([text], [*text], [text[:60], text[60:]]):
+        reasoning, text_of, found = parsed(parsers_of(family), family, pieces)
+        assert (reasoning, text_of, found) == ("Hm.", "", [("f", {"a": 1}), ("gg", {"a": 2})])
+
+
 OPENED = [family for family in FAMILIES if "think" in family.opening]
 
 
@@ -195,7 +226,9 @@ def test_any_split_of_any_mixture_reads_the_same_and_loses_no_word(parsers_of, f
     parts = data.draw(
         st.lists(
             st.one_of(
-                st.sampled_from([family.thought, family.call, family.text, "\n", " ", "<"]),
+                st.sampled_from(
+                    [family.thought, family.call, family.example, family.text, "\n", " ", "<"]
+                ),
                 st.tuples(ends, ends).map(lambda cut: family.whole[min(cut) : max(cut)]),
                 st.just("word"),
             ),
