@@ -31,7 +31,7 @@ OPTIMIZED_TESTS := \
 	$(SERVER)/wire $(SERVER)/observe $(SERVER)/test_bad_numbers.py $(SERVER)/test_secrets.py \
 	$(SERVER)/test_api_keys.py $(SERVER)/test_cache_isolation.py $(SERVER)/routes/test_api_description.py \
 	tests/framework/worker/loading/test_checkpoint_files.py tests/framework/process/test_log_lines.py \
-	tests/framework/process/test_ipc.py tests/framework/frontend/chat/test_chat_template.py
+	tests/framework/process/test_ipc.py tests/framework/frontend/chat/templates/test_chat_template.py
 
 test-optimized: $(READY)
 	PYTHONOPTIMIZE=2 $(BIN)/pytest -q $(SHARED) -m "not slow" \

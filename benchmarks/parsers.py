@@ -27,7 +27,7 @@ from parser_families import Family, family, family_names  # noqa: E402
 from written_calls import TOOLS  # noqa: E402
 
 from quire.cli.bench.tables import machine_info, markdown_lines  # noqa: E402
-from quire.frontend.chat.completion_parsers import CompletionParsers, ParserChoice  # noqa: E402
+from quire.frontend.chat.parsing.completion_parsers import CompletionParsers, ParserChoice  # noqa: E402
 from quire.plugins.loading import load_plugins  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "parsers.md"

@@ -20,7 +20,7 @@ from quire.errors import (
     RequestTimeoutError,
     UnknownModelError,
 )
-from quire.frontend.chat.chat_template import ChatTemplate
+from quire.frontend.chat.templates.chat_template import ChatTemplate
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.messages import ErrorReport, ResetPrefixCache
 from quire.testing.checkpoints import write_checkpoint

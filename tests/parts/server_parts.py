@@ -12,8 +12,8 @@ from scripted_core import Reply, ScriptedCore
 
 from quire.config import ServerSettings
 from quire.frontend.async_frontend import AsyncFrontend
-from quire.frontend.chat.chat_template import ChatTemplate
-from quire.frontend.chat.completion_parsers import CompletionParsers
+from quire.frontend.chat.parsing.completion_parsers import CompletionParsers
+from quire.frontend.chat.templates.chat_template import ChatTemplate
 from quire.frontend.intake.intake import Intake
 from quire.frontend.intake.request_hooks import RequestHook
 from quire.frontend.text.tokenizer import Tokenizer

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable
 from typing import TextIO
 
-from quire.frontend.chat.completion_parser import CompletionEvent
+from quire.frontend.chat.parsing.completion_parser import CompletionEvent
 from quire.interfaces.reasoning import ReasoningDelta
 from quire.interfaces.tool_parsing import TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from quire.outputs import RequestOutput

@@ -11,7 +11,7 @@ from quire.async_engine import AsyncEngine
 from quire.cli.completion_printer import CompletionPrinter, print_json, print_output
 from quire.cli.progress_line import ProgressLine
 from quire.config import Settings
-from quire.frontend.chat.completion_parser import CompletionParser
+from quire.frontend.chat.parsing.completion_parser import CompletionParser
 from quire.outputs import Delta, Prompt
 from quire.sampling_params import SamplingParams
 

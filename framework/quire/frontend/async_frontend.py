@@ -12,8 +12,8 @@ from difflib import get_close_matches
 from functools import partial
 
 from quire.errors import InvalidRequestError, OverloadedError, RequestError, UnknownModelError
-from quire.frontend.chat.chat_template import ChatTemplate
-from quire.frontend.chat.completion_parsers import CompletionParsers
+from quire.frontend.chat.parsing.completion_parsers import CompletionParsers
+from quire.frontend.chat.templates.chat_template import ChatTemplate
 from quire.frontend.completions.completion import PromptState
 from quire.frontend.completions.delta_stream import DeltaStream
 from quire.frontend.dispatch.dispatcher import Dispatch

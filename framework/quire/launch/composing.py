@@ -17,7 +17,7 @@ from quire.compose.choices.probes import KnownProbes, cause_of
 from quire.compose.compose import compose
 from quire.compose.composition import Choice, Composition, Rejection
 from quire.config import Settings
-from quire.frontend.chat.chat_template import ChatTemplate
+from quire.frontend.chat.templates.chat_template import ChatTemplate
 from quire.frontend.text.checkpoint_file import read_json_object
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.launch.read_ahead import read_ahead

@@ -9,8 +9,8 @@ from quire.compose.choices.sampler_choice import offered_fields, offered_logits_
 from quire.compose.composition import Composition
 from quire.config import ParallelSettings, Settings
 from quire.frontend.async_frontend import STALL_LIMIT_S, AsyncFrontend
-from quire.frontend.chat.chat_template import ChatTemplate
-from quire.frontend.chat.completion_parsers import CompletionParsers
+from quire.frontend.chat.parsing.completion_parsers import CompletionParsers
+from quire.frontend.chat.templates.chat_template import ChatTemplate
 from quire.frontend.dispatch.engine_client import EngineCoreClient
 from quire.frontend.intake.intake import Intake
 from quire.frontend.intake.logits_processor_names import LogitsProcessorNames

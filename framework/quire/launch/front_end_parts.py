@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quire.compose.choices.lora_choice import load_sources
-from quire.frontend.chat.completion_parsers import CompletionParsers
+from quire.frontend.chat.parsing.completion_parsers import CompletionParsers
 from quire.frontend.intake.constraint_checks import CheckGrammar
 from quire.interfaces.lora import LoRASource
 from quire.launch.adapters import find_adapters

@@ -3,8 +3,8 @@
 from typing import Any
 
 from quire.compose.composition import Choice, Composition
-from quire.frontend.chat.completion_parsers import CompletionParsers, ParserChoice
-from quire.frontend.chat.thinking import Thinking
+from quire.frontend.chat.parsing.completion_parsers import CompletionParsers, ParserChoice
+from quire.frontend.chat.parsing.thinking import Thinking
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.plugins.loading import Registries
 from quire.plugins.registry import Registry

@@ -8,7 +8,7 @@ import msgspec
 from quire.compose.checkpoint import find_checkpoint
 from quire.config import Settings
 from quire.errors import QuireError
-from quire.frontend.chat.chat_template import ChatTemplate
+from quire.frontend.chat.templates.chat_template import ChatTemplate
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.launch.composing import load_text
 from quire.messages import EngineRequest

@@ -6,7 +6,7 @@ from terminal import Terminal
 
 from quire.async_engine import AsyncEngine
 from quire.cli.main import main
-from quire.frontend.chat.completion_parsers import CompletionParsers
+from quire.frontend.chat.parsing.completion_parsers import CompletionParsers
 from quire.interfaces.tool_parsing import TextDelta
 
 

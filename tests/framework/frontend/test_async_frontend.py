@@ -24,8 +24,8 @@ from quire.errors import (
     UnknownModelError,
 )
 from quire.frontend.async_frontend import AsyncFrontend
-from quire.frontend.chat.chat_template import ChatTemplate
-from quire.frontend.chat.completion_parsers import CompletionParsers
+from quire.frontend.chat.parsing.completion_parsers import CompletionParsers
+from quire.frontend.chat.templates.chat_template import ChatTemplate
 from quire.frontend.intake.companions import Companions
 from quire.frontend.intake.intake import Intake
 from quire.interfaces.companion_prompt import CompanionPrompt

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from quire.config import Settings
-from quire.frontend.chat.chat_template import ChatTemplate
+from quire.frontend.chat.templates.chat_template import ChatTemplate
 from quire.llm import LLM
 from quire.ray.prompt_reader import INLINE_BYTES, NO_TOKENS, PromptReader, owner_of
 from quire.sampling_params import SamplingParams

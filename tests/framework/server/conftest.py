@@ -10,7 +10,7 @@ from scripted_core import ScriptedCore
 from server_parts import CHECKPOINT, Served, Texts, make_frontend, start_server, stop_servers
 
 from quire.frontend.async_frontend import AsyncFrontend
-from quire.frontend.chat.completion_parsers import CompletionParsers
+from quire.frontend.chat.parsing.completion_parsers import CompletionParsers
 from quire.frontend.intake.request_hooks import RequestHook
 from quire.frontend.text.tokenizer import Tokenizer
 

@@ -9,7 +9,7 @@ from openai import OpenAI
 from server_parts import SOURCE, BracketParser, start_server, stop_servers
 
 from quire import AsyncEngine
-from quire.frontend.chat.completion_parsers import CompletionParsers
+from quire.frontend.chat.parsing.completion_parsers import CompletionParsers
 from quire.testing.checkpoints import write_checkpoint
 
 MESSAGES = [{"role": "user", "content": "hi"}]

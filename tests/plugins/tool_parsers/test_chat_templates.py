@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.compose.choices.parser_choice import ParsedModel, choose_parser
-from quire.frontend.chat.chat_template import ChatTemplate
+from quire.frontend.chat.templates.chat_template import ChatTemplate
 from quire.testing.tool_parsing import read_events
 from quire_tool_parsers import families
 

@@ -8,8 +8,8 @@ from nasty_inputs import nasty_inputs
 from parser_families import contract_of, family, family_names
 from written_calls import TOOLS
 
-from quire.frontend.chat.completion_parser import gather
-from quire.frontend.chat.completion_parsers import CompletionParsers, ParserChoice
+from quire.frontend.chat.parsing.completion_parser import gather
+from quire.frontend.chat.parsing.completion_parsers import CompletionParsers, ParserChoice
 from quire.plugins.loading import load_plugins
 from quire.testing.parsing.splits import random_cuts
 from quire.testing.tool_parsing import ToolParserContract

@@ -18,7 +18,7 @@ from quire.errors import (
     GrammarError,
     InvalidRequestError,
 )
-from quire.frontend.chat.thinking import Thinking
+from quire.frontend.chat.parsing.thinking import Thinking
 from quire.frontend.intake.companions import Companions
 from quire.frontend.intake.constraint_checks import CheckGrammar, ConstraintChecks
 from quire.frontend.intake.logits_processor_names import LogitsProcessorNames

@@ -7,8 +7,8 @@ from scripted_core import ScriptedCore, echo
 
 from quire.errors import EngineDeadError, OverloadedError, RequestTimeoutError
 from quire.frontend.async_frontend import AsyncFrontend
-from quire.frontend.chat.chat_template import ChatTemplate
-from quire.frontend.chat.completion_parsers import CompletionParsers
+from quire.frontend.chat.parsing.completion_parsers import CompletionParsers
+from quire.frontend.chat.templates.chat_template import ChatTemplate
 from quire.frontend.metrics.request_observer import RequestObserver
 from quire.messages import AdapterRef
 from quire.plugins.registry import Source

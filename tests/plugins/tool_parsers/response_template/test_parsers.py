@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 from response_templates import CASES, HEADER, HERMES, LINES, START, TAGS, TOOLS
 
-from quire.frontend.chat.completion_parser import (
+from quire.frontend.chat.parsing.completion_parser import (
     CompletionParser,
     ReasoningStage,
     ToolStage,

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from quire.frontend.chat.completion_parser import CompletionEvent
+from quire.frontend.chat.parsing.completion_parser import CompletionEvent
 from quire.frontend.random_bytes import random_bytes
 from quire.interfaces import tool_parsing
 from quire.interfaces.reasoning import ReasoningDelta

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.errors import InvalidRequestError
-from quire.frontend.chat.conversation import PART_SEPARATOR
+from quire.frontend.chat.templates.conversation import PART_SEPARATOR
 from quire.frontend.unknown_fields import UnknownFields
 from quire.server.routes.anthropic.sent_blocks import (
     BLOCKS_OF,

@@ -5,7 +5,7 @@ from typing import Any
 
 from quire.errors import InvalidRequestError, PromptTooLongError
 from quire.frontend.async_frontend import AsyncFrontend
-from quire.frontend.chat.rendered_prompt import RenderedPrompt
+from quire.frontend.chat.templates.rendered_prompt import RenderedPrompt
 from quire.frontend.unknown_fields import UnknownFields
 from quire.server.wire.protocol import ChatBody, TokenizeBody
 from quire.server.wire.thinking_switches import effort_variables

@@ -14,8 +14,8 @@ import msgspec
 
 from quire.errors import InvalidRequestError
 from quire.frontend.async_frontend import AsyncFrontend
-from quire.frontend.chat.completion_parser import CompletionParser, ParsedCompletion, gather
-from quire.frontend.chat.rendered_prompt import RenderedPrompt
+from quire.frontend.chat.parsing.completion_parser import CompletionParser, ParsedCompletion, gather
+from quire.frontend.chat.templates.rendered_prompt import RenderedPrompt
 from quire.frontend.unknown_fields import UnknownFields
 from quire.messages import AdapterRef
 from quire.outputs import CompletionOutput

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from quire.frontend.chat.completion_parser import CompletionEvent, CompletionParser
+from quire.frontend.chat.parsing.completion_parser import CompletionEvent, CompletionParser
 from quire.interfaces.tool_parsing import TextDelta, ToolCallEnd
 from quire.outputs import CompletionOutput, Delta
 from quire.server.wire.finish_reason import finish_reason_of

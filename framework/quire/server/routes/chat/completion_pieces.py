@@ -1,6 +1,6 @@
 """Pieces of completions in which tool calls are whole; a whole completion is one piece."""
 
-from quire.frontend.chat.completion_parser import ParsedCompletion
+from quire.frontend.chat.parsing.completion_parser import ParsedCompletion
 from quire.interfaces.http_route import CompletionPiece
 from quire.interfaces.reasoning import ReasoningDelta
 from quire.interfaces.tool_parsing import (

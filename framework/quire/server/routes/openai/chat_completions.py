@@ -10,8 +10,8 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.frontend.chat.completion_parser import ParsedCompletion
 from quire.frontend.chat.custom_input import input_of
+from quire.frontend.chat.parsing.completion_parser import ParsedCompletion
 from quire.outputs import CompletionOutput, PromptLogprobs, ToolCall
 from quire.server.http.json_response import in_thread_if, json_of
 from quire.server.routes.chat.chat_turn import ChatTurn, ChatTurns

@@ -8,7 +8,7 @@ marks, and holds back what may become one.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.frontend.chat.completion_parser import CompletionEvent
+from quire.frontend.chat.parsing.completion_parser import CompletionEvent
 from quire.frontend.text.text_stream import TextStream
 from quire.interfaces.reasoning import ReasoningDelta
 from quire.interfaces.tool_parsing import TextDelta, ToolCallEnd

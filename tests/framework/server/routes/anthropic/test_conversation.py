@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.errors import InvalidRequestError, UnknownFieldError
-from quire.frontend.chat.conversation import normalize_messages
+from quire.frontend.chat.templates.conversation import normalize_messages
 from quire.frontend.unknown_fields import UnknownFields
 from quire.server.routes.anthropic.conversation import BILLING, chat_messages
 from quire.server.routes.anthropic.sent_blocks import BLOCKS, REFUSED_BLOCKS

@@ -13,7 +13,7 @@ from scripted_core import ScriptedCore
 from server_parts import SOURCE, Texts, make_frontend
 
 from quire.config import ServerSettings
-from quire.frontend.chat.completion_parsers import CompletionParsers, ParserChoice
+from quire.frontend.chat.parsing.completion_parsers import CompletionParsers, ParserChoice
 from quire.interfaces.reasoning import ReasoningParserCapabilities
 from quire.server.app import create_app
 from quire_reasoning_parsers import families as reasoning_families

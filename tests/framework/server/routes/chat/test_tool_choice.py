@@ -8,7 +8,7 @@ from scripted_core import ScriptedCore
 from server_parts import SOURCE, BracketParser, Texts, make_frontend
 
 from quire.errors import InvalidRequestError, UnknownFieldError
-from quire.frontend.chat.completion_parsers import CompletionParsers
+from quire.frontend.chat.parsing.completion_parsers import CompletionParsers
 from quire.frontend.unknown_fields import UnknownFields
 from quire.server.routes.chat.tool_choice import MAX_TOOLS, ToolUse, tool_use
 from quire.server.wire.protocol import ChatBody

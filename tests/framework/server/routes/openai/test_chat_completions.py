@@ -8,7 +8,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from quire.frontend.chat.completion_parsers import CompletionParsers
+from quire.frontend.chat.parsing.completion_parsers import CompletionParsers
 
 WEATHER = {
     "type": "function",

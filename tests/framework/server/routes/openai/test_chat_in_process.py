@@ -11,8 +11,8 @@ from server_parts import SOURCE, BracketParser, Texts, ThinkParser, make_fronten
 
 from quire.config import ServerSettings
 from quire.errors import GrammarError
-from quire.frontend.chat.chat_template import ChatTemplate
-from quire.frontend.chat.completion_parsers import CompletionParsers
+from quire.frontend.chat.parsing.completion_parsers import CompletionParsers
+from quire.frontend.chat.templates.chat_template import ChatTemplate
 from quire.frontend.intake.intake import Intake
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.messages import ErrorReport

@@ -11,7 +11,7 @@ from scripted_core import ScriptedCore
 from server_parts import SOURCE, Texts, make_frontend
 
 from quire.errors import RequestFailedError
-from quire.frontend.chat.completion_parsers import CompletionParsers
+from quire.frontend.chat.parsing.completion_parsers import CompletionParsers
 from quire.interfaces.reasoning import ContentDelta, ReasoningDelta, ReasoningParser
 from quire.interfaces.tool_parsing import (
     TextDelta,

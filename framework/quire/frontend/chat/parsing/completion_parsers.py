@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from quire.call_grammar import checked
-from quire.frontend.chat.call_ids import is_call_id
-from quire.frontend.chat.completion_parser import CompletionParser, ToolStage
-from quire.frontend.chat.parser_guard import guarded
-from quire.frontend.chat.reasoning_stage import ReasoningStage
+from quire.frontend.chat.parsing.call_ids import is_call_id
+from quire.frontend.chat.parsing.completion_parser import CompletionParser, ToolStage
+from quire.frontend.chat.parsing.parser_guard import guarded
+from quire.frontend.chat.parsing.reasoning_stage import ReasoningStage
 from quire.frontend.chat.tool_schemas import normalized
 from quire.interfaces.markers import Markers
 from quire.interfaces.reasoning import ReasoningParser, ReasoningParserCapabilities

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import ChatTemplateError
-from quire.frontend.chat.chat_template import ChatTemplate
-from quire.frontend.chat.opening import MAX_KNOWN, KnownOpenings, opening_of
+from quire.frontend.chat.templates.chat_template import ChatTemplate
+from quire.frontend.chat.templates.opening import MAX_KNOWN, KnownOpenings, opening_of
 
 TURNS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content|trim }}<|end|>\n{% endfor %}"
 OPENS = "{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from letter_parsers import DashThinking, HoldingThoughts, UpperCalls
 
 from quire.errors import RequestFailedError
-from quire.frontend.chat.completion_parser import (
+from quire.frontend.chat.parsing.completion_parser import (
     CompletionParser,
     ParsedCompletion,
     ToolStage,

@@ -5,7 +5,7 @@ from chat_parsers import calling, thinking
 from letter_parsers import DashThinking, HoldingThoughts, UpperCalls
 
 from quire.errors import InvalidRequestError, RequestFailedError
-from quire.frontend.chat.completion_parsers import CompletionParsers
+from quire.frontend.chat.parsing.completion_parsers import CompletionParsers
 from quire.interfaces.tool_parsing import (
     CallGrammar,
     CallShape,

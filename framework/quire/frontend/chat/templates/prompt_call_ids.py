@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from quire.frontend.chat.conversation import Message
+from quire.frontend.chat.templates.conversation import Message
 
 PromptCallId = Callable[[str, str, int], str]  # see `ToolParser.prompt_call_id`
 

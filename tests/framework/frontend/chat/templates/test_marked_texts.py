@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import InvalidRequestError
-from quire.frontend.chat.chat_template import ChatTemplate
-from quire.frontend.chat.marked_texts import CANDIDATES, MarkedTexts
+from quire.frontend.chat.templates.chat_template import ChatTemplate
+from quire.frontend.chat.templates.marked_texts import CANDIDATES, MarkedTexts
 from quire.frontend.text.special_spellings import SpecialSpellings
 
 TOKENS = ["<|im_start|>", "<|im_end|>"]

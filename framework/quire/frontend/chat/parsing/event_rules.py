@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from quire.frontend.chat.call_arguments import arguments_object
-from quire.frontend.chat.call_ids import is_call_id, new_call_id
+from quire.frontend.chat.parsing.call_ids import is_call_id, new_call_id
 from quire.interfaces.tool_parsing import (
     TextDelta,
     ToolCallArguments,

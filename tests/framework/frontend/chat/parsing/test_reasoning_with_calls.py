@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quire.call_grammar import CallGrammar, CallShape
-from quire.frontend.chat.completion_parser import gather
-from quire.frontend.chat.completion_parsers import CompletionParsers, ParserChoice
+from quire.frontend.chat.parsing.completion_parser import gather
+from quire.frontend.chat.parsing.completion_parsers import CompletionParsers, ParserChoice
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
 
 TOOLS = [

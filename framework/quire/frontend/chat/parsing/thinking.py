@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from quire.errors import GrammarError, InvalidRequestError
-from quire.frontend.chat.completion_parsers import ReasoningParserChoice, ToolParserChoice
-from quire.frontend.chat.marker_tokens import any_marker_tokens, marker_tokens
+from quire.frontend.chat.parsing.completion_parsers import ReasoningParserChoice, ToolParserChoice
+from quire.frontend.chat.parsing.marker_tokens import any_marker_tokens, marker_tokens
 from quire.frontend.plugin_failure import plugin_failure
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.messages import MarkerTokens, ThinkingBudget

@@ -1,6 +1,6 @@
 """A marker is known by the tokens that spell it, and by all that have a part of it."""
 
-from quire.frontend.chat.marker_tokens import marker_tokens
+from quire.frontend.chat.parsing.marker_tokens import marker_tokens
 
 
 def test_a_marker_that_is_one_token_is_that_token(tokenizer):

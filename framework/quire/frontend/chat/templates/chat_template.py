@@ -25,17 +25,21 @@ from quire.errors import (
     InvalidRequestError,
     SettingsError,
 )
-from quire.frontend.chat.conversation import (
+from quire.frontend.chat.templates.conversation import (
     STRICT,
     Message,
     normalize_messages,
     normalize_tools,
 )
-from quire.frontend.chat.final_message import cut_at_end_mark, marked_at_end, with_end_mark
-from quire.frontend.chat.marked_texts import MarkedTexts
-from quire.frontend.chat.opening import KnownOpenings, opening_of
-from quire.frontend.chat.prompt_call_ids import PromptCallId, as_sent, with_prompt_ids
-from quire.frontend.chat.rendered_prompt import RenderedPrompt
+from quire.frontend.chat.templates.final_message import (
+    cut_at_end_mark,
+    marked_at_end,
+    with_end_mark,
+)
+from quire.frontend.chat.templates.marked_texts import MarkedTexts
+from quire.frontend.chat.templates.opening import KnownOpenings, opening_of
+from quire.frontend.chat.templates.prompt_call_ids import PromptCallId, as_sent, with_prompt_ids
+from quire.frontend.chat.templates.rendered_prompt import RenderedPrompt
 from quire.frontend.text.checkpoint_file import read_json_object
 from quire.frontend.text.special_spellings import SpecialSpellings
 from quire.frontend.unknown_fields import UnknownFields

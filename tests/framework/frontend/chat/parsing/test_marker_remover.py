@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.frontend.chat.marker_remover import MarkerRemover
+from quire.frontend.chat.parsing.marker_remover import MarkerRemover
 from quire.interfaces.markers import Markers
 
 MARKERS = Markers(("<a>", "<a>b", "<ab", "aa"))

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from letter_parsers import DashThinking, HoldingThoughts, UpperCalls
 
 from quire.errors import RequestFailedError
-from quire.frontend.chat.completion_parser import CompletionParser, ToolStage, gather
-from quire.frontend.chat.reasoning_stage import ReasoningStage
+from quire.frontend.chat.parsing.completion_parser import CompletionParser, ToolStage, gather
+from quire.frontend.chat.parsing.reasoning_stage import ReasoningStage
 from quire.interfaces.reasoning import ContentDelta, ReasoningDelta, ReasoningParser
 from quire.interfaces.tool_parsing import TextDelta
 from quire.plugins.registry import Source

@@ -1,7 +1,7 @@
 """Calls of earlier turns have the ids that the chat template needs, and so have their results."""
 
-from quire.frontend.chat.chat_template import ChatTemplate
-from quire.frontend.chat.prompt_call_ids import as_sent, with_prompt_ids
+from quire.frontend.chat.templates.chat_template import ChatTemplate
+from quire.frontend.chat.templates.prompt_call_ids import as_sent, with_prompt_ids
 
 
 def call(call_id=None, name="f"):

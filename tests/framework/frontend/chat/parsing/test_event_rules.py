@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.frontend.chat.event_rules import BrokenRuleError, EventRules
+from quire.frontend.chat.parsing.event_rules import BrokenRuleError, EventRules
 from quire.interfaces.tool_parsing import (
     TextDelta,
     ToolCallArguments,

@@ -3,7 +3,7 @@
 import pytest
 
 from quire.errors import InvalidRequestError, UnknownFieldError
-from quire.frontend.chat.conversation import normalize_messages, normalize_tools
+from quire.frontend.chat.templates.conversation import normalize_messages, normalize_tools
 from quire.frontend.unknown_fields import UnknownFields
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}

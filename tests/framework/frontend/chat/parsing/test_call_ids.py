@@ -1,6 +1,6 @@
 """Ids of calls differ, and have the length that a model's template needs."""
 
-from quire.frontend.chat.call_ids import is_call_id, new_call_id
+from quire.frontend.chat.parsing.call_ids import is_call_id, new_call_id
 
 
 def test_ids_differ():

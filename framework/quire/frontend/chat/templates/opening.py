@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from threading import Lock
 
 from quire.errors import ChatTemplateError
-from quire.frontend.chat.final_message import END_MARK
+from quire.frontend.chat.templates.final_message import END_MARK
 
 MAX_KNOWN = 64  # openings of a template
 MAX_CHARACTERS = 4096  # of an opening that is remembered

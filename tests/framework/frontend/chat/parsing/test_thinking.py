@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from quire.call_grammar import CallGrammar, CallShape
 from quire.errors import GrammarError, InvalidRequestError, RequestFailedError
-from quire.frontend.chat.marker_tokens import any_marker_tokens, marker_tokens
-from quire.frontend.chat.thinking import NUM_LAST_TOKENS, Thinking
+from quire.frontend.chat.parsing.marker_tokens import any_marker_tokens, marker_tokens
+from quire.frontend.chat.parsing.thinking import NUM_LAST_TOKENS, Thinking
 from quire.frontend.intake.intake import Intake
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.interfaces.field_types import TokenSet

@@ -4,8 +4,8 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from quire.errors import ChatTemplateError, InvalidRequestError
-from quire.frontend.chat.chat_template import ChatTemplate
-from quire.frontend.chat.final_message import END_MARK
+from quire.frontend.chat.templates.chat_template import ChatTemplate
+from quire.frontend.chat.templates.final_message import END_MARK
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

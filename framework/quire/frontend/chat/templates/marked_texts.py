@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from quire.errors import InvalidRequestError
-from quire.frontend.chat.rendered_prompt import RenderedPrompt
+from quire.frontend.chat.templates.rendered_prompt import RenderedPrompt
 from quire.frontend.text.special_spellings import SpecialSpellings
 
 CANDIDATES = [chr(code) for code in range(0xE000, 0xF900)]  # private use

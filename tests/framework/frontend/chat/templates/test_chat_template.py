@@ -10,7 +10,7 @@ from quire.errors import (
     InvalidRequestError,
     SettingsError,
 )
-from quire.frontend.chat.chat_template import ChatTemplate
+from quire.frontend.chat.templates.chat_template import ChatTemplate
 
 CHATML = """{% for message in messages %}
 <|{{ message.role }}|>{{ message.content }}

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.errors import ChatTemplateError, InvalidRequestError
-from quire.frontend.chat.conversation import Message
-from quire.frontend.chat.rendered_prompt import RenderedPrompt
+from quire.frontend.chat.templates.conversation import Message
+from quire.frontend.chat.templates.rendered_prompt import RenderedPrompt
 
 END_MARK = "QUIRE_END_OF_FINAL_MESSAGE "  # with a blank, which shows whether the template trims
 

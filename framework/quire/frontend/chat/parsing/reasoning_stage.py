@@ -11,7 +11,7 @@ the completion.
 from collections.abc import Callable, Iterable
 from itertools import groupby
 
-from quire.frontend.chat.parser_guard import guarded
+from quire.frontend.chat.parsing.parser_guard import guarded
 from quire.interfaces.reasoning import ReasoningDelta, ReasoningEvent, ReasoningParser
 from quire.interfaces.tool_parsing import TextDelta
 from quire.plugins.registry import Source

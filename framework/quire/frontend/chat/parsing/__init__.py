@@ -1,0 +1,1 @@
+"""The parsers that split a completion into reasoning, tool calls and text."""
