@@ -68,6 +68,10 @@ class ReasoningParserContract(StreamParserContract[ReasoningSample, ReasoningEve
         """Return whether the reasoning and the content are those of the sample."""
         return parsed == _ParsedText(reasoning=sample.reasoning, content=sample.content)
 
+    def without_blanks(self, parsed: _ParsedText) -> object:
+        """Return the reasoning and the content, with no blanks."""
+        return "".join(parsed.reasoning.split()), "".join(parsed.content.split())
+
     def shown(self, event: ReasoningEvent) -> str:
         """Return the text of an event."""
         return event.text

@@ -167,6 +167,10 @@ class ToolParserContract(StreamParserContract[ToolSample, ToolEvent, ReadComplet
         """Return whether the content and the calls are those of the sample."""
         return (parsed.content, tuple(parsed.calls)) == (sample.content, sample.calls)
 
+    def without_blanks(self, parsed: ReadCompletion) -> object:
+        """Return the content, with no blanks, and the calls."""
+        return "".join(parsed.content.split()), parsed.calls
+
     def shown(self, event: ToolEvent) -> str:
         """Return the text of an event, if it is text for the user."""
         return event.text if isinstance(event, TextDelta) else ""
