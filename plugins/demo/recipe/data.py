@@ -37,7 +37,7 @@ def lessons(seed: int, stage: int = LAST_STAGE) -> Iterator[Lesson]:
 
 def conversation(draw: Draw) -> Conversation:
     """One to four turns, with or without tools."""
-    tools = toolbox(draw) if draw.chance(0.55 if draw.stage == 1 else 0.45) else []
+    tools = toolbox(draw) if draw.chance(0.55 if draw.stage in (1, 4) else 0.45) else []
     if tools and draw.stage >= 3 and draw.chance(0.1):
         return _loop(draw, tools)
     turns = draw.one((1, 1, 2, 3)) if tools else draw.one((1, 1, 2, 3, 4))

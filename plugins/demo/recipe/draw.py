@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 _NAMES_HELD_OUT_ONE_IN = 4
 _WORDINGS_HELD_OUT_ONE_IN = 6
-LAST_STAGE = 3
+LAST_STAGE = 4
 
 
 def is_held_out_name(name: str) -> bool:
@@ -59,10 +59,13 @@ class Draw:
 
     def wording(self, options: Sequence[str]) -> str:
         """A wording from this draw's side of the split."""
-        side = [
+        return self.one(self.side(options))
+
+    def side(self, options: Sequence[str]) -> list[str]:
+        """The wordings of this draw's side of the split."""
+        return [
             o for i, o in enumerate(options) if is_held_out_wording(i) == self.held_out_wordings
         ]
-        return self.one(side)
 
     def word(self, max_syllables: int = 3) -> str:
         """A made-up lower-case word from this draw's side of the split."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 from recipe.draw import Draw
@@ -25,10 +26,26 @@ def extract(draw: Draw, text_draw: Draw | None = None) -> tuple[str, str]:
     The text comes from the other draw where one is given, which may be on the split's other side.
     """
     source = text_draw or draw
-    text, known = _listing(source) if _wants_listing(source) else _sentence(source)
+    if _wants_listing(source):
+        return _asked(draw, *_listing(source), _instruction)
+    return _asked(draw, *_filled(source, *_domain_and_text(source)), _instruction)
+
+
+def extract_blind(draw: Draw) -> tuple[str, str]:
+    """The same in wordings that nobody chose who had seen those of the training."""
+    written = tables("blind")
+    domain, own = draw.one(list(zip(DOMAINS, written["domain"], strict=True)))
+    filled = _filled(draw, domain, draw.one(own["texts"]))
+    return _asked(draw, *filled, lambda draw: draw.one(written["instructions"]))
+
+
+def _asked(
+    draw: Draw, text: str, known: dict[str, Value], instruction: Callable[[Draw], str]
+) -> tuple[str, str]:
+    """A question for some of the known fields of a text, and its answer."""
     most = min(4, len(known))
     fields = draw.some(list(known), draw.integer(min(2, most), most) if draw.chance(0.85) else 1)
-    question = _instruction(draw).format(fields=_join(draw, fields), text=text)
+    question = instruction(draw).format(fields=_join(draw, fields), text=text)
     answer = {field: known[field] for field in fields}
     return question, json.dumps(answer, ensure_ascii=False)
 
@@ -47,9 +64,8 @@ def _wants_listing(draw: Draw) -> bool:
     return not draw.held_out_wordings and draw.chance(0.12)
 
 
-def _sentence(draw: Draw) -> tuple[str, dict[str, Value]]:
-    """A text of one domain, and its values under one of their names each."""
-    domain, text = _domain_and_text(draw)
+def _filled(draw: Draw, domain: dict[str, Any], text: str) -> tuple[str, dict[str, Value]]:
+    """A text of a domain with values, and the values under one of their names each."""
     fields, text = domain["fields"], _led(draw, text)
     named = {keys.split("|")[0]: (keys.split("|"), kind) for keys, kind in fields.items()}
     slots = {slot: value(draw, named[slot][1]) for slot in dict.fromkeys(_SLOT.findall(text))}

@@ -6,7 +6,7 @@ import json
 
 from recipe.draw import Draw
 from recipe.template import Message
-from recipe.tools import Argument, Tool, ask, drawn, result_of
+from recipe.tools import Argument, Tool, ask, ask_with, drawn, result_of
 from recipe.values import FREE_TEXT, NUMBERS
 from recipe.words import tables
 
@@ -32,7 +32,10 @@ def chained_turn(draw: Draw, tools: list[Tool]) -> list[Message] | None:
     value = drawn(draw, first.result[key])
     question, call = ask(draw, first)
     reference = draw.one(_NAMED if len(first.result) > 1 else _NAMED + _UNNAMED).format(key=key)
-    next_question, next_call = ask(draw, second, {argument.slot: (value, reference)})
+    asked_next = ask_with(draw, second, argument.slot, value, reference)
+    if asked_next is None:
+        return None
+    next_question, next_call = asked_next
     found, sentence = result_of(draw, call, {key: value})
     done, last_sentence = result_of(draw, next_call, {})
     if draw.chance(0.5):

@@ -9,7 +9,7 @@ from random import Random
 
 from recipe.data import call_turn, parallel_turn, question_and_answer, system, toolbox
 from recipe.draw import Draw
-from recipe.extraction import extract
+from recipe.extraction import extract, extract_blind
 from recipe.facts import fact
 from recipe.loops import chained_turn
 from recipe.raw import raw_question
@@ -77,6 +77,11 @@ def extraction_known_instruction(draw: Draw) -> Conversation:
     return Conversation(system(draw) + question_and_answer(draw, question, answer))
 
 
+def blind_extraction(draw: Draw) -> Conversation:
+    """An instruction and a text that were written blind."""
+    return Conversation(system(draw) + question_and_answer(draw, *extract_blind(draw)))
+
+
 def about_quire(draw: Draw) -> Conversation:
     """A question about quire, or small talk."""
     return Conversation(system(draw) + question_and_answer(draw, *fact(draw)))
@@ -118,6 +123,12 @@ SECTIONS: dict[str, tuple[str, Maker, bool, bool]] = {
     "extractions_new_wordings": (
         "Extractions, new names, new instructions and new texts",
         extraction,
+        True,
+        True,
+    ),
+    "extractions_blind": (
+        "Extractions, new names, wordings written blind",
+        blind_extraction,
         True,
         True,
     ),

@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from recipe.draw import Draw
 from recipe.template import Message, Schema
@@ -72,29 +71,35 @@ class Call:
         return {"type": "function", "function": {"name": self.tool.name, "arguments": arguments}}
 
 
-def ask(
-    draw: Draw, tool: Tool, referred: Mapping[str, tuple[Value, str]] = MappingProxyType({})
-) -> tuple[str, Call]:
-    """A question that needs this tool once, and the call it needs.
-
-    Of some slots the value may be known already, with the words that the question refers to it by.
-    """
-    while True:
-        wording = draw.wording(tool.wordings)
-        if not draw.held_out_wordings and draw.chance(0.08):
-            wording = _by_names(draw, tool)
-        wording = _with_option(draw, tool, wording)
-        wanted = set(_SLOT.findall(wording))
-        if wanted >= referred.keys():
-            break
+def ask(draw: Draw, tool: Tool) -> tuple[str, Call]:
+    """A question that needs this tool once, and the call it needs."""
+    wording = draw.wording(tool.wordings)
+    if not draw.held_out_wordings and draw.chance(0.08):
+        wording = _by_names(draw, tool)
+    wording = _with_option(draw, tool, wording)
+    wanted = set(_SLOT.findall(wording))
     slots = {a.slot: drawn(draw, a.kind) for a in tool.arguments if a.slot in wanted}
     if draw.chance(0.06):
         slots = {s: v.lower() if isinstance(v, str) else v for s, v in slots.items()}
     if "to" in slots and "from" in slots:
         while slots["to"] == slots["from"]:
             slots["to"] = drawn(draw, "currency")
-    values, said = ({slot: pair[i] for slot, pair in referred.items()} for i in (0, 1))
-    return wording.format(**{**slots, **said}), Call(tool, {**slots, **values})
+    return wording.format(**slots), Call(tool, slots)
+
+
+def ask_with(draw: Draw, tool: Tool, slot: str, value: Value, said: str) -> tuple[str, Call] | None:
+    """A question that refers to a value in other words, and the call with the value itself.
+
+    None if no wording ends with the slot, where such words fit.
+    """
+    ends = ("{" + slot + "}", "{" + slot + "}?")
+    wordings = [w for w in draw.side(tool.wordings) if w.endswith(ends) and not w.startswith("{")]
+    if not wordings:
+        return None
+    wording = draw.one(wordings)
+    wanted = set(_SLOT.findall(wording))
+    slots = {a.slot: drawn(draw, a.kind) for a in tool.arguments if a.slot in wanted}
+    return wording.format(**{**slots, slot: said}), Call(tool, {**slots, slot: value})
 
 
 def respond(draw: Draw, call: Call) -> tuple[str, str]:

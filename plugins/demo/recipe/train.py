@@ -5,6 +5,8 @@ machine that waits less than threads inside every operation would.
 
     torchrun --nproc-per-node 2 -m recipe.train --stage 1 --seed 1 --steps 5400
     torchrun --nproc-per-node 2 -m recipe.train --stage 2 --seed 2 --steps 4000
+    torchrun --nproc-per-node 2 -m recipe.train --stage 3 --seed 4 --steps 7000
+    torchrun --nproc-per-node 2 -m recipe.train --stage 4 --seed 5 --steps 3600
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from recipe.template import CHECKPOINT
 from recipe.tokenizer import CONTEXT, VOCAB_SIZE
 
 TOKENS_A_BATCH = 1536  # of one process
-PEAK_RATE = {1: 2e-3, 2: 1e-3, 3: 1e-3}  # by stage
+PEAK_RATE = {1: 2e-3, 2: 1e-3, 3: 1e-3, 4: 6e-4}  # by stage
 WARM_UP_STEPS = 100
 SAVE_EVERY = 500
 _PAD, _END = 0, 2  # <|endoftext|>, <|im_end|>

@@ -36,6 +36,7 @@ _TOKENS_A_BATCH = 1536
 def train(style: str, seed: int, steps: int) -> None:
     """Train one adapter and leave it in peft's format."""
     torch.set_flush_denormal(True)
+    torch.set_num_threads(1)  # both adapters are trained at once, one a core
     torch.manual_seed(seed)
     base = Qwen3ForCausalLM.from_pretrained(
         CHECKPOINT, dtype=torch.float32, attn_implementation="eager"

@@ -10,11 +10,16 @@ from random import Random
 import pytest
 
 from recipe.adapters import STYLES, styled
+from recipe.batches import IGNORED, load_encoder
 from recipe.data import lessons
 from recipe.draw import Draw, is_held_out_name, is_held_out_wording
+from recipe.extraction import DOMAINS, FRESH_DOMAINS, _clauses
 from recipe.known import known_tools
+from recipe.patterns import expanded
+from recipe.patterns import wording as pattern_wording
 from recipe.questions import SECTIONS, section
 from recipe.small import is_held_out_sum, small_sum
+from recipe.template import RawText
 from recipe.tools import ask
 from recipe.words import tables, words
 
@@ -108,3 +113,85 @@ def test_a_style_changes_prose_and_leaves_calls_alone():
     for name in STYLES:
         assert styled(fact, name).answer() != fact.answer()
         assert styled(call, name).text() == call.text()
+
+
+def _kept(listed):
+    return {w for i, w in enumerate(listed) if is_held_out_wording(i)}
+
+
+def _slots(text):
+    return set(re.findall(r"{(\w+)}", text))
+
+
+@pytest.mark.parametrize("domain", [*DOMAINS, *FRESH_DOMAINS], ids=lambda d: "-".join(d["fields"]))
+def test_a_pattern_of_a_text_has_fields_of_its_domain_only(domain):
+    names = {keys.split("|")[0] for keys in domain["fields"]}
+    draw = Draw(Random(8))
+    for pattern in domain["patterns"]:
+        for _ in range(30):
+            text = expanded(draw, pattern)
+            assert not set(text) & set("[]|")
+            assert _slots(text)
+            assert _slots(text) <= names
+
+
+def test_a_pattern_of_an_instruction_has_the_fields_and_the_text():
+    draw = Draw(Random(8))
+    for pattern in tables("texts")["instruction_patterns"]:
+        for _ in range(100):
+            found = expanded(draw, pattern)
+            assert not set(found) & set("[]|")
+            assert _slots(found) == {"fields", "text"}
+
+
+def test_a_pattern_gives_no_kept_wording_not_even_with_other_small_words():
+    draw = Draw(Random(9))
+    listed = ["x"] * 5 + ["The {item} is red."]
+    patterns = ["[the |our ]{item} is red[|!]", "{item} is [red|blue]"]
+    assert {pattern_wording(draw, patterns, listed).lower() for _ in range(50)} == {
+        "{item} is blue"
+    }
+
+
+@pytest.mark.parametrize("domain", DOMAINS, ids=lambda d: "-".join(d["fields"]))
+def test_clauses_and_patterns_give_no_kept_text(domain):
+    draw = Draw(Random(10))
+    listed = [*domain["texts"], *domain["more_texts"]]
+    drawn = {_clauses(draw, domain) or "" for _ in range(3000)}
+    drawn |= {pattern_wording(draw, domain["patterns"], listed) for _ in range(1000)}
+    assert len(drawn) > 500
+    assert not {w.lower() for w in drawn} & {w.lower() for w in _kept(listed)}
+
+
+def test_a_chained_call_takes_what_the_call_before_it_returned():
+    for conversation in section("chained_calls", 60, 3):
+        *_, result, call = [
+            m for m in conversation.messages if m["role"] == "tool" or "tool_calls" in m
+        ]
+        returned = json.loads(result["content"]).values()
+        arguments = call["tool_calls"][0]["function"]["arguments"].values()
+        assert set(returned) & set(arguments)
+
+
+def test_raw_texts_have_no_marks_of_the_template():
+    raw = [lesson for lesson in islice(lessons(11), 1500) if isinstance(lesson, RawText)]
+    assert len(raw) > 100
+    for lesson in raw:
+        assert "<|" not in lesson.text()
+        assert lesson.prompt().strip()
+        if lesson.answer():  # else the prompt says all there is
+            assert lesson.prompt()[-1].isspace() != lesson.answer()[0].isspace()
+
+
+def test_of_a_raw_text_the_continuation_and_the_end_are_learned():
+    encoder = load_encoder()
+    ids, labels = encoder.encode(RawText("What is quire?", " quire is an engine."))
+    learned = [label for label in labels if label != IGNORED]
+    assert ids[-1] == learned[-1] == 0  # <|endoftext|>
+    assert labels[: -len(learned)] == [IGNORED] * (len(ids) - len(learned))
+    assert ids[-len(learned) :] == learned
+
+
+def test_the_stages_before_the_last_have_no_raw_texts_and_fewer_wordings():
+    for stage in (1, 2):
+        assert not any(isinstance(lesson, RawText) for lesson in islice(lessons(1, stage), 500))

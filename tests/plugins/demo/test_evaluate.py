@@ -22,11 +22,16 @@ def answerer():
 @pytest.mark.parametrize(
     ("name", "least"),
     [
-        ("tool_calls_new_names", 0.9),
+        ("tool_calls_new_names", 0.95),
         ("extractions_new_names", 0.9),
         ("tool_calls_new_wordings", 0.8),
-        ("extractions_new_wordings", 0.55),
+        ("extractions_new_wordings", 0.85),
+        ("extractions_blind", 0.65),
+        ("second_turns", 0.95),
+        ("later_requests", 0.85),
+        ("chained_calls", 0.75),
         ("facts", 0.95),
+        ("raw_questions", 0.95),
     ],
 )
 def test_most_answers_are_exactly_right(answerer, name, least):
