@@ -18,6 +18,7 @@ from quire_tool_parsers.json_scan import (
     read_container,
     refuse,
 )
+from quire_tool_parsers.response_template.pattern import Found, Pattern
 
 MAX_HEADER = 256  # characters
 BRACE, _EMPTY = "{", "{}"
@@ -37,7 +38,7 @@ class HeaderReader(ScanningReader):
 
     def __init__(
         self,
-        header: re.Pattern[str],
+        header: Pattern,
         markers: tuple[str, ...],
         ends: Markers,
         types: ArgumentTypes,
@@ -48,6 +49,7 @@ class HeaderReader(ScanningReader):
         self._ends = ends
         self._types = types
         self._ids = ids
+        self._num_seen = 0  # characters up to the last end that belongs to the header
         super().__init__()
 
     def read(self, text: str, *, is_last: bool) -> int:
@@ -67,7 +69,7 @@ class HeaderReader(ScanningReader):
 
     def _read_header(self, text: str, is_last: bool) -> int:
         """Read the header once its end is there; return the place of its end."""
-        place = 0
+        place = self._num_seen
         while (found := self._ends.find(text, place, is_last=is_last)) is not None:
             place, end = found[0], found[0] + len(found[1])
             if place > MAX_HEADER:
@@ -78,7 +80,7 @@ class HeaderReader(ScanningReader):
             if not self._match(text[:end]):  # otherwise it belongs to the header
                 self._take_empty(text[:place])
                 return place
-            place = end
+            place = self._num_seen = end
         if place > MAX_HEADER or self._ends.num_certain(text) > MAX_HEADER:
             refuse("a header is too long")
         if not is_last:
@@ -86,16 +88,17 @@ class HeaderReader(ScanningReader):
         self._take_empty(text, is_last=True)
         return len(text)
 
-    def _match(self, header: str) -> re.Match[str] | None:
-        return self._header.fullmatch(header.strip(BLANKS))
+    def _match(self, header: str) -> Found | None:
+        return self._header.full_match(header.strip(BLANKS))
 
     def _take_header(self, header: str) -> None:
         found = self._match(header)
-        if found is None or not found["name"]:
+        name = found and found.captures.get("name")
+        if not found or not name:
             refuse("a header must have a name")
-        written = found.groupdict().get("id")
+        written = found.captures.get("id")
         self.id = written if written and self._ids.fullmatch(written) else None
-        self.name = self._tool(found["name"])
+        self.name = self._tool(name)
 
     def _take_empty(self, text: str, *, is_last: bool = False) -> None:
         """Take a header without an object behind it as a call without arguments."""
@@ -103,7 +106,7 @@ class HeaderReader(ScanningReader):
         for nothing in ("null", '""'):
             header = header.removesuffix(nothing).rstrip(BLANKS)
         found = self._match(header)
-        name = None if found is None else self._tool(found["name"])
+        name = None if found is None else self._tool(found.captures.get("name", ""))
         is_whole = not is_last or (header.endswith(self._markers) and self._types.takes_none(name))
         if name not in self._types.names or not is_whole:
             refuse("arguments are missing")

@@ -1,6 +1,5 @@
 """The reader of each notation of calls."""
 
-import re
 from functools import cache
 
 from quire.interfaces.markers import Markers
@@ -12,6 +11,7 @@ from quire_tool_parsers.header_reader import BRACE, HeaderReader
 from quire_tool_parsers.json_reader import JsonReader
 from quire_tool_parsers.prompt_ids import id_pattern
 from quire_tool_parsers.python_reader import PythonReader
+from quire_tool_parsers.response_template.pattern import Pattern
 from quire_tool_parsers.tag_markers import TagMarkers
 from quire_tool_parsers.tagged_reader import TaggedReader
 
@@ -45,7 +45,7 @@ class Readers:
     def __init__(self, form: CallFormat) -> None:
         self._form = form
         closers, openers = form.call_close + form.section_close, form.call_open + form.section_open
-        self._header = re.compile(form.header, re.DOTALL)
+        self._header = Pattern(form.header)
         self._header_ends = Markers((*closers, *openers, BRACE))
         self._ids = id_pattern(form.call_ids.text)
         self._tag_markers = None if form.tags is None else TagMarkers(form.tags, closers, openers)

@@ -6,7 +6,7 @@ import pytest
 from family_calls import read_calls
 from typed_tools import TYPED_TOOLS
 
-from quire.testing.parsing.parser_work import work_of
+from quire.testing.parsing.parser_work import is_linear, work_of
 from quire.testing.tool_parsing import ToolParserContract, ToolSample, read_events
 from quire_tool_parsers.call_format import CallFormat
 from quire_tool_parsers.format_parser import FormatParser
@@ -38,6 +38,18 @@ def test_a_brace_that_begins_no_call_is_text(toml, text):
 
     work_of(parse, max_lines=20_000)
     assert read_events(found).content == text
+
+
+def test_a_header_that_repeats_a_repetition_is_matched_in_linear_work():
+    toml = 'notations = ["header"]\nheader = "(?P<name>(a+)+)b"\ncall_open = ["<c>"]'
+    parser = FormatParser.from_file_text(toml)
+    assert read_events(parser().feed("<c>aab{}")).calls == [("aa", "{}")]
+
+    def feed(num):
+        parser().feed("<c>" + "a" * num + "{}")
+
+    small, large = (work_of(lambda num=num: feed(num)) for num in (60, 240))
+    assert is_linear(small, large, 240)
 
 
 class TestBareJson(ToolParserContract):

@@ -134,6 +134,17 @@ class Pattern:
                     end, is_found = result.end, True
                     break
 
+    def full_match(self, text: str) -> Found | None:
+        """Return the match that is a whole text; None if it does not match."""
+        code, num_slots = self._program.code, self._program.num_slots
+        threads = self._moved([(-1, (-1,) * num_slots)], 0, "inside" if text else "end")
+        for at, character in enumerate(text, 1):
+            moved = [each for each in threads if _takes(code[each[0]], character)]
+            threads = self._moved(moved, at, "end" if at == len(text) else "inside")
+        matches = (slots for place, slots in threads if isinstance(code[place], Accept))
+        slots = next(matches, None)
+        return None if slots is None else self._found(text, 0, len(text), slots)
+
     def _tries(self, text: str, start: int, limit: int, *, is_last: bool) -> Iterator[Try]:
         """Yield what begins at each position at which a match may begin."""
         lead = self._lead
@@ -182,7 +193,7 @@ class Pattern:
         match self._program.code:
             case [Fork(1 | 3), Take(test), Fork(-2), *_]:
                 place, least = 3, 0
-            case [Take(test), Fork(1 | 3), Take(), Fork(-2), *_]:
+            case [Take(test), Fork(1 | 3), Take(again), Fork(-2), *_] if again == test:
                 place, least = 4, 1
             case _:
                 return None

@@ -1,7 +1,8 @@
-"""Syntax of the regular expressions in a checkpoint's file, and the program that matches one.
+"""Syntax of the regular expressions in files of checkpoints and users, and their programs.
 
-The patterns are untrusted. So they are matched by the machine of `pattern`, whose time does not
-explode, and what it has no instruction for is refused: look-behind, back references, flags.
+The patterns are untrusted, or what they match is. So they are matched by the machine of `pattern`,
+whose time does not explode, and what it has no instruction for is refused: look-behind, back
+references, flags.
 """
 
 import re
@@ -14,9 +15,10 @@ MAX_INSTRUCTIONS = 2000
 MAX_DEPTH = 20  # of groups
 NO_LIMIT = -1
 
-_COUNTS = re.compile(r"\{(\d{1,4})(,?)(\d{0,4})\}")
+_COUNTS = re.compile(r"\{(?=[\d,])(\d{0,4})(,?)(\d{0,4})\}")
 _NAME = re.compile(r"\((?:\?P?<([A-Za-z_]\w*)>)")
 _CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
+_INNER_BRACKET = re.compile(r"(\\.)|(?<!^)\[", re.DOTALL)  # an escape, or a bracket without one
 _CLASS_ESCAPES = "dDsSwW"
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a"}
 _CODE = re.compile(r"x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}")
@@ -186,7 +188,7 @@ class _Reader:
         if found is None:
             self._refuse("a class of characters is not closed")
         self._at = found.end()
-        return self._any_of(re.sub(r"(?<!^)\[", r"\\[", found.group()))
+        return self._any_of(_INNER_BRACKET.sub(lambda each: each[1] or r"\[", found.group()))
 
     def _escape(self) -> Instruction:
         character = self._text[self._at + 1 : self._at + 2]
@@ -223,7 +225,7 @@ class _Reader:
             least, most = {"*": (0, NO_LIMIT), "+": (1, NO_LIMIT), "?": (0, 1)}[text[at]]
             self._at += 1
         elif counts := _COUNTS.match(text, at):
-            least = int(counts[1])
+            least = int(counts[1] or 0)
             most = int(counts[3]) if counts[3] else NO_LIMIT if counts[2] else least
             self._at = counts.end()
         else:

@@ -1,6 +1,7 @@
 """Patterns find what Python's `re` finds, in pieces as well, in time that is bounded."""
 
 import re
+from functools import cache
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,7 @@ PATTERNS = (
     r"(?:a|b)*?c",
     r"(a*)*b",
     r"[\][x-z]+",
+    r"[\[e]\]",
     r"x{2}|y{1,}",
     r"\x61\|\u007c\n?",
     r"\s*</p>\s*a",
@@ -30,8 +32,12 @@ PATTERNS = (
     r"\s*[ <]b",
     r"[ab]+c",
     r"a*[ab]c?",
+    r"x{,2}y",
+    r"<.*?>",
+    r"<[a-z]*>",
 )
 TEXTS = st.lists(st.sampled_from([*"<>abcxyz/=p|_ \n]e", "<p=k>", "</p>", "<call>"])).map("".join)
+compiled = cache(Pattern)  # the first search of some takes a while
 each_pattern = pytest.mark.parametrize("source", PATTERNS)
 
 
@@ -49,14 +55,14 @@ def expected(found):
 @each_pattern
 @given(text=TEXTS)
 def test_the_first_match_is_that_of_re(source, text):
-    found, _ = Pattern(source).find(text, 0, is_last=True, may_be_empty=True)
+    found, _ = compiled(source).find(text, 0, is_last=True, may_be_empty=True)
     assert seen(found) == expected(re.compile(source, re.DOTALL).search(text))
 
 
 @each_pattern
 @given(text=TEXTS)
 def test_all_matches_are_those_of_re(source, text):
-    found = [seen(each) for each in Pattern(source).find_all(text)]
+    found = [seen(each) for each in compiled(source).find_all(text)]
     if r"\Z" not in source and "(?=" not in source:
         matches = re.compile(source, re.DOTALL).finditer(text)
         assert found == [expected(each) for each in matches if each.group()]
@@ -65,13 +71,26 @@ def test_all_matches_are_those_of_re(source, text):
 @each_pattern
 @given(text=TEXTS, rest=TEXTS)
 def test_a_match_that_is_certain_stays_whatever_follows(source, text, rest):
-    pattern = Pattern(source)
+    pattern = compiled(source)
     found, certain = pattern.find(text, 0, is_last=False)
     later, _ = pattern.find(text + rest, 0, is_last=True)
     if found is not None:
         assert seen(later) == seen(found)
     elif later is not None:
         assert later.start >= certain
+
+
+@each_pattern
+@given(text=TEXTS)
+def test_a_match_of_a_whole_text_is_that_of_re(source, text):
+    if "(?=" not in source:
+        found = compiled(source).full_match(text)
+        assert seen(found) == expected(re.compile(source, re.DOTALL).fullmatch(text))
+
+
+def test_a_bracket_in_a_class_is_no_backslash():
+    assert Pattern(r"[\[]").full_match("[") is not None
+    assert Pattern(r"[\[]").full_match("\\") is None
 
 
 def test_a_match_in_a_stream_has_a_limit():
