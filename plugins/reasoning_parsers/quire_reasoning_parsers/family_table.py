@@ -18,12 +18,14 @@ class Family(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     Attributes:
         format: Format of the reasoning.
         template_markers: Texts of the chat template, as in `ReasoningParserCapabilities`.
+        alternative_markers: Further sets of them, as there.
         architectures: Architectures of the models, as there.
         priority: Rank for `auto`, as there.
     """
 
     format: TagFormat
     template_markers: tuple[str, ...] = ()
+    alternative_markers: tuple[tuple[str, ...], ...] = ()
     architectures: tuple[str, ...] = ()
     priority: int = 0
 
@@ -33,6 +35,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         form = self.format
         return ReasoningParserCapabilities(
             template_markers=self.template_markers,
+            alternative_markers=self.alternative_markers,
             architectures=self.architectures,
             priority=self.priority,
             markers=(*form.open, *form.close, *form.wrapper_open, *form.wrapper_close),

@@ -9,6 +9,7 @@ from quire.plugins.loading import Registries
 
 BAR = "\uff5c"
 DEEPSEEK = f"<{BAR}Assistant{BAR}><think></think>"
+DEEPSEEK_SPLIT = f"content.split('</think>')[-1] <{BAR}Assistant{BAR}>"
 
 
 @pytest.mark.parametrize(
@@ -17,6 +18,9 @@ DEEPSEEK = f"<{BAR}Assistant{BAR}><think></think>"
         ("Qwen3ForCausalLM", "<think>", "qwen3"),
         ("Qwen2ForCausalLM", DEEPSEEK, "deepseek_r1"),
         ("DeepseekV3ForCausalLM", DEEPSEEK, "deepseek_r1"),
+        ("DeepseekV3ForCausalLM", DEEPSEEK_SPLIT, "deepseek_r1"),
+        ("Qwen3ForCausalLM", DEEPSEEK_SPLIT, "deepseek_r1"),
+        ("DeepseekV3ForCausalLM", f"{DEEPSEEK_SPLIT}{{% if thinking %}}", "deepseek_v3"),
         ("DeepseekV3ForCausalLM", f"{DEEPSEEK}{{% if thinking %}}", "deepseek_v3"),
         ("DeepseekV3ForCausalLM", "<|im_middle|><think>", "kimi_k2"),
         ("Glm4MoeForCausalLM", "<think>", "glm45"),
