@@ -75,15 +75,12 @@ class ThinkingBudget(msgspec.Struct, frozen=True):
         end: Marker that ends the thinking; it is sampled when the budget is used up.
         start: Marker by which the completion may open the thinking; None: it cannot.
         is_open: Whether the prompt has opened the thinking.
-        call_openers: Markers by which a tool call begins, one text each: behind one, nothing is
-            forced any more. None: calls in the thinking do not count.
     """
 
     max_tokens: int
     end: MarkerTokens
     start: MarkerTokens | None
     is_open: bool
-    call_openers: MarkerTokens | None = None
 
 
 class Companion(msgspec.Struct, frozen=True):
@@ -115,6 +112,9 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         thinking_end: Marker after which a structured-output constraint starts to apply; None: from
             the first token.
         thinking_budget: Limit of the thinking; None: there is none.
+        call_openers: Markers by which a tool call begins in the thinking, one text each. Behind one
+            the completion may end although a constraint waits, and a budget forces nothing. None:
+            calls in the thinking do not count.
         adapter: LoRA adapter; None: the base model.
         media: Images, videos and audio clips of the prompt.
         priority: Scheduling priority, smaller first; used if the scheduling policy reads it.
@@ -139,6 +139,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()
     thinking_end: MarkerTokens | None = None
     thinking_budget: ThinkingBudget | None = None
+    call_openers: MarkerTokens | None = None
     adapter: AdapterRef | None = None
     media: tuple[MediaSpan, ...] = ()
     priority: int = 0

@@ -115,8 +115,8 @@ class EngineCore:
         except RequestFailedError as error:
             self._outbox.append(failed_output(message.request_id, report_of(error)))
             return
-        if message.thinking_budget is not None:
-            self._budgets.add(message.request_id, message.thinking_budget)
+        if (budget := message.thinking_budget) is not None:
+            self._budgets.add(message.request_id, budget, message.call_openers)
         if message.params.structured_outputs is not None:
             self._num_grammars += 1
             self._preparing.add(message.request_id)
@@ -413,12 +413,18 @@ class EngineCore:
                 self._advance_grammar(request, output)
 
     def _advance_grammar(self, request: Request, output: EngineOutput) -> None:
-        """Pass sampled tokens to the grammar; during thinking, activate it at the end marker."""
-        if request.thinking_end is None:
+        """Pass sampled tokens to the grammar; during thinking, activate it at the end marker.
+
+        A token that would end the completion in its thinking is followed by the end marker.
+        """
+        end = request.thinking_end
+        if end is None:
             self.grammars.accept(output.request_id, output.token_ids)
-        elif request.thinking_end.is_in(output.token_ids):
+        elif end.is_in(output.token_ids):
             request.thinking_end = None
             self.grammars.activate(output.request_id)
+        elif any(map(end.is_due_at, output.token_ids)):
+            self._budgets.add(output.request_id, end.used_up_budget)
 
     def _release_grammar(self, request_id: str) -> None:
         self._num_grammars -= 1

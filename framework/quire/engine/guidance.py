@@ -42,6 +42,7 @@ class GuidedPair(RequestGroup):
             stop_token_ids=(),
             thinking_end=None,
             thinking_budget=None,
+            call_openers=None,
             companion=None,
         )
         self.companion = root.companion = root.with_companion(message)

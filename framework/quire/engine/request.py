@@ -16,8 +16,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, NamedTuple
 
-from quire.engine.marker_matcher import MarkerMatcher
 from quire.engine.repetition import ends_in_repetition
+from quire.engine.thinking_end import ThinkingEnd
 from quire.messages import AdapterRef, BlockCopy, EngineRequest, FinishReason, SlotAssignment
 
 
@@ -166,8 +166,9 @@ class Request:
         self.num_preemptions = 0
         self.num_prompt_logprobs_sent = 0  # to the caller
         self.num_prompt_logprobs_seen = 0  # since it last started
-        end = message.thinking_end
-        self.thinking_end = None if end is None else MarkerMatcher(end)  # the grammar waits for it
+        self.thinking_end: ThinkingEnd | None = None  # the grammar waits for it
+        if (end := message.thinking_end) is not None:
+            self.thinking_end = ThinkingEnd(end, message.call_openers, message.stop_token_ids)
         self.group: Any = None
         self.companion: Request | None = None
         self.guided: Request | None = None
@@ -322,7 +323,8 @@ class Request:
     def end(self, token_id: int) -> tuple[FinishReason | None, int | None]:
         """Return the finish reason after the token just appended, and the caller's stop token."""
         is_long_enough = self.num_generated_tokens > self.message.params.min_tokens
-        if token_id in self.stop_token_ids:
+        is_thought = self.thinking_end is not None and self.thinking_end.is_due_at(token_id)
+        if token_id in self.stop_token_ids and not is_thought:
             named = token_id in self.message.params.stop_token_ids
             has_ended = self.has_grammar and self.thinking_end is None and not named
             if is_long_enough or has_ended:  # after a grammar's end only its end could follow

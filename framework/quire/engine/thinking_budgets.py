@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from quire.engine.marker_matcher import MarkerMatcher
 from quire.engine.row_masks import only
-from quire.messages import EngineOutput, RowBitmask, ThinkingBudget
+from quire.messages import EngineOutput, MarkerTokens, RowBitmask, ThinkingBudget
 
 MAX_LEADING_TOKENS = 4  # of a completion, before the token that opens its thinking
 
@@ -23,16 +23,16 @@ class ThinkingState:
 
     Args:
         budget: Its budget.
+        call_openers: Markers by which a tool call begins in the thinking; None: none may be there.
     """
 
-    def __init__(self, budget: ThinkingBudget) -> None:
+    def __init__(self, budget: ThinkingBudget, call_openers: MarkerTokens | None = None) -> None:
         self.is_over = False
         self._max_tokens = budget.max_tokens
         self._end_ids = budget.end.token_ids
         self._shorter = _shorter_beginnings(budget.end.token_ids)
         self._end = MarkerMatcher(budget.end)
-        openers = budget.call_openers
-        self._call_openers = None if openers is None else MarkerMatcher(openers)
+        self._call_openers = None if call_openers is None else MarkerMatcher(call_openers)
         self._start = None if budget.start is None else MarkerMatcher(budget.start)
         num_start = 0 if budget.start is None else len(budget.start.token_ids)
         self._max_leading = MAX_LEADING_TOKENS + max(0, num_start - 1)
@@ -98,9 +98,11 @@ class ThinkingBudgets:
     def __bool__(self) -> bool:
         return bool(self._states)
 
-    def add(self, request_id: str, budget: ThinkingBudget) -> None:
+    def add(
+        self, request_id: str, budget: ThinkingBudget, call_openers: MarkerTokens | None = None
+    ) -> None:
         """Add a request."""
-        self._states[request_id] = ThinkingState(budget)
+        self._states[request_id] = ThinkingState(budget, call_openers)
 
     def release(self, request_id: str) -> None:
         """Remove a request; nothing happens if it has no budget."""

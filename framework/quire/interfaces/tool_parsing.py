@@ -41,7 +41,8 @@ class ToolParserCapabilities:
         calls_end_reasoning: Whether a call may be in the reasoning, and ends it. Then the parser
             reads the reasoning as well, and a call that is complete ends it.
         call_openers: Texts by which calls begin. In reasoning that a call may end, a budget of
-            thinking tokens forces nothing behind one, as that would cut the call.
+            thinking tokens forces nothing behind one, as that would cut the call, and a completion
+            whose constraint waits for the end of the reasoning may end there.
         call_id_length: Number of letters and digits of the ids of calls, if the model's chat
             template takes no others; None: any id will do.
         tokenizer_config_key: Key of a checkpoint's tokenizer_config.json whose value describes the

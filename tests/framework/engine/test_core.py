@@ -176,6 +176,30 @@ def test_what_a_token_has_behind_the_end_of_the_thinking_is_not_sampled(async_sc
     assert grammars.accepted == {"bound": [24]}
 
 
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_token_that_would_end_the_completion_in_its_thinking_is_followed_by_the_end_marker(
+    async_scheduling,
+):
+    core, executor, grammars = make_core(async_scheduling=async_scheduling)
+    end = MarkerTokens((23, 24), (b"</t>",), {23: b"</", 24: b"t>"})
+    message = make_message(
+        "bound", prompt=[20], max_tokens=6, structured_outputs=CHOICE, stop_token_ids=(22,)
+    )
+    core.add(msgspec.structs.replace(message, thinking_end=end))
+    grammars.ready = [("bound", None)]
+    outputs, masks = [], []
+    while core.has_work():
+        executor.masks = []
+        outputs += core.step().outputs
+        masks += [int.from_bytes(mask.words, "little") for mask in executor.masks]
+    assert masks[:2] == [1 << 23, 1 << 24], "22 is a stop token"
+    assert len(masks) == 4, "two of the end, two of the grammar"
+    assert [each for output in outputs for each in output.token_ids] == [*range(21, 27)]
+    assert outputs[-1].finish_reason == "length"
+    assert grammars.accepted == {"bound": [25]}
+    assert not core._budgets
+
+
 def test_the_token_that_ends_the_thinking_is_one_like_others_in_the_completion():
     core, _, grammars = make_core()
     core.add(make_message("bound", prompt=[20], max_tokens=3, structured_outputs=CHOICE))

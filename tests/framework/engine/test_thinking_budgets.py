@@ -193,7 +193,7 @@ CALL = MarkerTokens((), (b"<call>", b"[f]"), {1: b"<", 2: b"call>", 3: b"x[", 4:
 
 def budgets_with_calls(max_tokens, *, is_open=True):
     budgets = ThinkingBudgets(V)
-    budgets.add("a", ThinkingBudget(max_tokens, END_MARK, START_MARK, is_open, CALL))
+    budgets.add("a", ThinkingBudget(max_tokens, END_MARK, START_MARK, is_open), CALL)
     return budgets
 
 

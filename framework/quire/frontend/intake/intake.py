@@ -219,6 +219,9 @@ class Intake:
             lambda: self._resolve_fields(SamplingParams(temperature=0.0)),
         )
         longest = max(len(encoded.token_ids), len(companion.token_ids) if companion else 0)
+        thinking_end = self._resolve_constraint(encoded, params)
+        budget = self._resolve_budget(encoded, params)
+        is_in_thinking = thinking_end is not None or budget is not None
         request_id = random_bytes.hex(16)
         first = EngineRequest(
             request_id=f"{request_id}-0",
@@ -227,8 +230,9 @@ class Intake:
             max_tokens=self._resolve_max_tokens(longest, params),
             seed=random_bytes.bits(SEED_BITS) if params.seed is None else params.seed,
             stop_token_ids=self._resolve_stop_token_ids(params),
-            thinking_end=self._resolve_constraint(encoded, params),
-            thinking_budget=self._resolve_budget(encoded, params),
+            thinking_end=thinking_end,
+            thinking_budget=budget,
+            call_openers=self._call_openers(encoded, params) if is_in_thinking else None,
             adapter=adapter,
             priority=priority,
             cache_salt=encoded.cache_salt,
@@ -392,7 +396,6 @@ class Intake:
             prompt.opening,
             prompt.token_ids,
             has_constraint=constraint is not None and not (calls is not None and calls.triggers),
-            may_call=prompt.has_tools and not (calls is not None and calls.follow_reasoning),
         )
         missing = {*budget.end.token_ids}.difference(params.allowed_token_ids)
         if params.allowed_token_ids and missing:
@@ -403,6 +406,15 @@ class Intake:
                 param="allowed_token_ids",
             )
         return budget
+
+    def _call_openers(self, prompt: EncodedPrompt, params: SamplingParams) -> MarkerTokens | None:
+        """Return the markers by which a call in the reasoning begins, where one counts."""
+        constraint = params.structured_outputs
+        calls = None if constraint is None else constraint.calls
+        follow = calls is not None and calls.follow_reasoning
+        if self._thinking is None or follow or not prompt.has_tools:
+            return None
+        return self._thinking.call_openers
 
     def _resolve_fields(self, params: SamplingParams) -> SamplingParams:
         """Return the parameters with every field that samplers add; all are checked."""

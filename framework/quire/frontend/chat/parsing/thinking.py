@@ -20,6 +20,10 @@ class Thinking:
         parser: Reasoning parser in use.
         tokenizer: Tokenizer of the model.
         tools: Tool parser in use, if any.
+
+    Attributes:
+        call_openers: Markers by which calls in the reasoning begin; None: the tool parser reads
+            none there, or declares no markers.
     """
 
     def __init__(
@@ -37,7 +41,7 @@ class Thinking:
         self._start = marker_tokens(starts, tokenizer) if starts else None
         self._markers = "\n".join((*declared.markers, *starts, *ends))
         openers = () if tools is None else _openers_in_reasoning(tools)
-        self._call_openers = any_marker_tokens(openers, tokenizer) if openers and ends else None
+        self.call_openers = any_marker_tokens(openers, tokenizer) if openers and ends else None
 
     @property
     def has_end(self) -> bool:
@@ -72,7 +76,6 @@ class Thinking:
         token_ids: list[int],
         *,
         has_constraint: bool,
-        may_call: bool = False,
     ) -> ThinkingBudget:
         """Return the budget of a request.
 
@@ -82,8 +85,6 @@ class Thinking:
             token_ids: Token ids of the prompt.
             has_constraint: Whether the completion has a constraint without free text. If the prompt
                 does not open the reasoning, it applies at once, and the completion cannot open it.
-            may_call: Whether the completion may call a tool in the reasoning, if the tool parser
-                reads calls there.
 
         Raises:
             InvalidRequestError: The parser declares no end of the reasoning.
@@ -98,8 +99,7 @@ class Thinking:
         is_open = self._is_open(opening, token_ids)
         can_open = not (is_open or has_constraint)
         start = self._start if can_open else None
-        call_openers = self._call_openers if may_call else None
-        return ThinkingBudget(max_tokens, self._end, start, is_open, call_openers)
+        return ThinkingBudget(max_tokens, self._end, start, is_open)
 
     def _is_open(self, opening: str | None, token_ids: list[int]) -> bool:
         text = self._last_turn(token_ids) if opening is None else opening

@@ -127,17 +127,17 @@ def test_a_budget_counts_to_the_token_that_ends_the_reasoning(tokenizer):
         budget(f"fox{OPENS}", allowed_token_ids=[1])
 
 
-def test_a_budget_ends_at_what_begins_a_call_if_calls_may_be_in_the_reasoning(tokenizer):
+def test_the_engine_looks_for_calls_if_they_may_be_in_the_reasoning(tokenizer):
     openers = ("<tool_call>", "[fox")
 
-    def openers_for(prompt, constraint=None, **capabilities):
+    def openers_for(prompt, constraint=None, budget=7, **capabilities):
         choice = calling(UpperCalls, ACME, call_openers=openers, **capabilities)
         found = Thinking(reasoning(Opened, ACME, end_marker="two words"), tokenizer, choice)
         intake = Intake(
             tokenizer, max_model_len=64, vocab_size=tokenizer.vocab_size, thinking=found
         )
-        params = SamplingParams(thinking_token_budget=7, structured_outputs=constraint)
-        return intake.admit(prompt, params).requests[0].thinking_budget.call_openers
+        params = SamplingParams(thinking_token_budget=budget, structured_outputs=constraint)
+        return intake.admit(prompt, params).requests[0].call_openers
 
     ends = {"calls_end_reasoning": True}
     with_tools = {"prompt": f"fox{OPENS}", "has_tools": True, "opening": OPENS}
@@ -147,8 +147,12 @@ def test_a_budget_ends_at_what_begins_a_call_if_calls_may_be_in_the_reasoning(to
     assert openers_for(with_tools) is None
     free = StructuredOutputsParams(calls=replace(CALLS, triggers=("f",)))
     before = StructuredOutputsParams(calls=replace(CALLS, covers_reasoning=True))
-    for constraint in (free, before, StructuredOutputsParams(regex="x")):
+    behind = StructuredOutputsParams(regex="x")
+    for constraint in (free, before, behind):
         assert openers_for(with_tools, constraint, **ends) is not None
+    assert openers_for(with_tools, behind, None, **ends) is not None, "the constraint waits"
+    for constraint in (before, None):
+        assert openers_for(with_tools, constraint, None, **ends) is None, "nothing waits"
     forced = StructuredOutputsParams(calls=CALLS)
     assert openers_for(with_tools, forced, **ends) is None, "calls come behind the reasoning"
 
