@@ -24,6 +24,7 @@ from quire.interfaces.reference import check_reference
 T = TypeVar("T")
 
 OWN_DISTRIBUTION = "quire"
+FILE = "file"  # in place of a distribution
 MAX_LISTED = 30  # names in a message
 MAX_NEAR = 3  # similar names that are looked at
 MIN_SIMILARITY = 0.5
@@ -67,6 +68,11 @@ class Source:
     def names(self) -> frozenset[str]:
         """Names of the plugin for users: its own, its entry point's and its distribution's."""
         return frozenset({self.plugin, self.plugin.partition("@")[0], self.distribution})
+
+    @property
+    def is_table(self) -> bool:
+        """Whether it is a user's file without code."""
+        return self.distribution == FILE and not self.plugin.endswith(".py")
 
     @property
     def is_ours(self) -> bool:

@@ -11,7 +11,7 @@ from quire.compose.choices.choosing import all_others
 from quire.compose.composition import Choice
 from quire.errors import PluginLoadError
 from quire.plugins.python_file import load_class
-from quire.plugins.registry import Entry, Registry, Source
+from quire.plugins.registry import FILE, Entry, Registry, Source
 
 PYTHON = ".py"
 MAX_FILE_BYTES = 2**20
@@ -20,7 +20,9 @@ MAX_FILE_BYTES = 2**20
 def is_file(registry: Registry[Any], wanted: str) -> bool:
     """Whether the name of a parser is the path of a file."""
     path, _ = _split(wanted)
-    return "/" in wanted or path.suffix == PYTHON or (path.suffix in registry and path.stem != "")
+    is_read = path.suffix == PYTHON or (path.suffix in registry and path.stem != "")
+    is_of_no_reader = path.suffix != "" and wanted not in registry and path.is_file()
+    return "/" in wanted or is_read or is_of_no_reader
 
 
 def choose_file(registry: Registry[Any], wanted: str) -> Choice:
@@ -48,7 +50,7 @@ def choose_file(registry: Registry[Any], wanted: str) -> Choice:
             f"{path}: capabilities of {parser.__name__} must be {kind.capabilities.__name__}(...), "
             f"got {parser.capabilities!r}"
         )
-    source = Source(wanted, "file", sha256(content).hexdigest()[:12])
+    source = Source(path.name, FILE, sha256(content).hexdigest()[:12])
     entry = Entry(kind, wanted, reference, source, capabilities=parser.capabilities, code=parser)
     return Choice(kind.title, entry, "by setting", all_others(registry, wanted))
 

@@ -66,6 +66,11 @@ def addresses_of(settings: ServerSettings) -> list[ToolServerAddress]:
 def _address(text: str, environment: Mapping[str, str]) -> ToolServerAddress:
     before, equals, after = text.partition("=")
     label = before if equals and _LABEL.fullmatch(before) else None
+    if label is None and _is_like_name(before) and _URL.match(after) and len(after.split()) == 1:
+        raise SettingsError(
+            f"tool_server: {before!r:.80} is no name of a server, which has letters, digits, - "
+            "and _; for a command that takes this text, write NAME=COMMAND"
+        )
     target = (text if label is None else after).strip()
     name = "a server" if label is None else repr(label)
     if _URL.match(target):
@@ -82,16 +87,25 @@ def _address(text: str, environment: Mapping[str, str]) -> ToolServerAddress:
     return ToolServerAddress(label, command=command, environment=environment)
 
 
+def _is_like_name(text: str) -> bool:
+    """Whether a text before a URL is no path, option or quoted text of a command."""
+    return not any(word[0] == "-" or {*word} & {*"/\\'\""} for word in text.split())
+
+
 def _check_url(url: str, name: str) -> None:
     try:
         parts = urlsplit(url)
-        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname)
-        _ = parts.port  # raises if it is none
-    except ValueError:
-        is_valid = False
-    if not is_valid:
+        host, _ = parts.hostname, parts.port  # raises if the port is none
+    except ValueError:  # whose text may have credentials
+        raise SettingsError(f"tool_server: the URL of {name} has no valid host and port") from None
+    if parts.scheme not in ("http", "https"):
         raise SettingsError(
             f"tool_server: the URL of {name} must be one of http or https, such as "
+            "http://127.0.0.1:8000/mcp"
+        )
+    if not host:
+        raise SettingsError(
+            f"tool_server: the URL of {name} has no host; write one such as "
             "http://127.0.0.1:8000/mcp"
         )
     if parts.username is not None or parts.password is not None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
+from quire.call_grammar import CallGrammar, CallShape
 from quire.errors import GrammarError
 from quire.interfaces.structured_output import (
     CompiledGrammar,
@@ -79,7 +80,11 @@ class LLGuidanceBackend(StructuredOutputBackend):
             GrammarError: The grammar cannot be compiled; the message has the reason.
         """
         grammar = _grammar_of(params, self._special_tokens)
-        matcher = self._start(grammar.text)
+        try:
+            matcher = self._start(grammar.text)
+        except GrammarError:
+            self._check_each(() if params.calls is None else params.calls.shapes)
+            raise
         if warnings := matcher.get_grammar_warnings():
             raise GrammarError(f"the grammar is ambiguous: {_first_line('; '.join(warnings))}")
         unique = None if grammar.places is None else self._unique(grammar.text, grammar.places)
@@ -90,6 +95,20 @@ class LLGuidanceBackend(StructuredOutputBackend):
         """Return a grammar that was compiled elsewhere, from its text."""
         start = self._start(packed.decode())
         return LLGuidanceGrammar(start, self.vocabulary, same=self._same, packed=packed)
+
+    def _check_each(self, shapes: Sequence[CallShape]) -> None:
+        """Compile the calls of each tool alone.
+
+        Raises:
+            GrammarError: One cannot be compiled; the message names the tool.
+        """
+        for shape in shapes:
+            alone = StructuredOutputsParams(calls=CallGrammar((shape,)))
+            try:
+                self._start(_grammar_of(alone, self._special_tokens).text)
+            except GrammarError as error:
+                message = f"the parameters of the tool {shape.tool!r:.80}: {error}"
+                raise GrammarError(message) from error
 
     def _start(self, text: str) -> LLMatcher:
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=PARSER_LIMITS)

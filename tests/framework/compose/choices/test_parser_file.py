@@ -52,6 +52,15 @@ def test_the_version_of_a_file_is_its_content(choose):
     assert choose("mine.toml", TABLE + "# other\n").entry.source != first
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "is_table"), [("mine.toml", TABLE, True), ("mine.py:Mine", PARSER, False)]
+)
+def test_clients_see_the_name_of_a_file_without_its_folder(choose, tmp_path, name, text, is_table):
+    source = choose(f"{tmp_path}/{name}", text).entry.source
+    assert str(source).startswith(f"{name.partition(':')[0]} (file ")
+    assert source.is_table == is_table
+
+
 @pytest.mark.parametrize("wanted", ["./mine.py", "mine.py", "mine.py:Mine"])
 def test_a_python_file_is_the_parser_that_it_defines(choose, quire_registries, wanted):
     choice = choose(wanted, PARSER)
@@ -68,6 +77,7 @@ def test_capabilities_have_their_type(choose):
     ("wanted", "text", "message"),
     [
         ("./none.toml", None, r"'none\.toml' is a path, and the file cannot be read: No such"),
+        ("mine.json", "{}", r"'mine\.json'; files may have the suffix \.py, \.toml"),
         ("./mine.yaml", "a: 1", r"'mine\.yaml'; files may have the suffix \.py, \.toml"),
         ("mine.toml", "section_open = [", r"mine\.toml: it is not TOML: .*end of document"),
         ("mine.toml", "sektion_open = []", r"no field 'sektion_open'; did you mean 'section_open'"),
@@ -94,6 +104,12 @@ def test_a_suffix_alone_is_no_parser(choose):
 def test_a_name_that_nothing_has_is_answered_with_the_nearest(choose):
     with pytest.raises(UnknownNameError, match="did you mean 'qwen3_coder'"):
         choose("qwen3_codr")
+    with pytest.raises(UnknownNameError):
+        choose("qwen3.5")
+
+
+def test_a_name_is_no_file_of_that_name(choose):
+    assert choose("qwen3_coder", "").entry.source.plugin == "quire_tool_parsers"
 
 
 THINKING = """

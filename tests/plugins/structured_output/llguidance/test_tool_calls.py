@@ -110,6 +110,18 @@ def test_a_tool_with_a_refused_schema_is_named():
         BACKEND.check(params(*SHAPES, bad))
 
 
+@pytest.mark.parametrize("triggers", [(), (TAG,)])
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [({"type": "integer", "minimum": 5, "maximum": 1}, "unsatisfiable"), (False, "unsatisfiable")],
+)
+def test_a_tool_whose_schema_nothing_satisfies_is_named(schema, reason, triggers):
+    bad = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    given = params(shape("good", WEATHER), shape("bad", bad), triggers=triggers)
+    with pytest.raises(GrammarError, match=f"the parameters of the tool 'bad': .*{reason}"):
+        BACKEND.compile(given)
+
+
 def test_a_call_without_a_trigger_is_refused():
     for wrong in (CallShape("x", (SchemaPiece({}), "x")), CallShape("x", ("only text",))):
         with pytest.raises(GrammarError, match="the tool 'x'"):

@@ -17,6 +17,7 @@ import msgspec
 from quire.call_grammar import CallGrammar
 from quire.errors import InvalidRequestError
 from quire.frontend.async_frontend import AsyncFrontend
+from quire.frontend.chat.parsing.completion_parsers import CompletionParsers
 from quire.frontend.chat.tool_schemas import object_schema
 from quire.frontend.unknown_fields import UnknownFields
 from quire.sampling_params import StructuredOutputsParams
@@ -172,8 +173,13 @@ def _allowed(
     keys = {_named(tool, unknown, f"{where}.tools[{i}]") for i, tool in enumerate(given.tools)}
     allowed = [tool for tool in tools if _key(tool, custom) in keys]
     missing = keys - {_key(tool, custom) for tool in allowed}
-    if missing or not allowed:
-        _, name = min(missing, default=("", "no tool"))
+    if not given.tools:
+        raise InvalidRequestError(
+            f"{where}.tools is empty; name the tools, or send tool_choice none",
+            param=f"{where}.tools",
+        )
+    if missing:
+        _, name = min(missing)
         raise InvalidRequestError(
             f"{where} names {name!r:.80}, which is not among the tools", param=f"{where}.tools"
         )
@@ -205,7 +211,8 @@ def _forced(
     calls = parsers.call_grammar([tool["function"] for tool in tools], at_least_one=True)
     if calls is None:
         raise InvalidRequestError(
-            "the tool-call parser of this model cannot force a call; send tool_choice auto",
+            "the tool-call parser of this model cannot force a call"
+            f"{_lack(parsers, '[writing]')}; send tool_choice auto",
             param="tool_choice",
         )
     return _constraint(calls, allows_parallel)
@@ -229,10 +236,18 @@ def _strict(
         where = f"tools[{first}].{'custom.format' if is_custom else 'function.strict'}"
         raise InvalidRequestError(
             f"{where} needs a tool-call parser that constrains calls in free text, and this "
-            f"model's does not; leave {where.rpartition('.')[2]} out, or send tool_choice required",
+            f"model's does not{_lack(frontend.completion_parsers, '[writing] with triggers')}; "
+            f"leave {where.rpartition('.')[2]} out, or send tool_choice required",
             param=where,
         )
     return _constraint(calls, allows_parallel)
+
+
+def _lack(parsers: CompletionParsers, field: str) -> str:
+    """Return what a user's table needs for calls to be constrained; empty for other parsers."""
+    if parsers.tools is None or not parsers.tools.source.is_table:
+        return ""
+    return f", for which its file {parsers.tools.source.plugin} needs {field}"
 
 
 def _lax(function: dict[str, Any]) -> dict[str, Any]:

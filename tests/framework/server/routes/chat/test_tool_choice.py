@@ -10,6 +10,7 @@ from server_parts import SOURCE, BracketParser, Texts, make_frontend
 from quire.errors import InvalidRequestError, UnknownFieldError
 from quire.frontend.chat.parsing.completion_parsers import CompletionParsers
 from quire.frontend.unknown_fields import UnknownFields
+from quire.plugins.registry import FILE, Source
 from quire.server.routes.chat.tool_choice import MAX_TOOLS, ToolUse, tool_use
 from quire.server.wire.protocol import ChatBody
 
@@ -242,6 +243,28 @@ def test_a_parser_that_cannot_constrain_optional_calls_says_so(tokenizer, forces
         tool_use(body, frontend, STRICT)
     assert caught.value.param == "tools[1].function.strict"
     asyncio.run(frontend.shutdown())
+
+
+def test_a_table_that_cannot_force_a_call_is_told_what_it_lacks(tokenizer):
+    class Table(BracketParser):
+        @classmethod
+        def call_grammar(cls, tools, *, at_least_one):
+            return None
+
+    parsers = CompletionParsers(tools=calling(Table, Source("mine.toml", FILE, "1")))
+    frontend = make_frontend(tokenizer, ScriptedCore(Texts(tokenizer)), parsers)
+    body = ChatBody(messages=[], tools=[strict("s")])
+    with pytest.raises(InvalidRequestError, match=r"mine\.toml needs \[writing\] with triggers"):
+        tool_use(body, frontend, STRICT)
+    body.tool_choice = "required"
+    with pytest.raises(InvalidRequestError, match=r"mine\.toml needs \[writing\]; send"):
+        tool_use(body, frontend, STRICT)
+    asyncio.run(frontend.shutdown())
+
+
+def test_an_empty_list_of_allowed_tools_is_called_empty(use):
+    with pytest.raises(InvalidRequestError, match="tools is empty; name the tools"):
+        use([A], tool_choice=allowing())
 
 
 def test_a_parser_that_cannot_force_a_call_says_so(tokenizer):
