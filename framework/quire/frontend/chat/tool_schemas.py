@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from quire.errors import InvalidRequestError
+from quire.frontend.chat.schema_faults import pattern_fault, resolves
 
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 MAX_DEPTH = 128
@@ -58,7 +59,9 @@ def object_schema(function: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def check_schema(schema: dict[str, Any], where: str) -> None:
-    """Check that a schema and its subschemas are JSON schemas, as far as their keywords' types go.
+    """Check that a schema and its subschemas are JSON schemas, as far as a look at them shows.
+
+    That is the types of keywords, brackets in patterns, and references to places in the schema.
 
     Args:
         schema: The schema.
@@ -68,6 +71,8 @@ def check_schema(schema: dict[str, Any], where: str) -> None:
         InvalidRequestError: It is none; the message names the keyword and its place.
     """
     waiting: list[tuple[Any, str, int]] = [(schema, "", 0)]
+    references: list[tuple[str, str]] = []
+    is_one_resource = True
     while waiting:
         each, at, depth = waiting.pop()
         if depth > MAX_DEPTH:
@@ -78,11 +83,18 @@ def check_schema(schema: dict[str, Any], where: str) -> None:
             raise _refusal(where, f"is no JSON schema: {each!r:.80} at {at or '/'} is no schema")
         for keyword, problem in _problems(each):
             raise _refusal(where, f"is no JSON schema: {keyword!r} at {at or '/'} {problem}")
+        is_one_resource &= not at or not isinstance(each.get("$id", each.get("id")), str)
+        if isinstance(reference := each.get("$ref"), str):
+            references.append((at, reference))
         waiting += ((child, f"{at}/{path}"[:200], depth + 1) for path, child in _children(each))
+    for at, reference in references if is_one_resource else ():
+        if not resolves(reference, schema):
+            problem = f"{reference!r:.80} is to a place that is not in the schema"
+            raise _refusal(where, f"is no JSON schema: '$ref' at {at or '/'}: {problem}")
 
 
 def _problems(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield keywords with values of a wrong type, and what they must be."""
+    """Yield keywords with values that nothing can read, and what is wrong with them."""
     named = schema.get("type", [])
     types = [named] if isinstance(named, str) else named
     if not isinstance(types, list) or not all(each in TYPES for each in types):
@@ -98,6 +110,10 @@ def _problems(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for keyword in _LISTS:
         if not isinstance(schema.get(keyword, []), list):
             yield keyword, "must be a list of schemas"
+    names = [("patternProperties", pattern) for pattern in schema.get("patternProperties", {})]
+    for keyword, pattern in [("pattern", schema.get("pattern")), *names]:
+        if isinstance(pattern, str) and (fault := pattern_fault(pattern)):
+            yield keyword, f"{fault}: {pattern!r:.80}"
 
 
 def _children(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:

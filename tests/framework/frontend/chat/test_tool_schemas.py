@@ -46,6 +46,18 @@ def test_a_function_has_the_schema_of_an_object(parameters, expected):
         ({"properties": {"a": {"anyOf": {}}}}, "'anyOf' at /properties/a must be a list"),
         ({"properties": {"a": {"anyOf": [{}, None]}}}, "None at /properties/a/anyOf/1"),
         ({"properties": {"a": {"items": "x"}}}, "'x' at /properties/a/items is no schema"),
+        (
+            {"properties": {"a": {"pattern": "("}}},
+            "'pattern' at /properties/a has a '(' that is not",
+        ),
+        (
+            {"patternProperties": {"[a": {}}},
+            "'patternProperties' at / has a '[' that is not closed",
+        ),
+        (
+            {"properties": {"a": {"$ref": "#/$defs/B"}}},
+            "'$ref' at /properties/a: '#/$defs/B' is to",
+        ),
         ({"$defs": {"a": {"items": [{"type": "x"}]}}}, "'type' at /$defs/a/items/0"),
     ],
 )
@@ -54,6 +66,11 @@ def test_a_broken_schema_is_refused_with_its_place(parameters, message):
         normalized([{"name": "a"}, {"name": "now", "parameters": parameters}])
     assert caught.value.param == "tools[1].function.parameters"
     assert message in str(caught.value)
+
+
+def test_a_reference_of_a_schema_with_several_bases_is_left_to_the_backend():
+    inner = {"$id": "http://a/", "$defs": {"B": {}}, "items": {"$ref": "#/$defs/B"}}
+    object_schema({"parameters": {"properties": {"a": inner}}}, "tools[0].function")
 
 
 def test_a_schema_that_is_nested_too_deeply_is_refused():
