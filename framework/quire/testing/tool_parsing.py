@@ -168,8 +168,9 @@ class ToolParserContract(StreamParserContract[ToolSample, ToolEvent, ReadComplet
         return (parsed.content, tuple(parsed.calls)) == (sample.content, sample.calls)
 
     def without_blanks(self, parsed: ReadCompletion) -> object:
-        """Return the content, with no blanks, and the calls."""
-        return "".join(parsed.content.split()), parsed.calls
+        """Return the content and the calls, with no blanks in them."""
+        calls = [(name, "".join(arguments.split())) for name, arguments in parsed.calls]
+        return "".join(parsed.content.split()), calls
 
     def shown(self, event: ToolEvent) -> str:
         """Return the text of an event, if it is text for the user."""
