@@ -54,6 +54,7 @@ class FormatParser(ToolParser):
         self._state: Callable[[bool], Events] = self._read_text
         self._needs_more = False
         self._is_in_section = False
+        self._opener = ""  # marker that opened the section
         self._is_list = False
         self._has_calls = False  # in the section
         self._may_be_bare = form.is_bare  # at the front
@@ -165,7 +166,7 @@ class FormatParser(ToolParser):
 
     def _open(self, marker: str) -> None:
         form = self.format
-        if self._is_in_section and marker in form.section_close:
+        if self._is_in_section and self._closes(marker):
             self._is_in_section = False
             return
         self._open_section(marker)
@@ -173,8 +174,15 @@ class FormatParser(ToolParser):
             self._is_in_section = bool(form.section_close)
             self._begin_call()
 
-    def _open_section(self, raw: str) -> None:
-        self._raw = [raw]
+    def _closes(self, marker: str) -> bool:
+        """Whether a marker closes the section; a fence closes only what a fence has opened."""
+        form = self.format
+        is_of_opener = marker not in form.section_open or self._opener.startswith(marker)
+        return marker in form.section_close and is_of_opener
+
+    def _open_section(self, marker: str, before: str = "") -> None:
+        self._raw = [before, marker]
+        self._opener = marker
         self._is_in_section, self._has_calls, self._is_list = True, False, False
         self._state = self._read_gap
 
@@ -189,13 +197,13 @@ class FormatParser(ToolParser):
             self._needs_more = True
             return
         marker = gap.at_start(rest)
-        if marker in form.section_close:
+        if marker is not None and self._closes(marker):
             yield from self._close_section(marker)
         elif marker is not None and marker in form.call_open:
             self._raw.append(self._take(len(marker)))
             self._begin_call()
         elif marker is not None and marker in form.section_open:
-            self._open_section("".join([*self._raw, self._take(len(marker))]))
+            self._open_section(self._take(len(marker)), before="".join(self._raw))
         elif marker is not None and self._has_calls:
             self._raw.append(self._take(len(marker)))
         elif self._is_bracket(rest[0]):

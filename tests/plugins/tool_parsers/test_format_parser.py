@@ -104,6 +104,24 @@ def test_a_fence_behind_the_end_of_a_call_is_text():
     assert read_calls("deepseek_v3", text, TYPED_TOOLS) == ("```py", [("now", {})])
 
 
+CALL = '{"name": "now", "arguments": {}}'
+
+
+@pytest.mark.parametrize("family", ["llama3_json", "xlam"])
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (f"Sure:\n```json\n{CALL}\n```\nDone.", "Sure:\nDone."),
+        (f"```\n{CALL}\n```", ""),
+        (f"```json\n{CALL}\n```\nSo:\n```py\nx\n```", "So:\n```py\nx\n```"),
+        (f"{CALL}\nSo:\n```py\nx\n```", "So:\n```py\nx\n```"),
+        (f"{CALL}\n```py\nx\n```", "```py\nx\n```"),
+    ],
+)
+def test_a_fence_is_no_text_if_a_call_is_in_it(family, text, content):
+    assert read_calls(family, text, TYPED_TOOLS) == (content, [("now", {})])
+
+
 @pytest.mark.parametrize(
     ("family", "text"),
     [
