@@ -14,7 +14,6 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from quire.call_grammar import CallGrammar, CallShape
 from quire.errors import GrammarError
 from quire.interfaces.structured_output import (
     CompiledGrammar,
@@ -22,6 +21,7 @@ from quire.interfaces.structured_output import (
     StructuredOutputBackend,
     Vocabulary,
 )
+from quire.interfaces.tool_parsing import CallGrammar, CallShape
 from quire.sampling_params import StructuredOutputsParams
 from quire_structured_output.choices import check_choice
 from quire_structured_output.gbnf.gbnf_lark import lark_of_gbnf
