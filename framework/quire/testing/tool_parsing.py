@@ -10,6 +10,7 @@ pytest collects the inherited tests.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,6 +30,7 @@ from quire.testing.parsing.kept_words import check_order, is_subsequence, lost_w
 from quire.testing.stream_parsing import SHORT_LENGTH, GrowingText, StreamParserContract
 
 # Blanks on both sides and inside, combined and joined characters, and line separators.
+_BLANKS = re.compile(r"\s|\\[rnt]")  # as they are, or escaped in JSON
 ODD_VALUE = "  e\u0301\u00a0\u00e9  \U0001f469\u200d\U0001f467 \u2028\u202e\ufeff\u6f22 \uff5c "
 
 
@@ -169,7 +171,7 @@ class ToolParserContract(StreamParserContract[ToolSample, ToolEvent, ReadComplet
 
     def without_blanks(self, parsed: ReadCompletion) -> object:
         """Return the content and the calls, with no blanks in them."""
-        calls = [(name, "".join(arguments.split())) for name, arguments in parsed.calls]
+        calls = [(name, _BLANKS.sub("", arguments)) for name, arguments in parsed.calls]
         return "".join(parsed.content.split()), calls
 
     def shown(self, event: ToolEvent) -> str:

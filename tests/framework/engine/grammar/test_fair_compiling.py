@@ -21,7 +21,7 @@ def slow(index):
 
 def seconds_until_ready(host, request_id):
     start = time.monotonic()
-    assert wait_for_outcome(host, request_id, within_s=60.0) is None
+    assert wait_for_outcome(host, request_id, within_s=120.0) is None
     return time.monotonic() - start
 
 
@@ -32,7 +32,7 @@ def test_a_quick_grammar_does_not_wait_for_24_slow_ones(make_host, client):
     for index in range(24):
         host.submit(f"slow {index}", slow(index), client=client and "one")
     host.submit("quick", QUICK, client=client)
-    assert seconds_until_ready(host, "quick") < 20.0  # usual is 2.5, and without turns 1,440
+    assert seconds_until_ready(host, "quick") < 60.0  # usual is 2.5, and without turns 1,440
 
 
 def test_a_client_that_has_had_less_time_comes_first(make_host):

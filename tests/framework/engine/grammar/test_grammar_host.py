@@ -99,7 +99,7 @@ def host():
 
 @pytest.fixture
 def strict_host():
-    limits = GrammarLimits(timeout_s=1.0, memory_bytes=128 * 2**20)
+    limits = GrammarLimits(timeout_s=2.0, memory_bytes=128 * 2**20)
     host = GrammarHost(lambda: VOCABULARY, limits=limits)
     yield host
     host.shutdown()
