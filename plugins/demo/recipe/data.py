@@ -16,7 +16,7 @@ from recipe.loops import chained_turn
 from recipe.made_up import made_up_tool
 from recipe.raw import raw_text
 from recipe.small import compare, mood, small_sum
-from recipe.template import Conversation, Lesson, Message
+from recipe.template import Conversation, Lesson, Message, say
 from recipe.tools import Call, Tool, ask, ends_in_free_text, respond
 from recipe.words import tables, words
 
@@ -49,9 +49,7 @@ def conversation(draw: Draw) -> Conversation:
 
 def _loop(draw: Draw, tools: list[Tool]) -> Conversation:
     """Three to five requests, each with a call and what comes of it."""
-    messages = system(draw)
-    for _ in range(draw.integer(3, 5)):
-        messages += call_turn(draw, tools, with_results=True)
+    messages = system(draw) + called_turns(draw, tools, draw.integer(3, 5))
     return Conversation(messages, [t.schema() for t in tools])
 
 
@@ -105,7 +103,7 @@ def no_tool_turn(draw: Draw) -> list[Message]:
     while tool.name in _ANSWERED_ANYWAY or tool.wordings[0] == "what is {expression}?":
         (tool,) = known_tools(draw, 1)
     question, _ = ask(draw, tool)
-    return [{"role": "user", "content": punctuate(draw, question, "")}, _say(_NO_TOOL)]
+    return [{"role": "user", "content": punctuate(draw, question, "")}, say(_NO_TOOL)]
 
 
 def call_turn(draw: Draw, tools: list[Tool], with_results: bool = False) -> list[Message]:
@@ -114,6 +112,11 @@ def call_turn(draw: Draw, tools: list[Tool], with_results: bool = False) -> list
     question, call = ask(draw, tool)
     content = _dress(draw, question, [call])
     return _called(draw, content, [call], with_results)
+
+
+def called_turns(draw: Draw, tools: list[Tool], count: int) -> list[Message]:
+    """Requests one after the other, each with a call and what comes of it."""
+    return [m for _ in range(count) for m in call_turn(draw, tools, with_results=True)]
 
 
 def parallel_turn(draw: Draw, tools: list[Tool], with_results: bool = False) -> list[Message]:
@@ -136,7 +139,7 @@ def question_and_answer(draw: Draw, question: str, answer: str) -> list[Message]
     """A plain turn."""
     if question[0].islower() and draw.chance(0.15):
         question = draw.one(_CALM_OPENERS) + question
-    return [{"role": "user", "content": punctuate(draw, question, answer)}, _say(answer)]
+    return [{"role": "user", "content": punctuate(draw, question, answer)}, say(answer)]
 
 
 def punctuate(draw: Draw, question: str, copied: str) -> str:
@@ -165,7 +168,7 @@ def _called(draw: Draw, content: str, calls: list[Call], with_results: bool) -> 
         result, answer = respond(draw, call)
         messages.append({"role": "tool", "content": result})
         answers.append(answer)
-    return [*messages, _say(" ".join(answers))]
+    return [*messages, say(" ".join(answers))]
 
 
 def _same_place(draw: Draw, tools: list[Tool]) -> tuple[str, list[Call]] | None:
@@ -198,10 +201,6 @@ def _dress(draw: Draw, question: str, calls: list[Call]) -> str:
     if draw.chance(0.07):
         question = question.rstrip("?") + draw.one(_CLOSERS)
     return punctuate(draw, question, copied)
-
-
-def _say(content: str) -> Message:
-    return {"role": "assistant", "content": content}
 
 
 _SKILLS: tuple[tuple[float, Callable[[Draw], tuple[str, str]]], ...] = (

@@ -32,7 +32,7 @@ def extract(draw: Draw, text_draw: Draw | None = None) -> tuple[str, str]:
 
 
 def extract_blind(draw: Draw) -> tuple[str, str]:
-    """The same in wordings that nobody chose who had seen those of the training."""
+    """The same in wordings of an author who had not seen those of the training."""
     written = tables("blind")
     domain, own = draw.one(list(zip(DOMAINS, written["domain"], strict=True)))
     filled = _filled(draw, domain, draw.one(own["texts"]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from recipe.draw import Draw
-from recipe.template import Message
+from recipe.template import Message, say
 from recipe.tools import Argument, Tool, ask, ask_with, drawn, result_of
 from recipe.values import FREE_TEXT, NUMBERS
 from recipe.words import tables
@@ -43,7 +43,7 @@ def chained_turn(draw: Draw, tools: list[Tool]) -> list[Message] | None:
         between: list[Message] = []
         asked = joined
     else:
-        between = [_say(sentence), {"role": "user", "content": _capital(draw, next_question)}]
+        between = [say(sentence), {"role": "user", "content": _capital(draw, next_question)}]
         asked = question
     return [
         {"role": "user", "content": _capital(draw, asked)},
@@ -52,7 +52,7 @@ def chained_turn(draw: Draw, tools: list[Tool]) -> list[Message] | None:
         *between,
         _call(next_call.message()),
         {"role": "tool", "content": json.dumps(done, ensure_ascii=False)},
-        _say(last_sentence),
+        say(last_sentence),
     ]
 
 
@@ -73,7 +73,3 @@ def _capital(draw: Draw, question: str) -> str:
 
 def _call(message: Message) -> Message:
     return {"role": "assistant", "content": "", "tool_calls": [message]}
-
-
-def _say(content: str) -> Message:
-    return {"role": "assistant", "content": content}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 
 from recipe.draw import Draw, is_held_out_wording
 
@@ -18,7 +19,7 @@ def wording(draw: Draw, patterns: Sequence[str], listed: Sequence[str]) -> str:
     It is none of the listed wordings that are kept for evaluation, nor one that differs from it
     only in signs, in capitals, or in words such as "the".
     """
-    kept = {_core(w) for i, w in enumerate(listed) if is_held_out_wording(i)}
+    kept = _kept(tuple(listed))
     while True:
         found = expanded(draw, draw.one(patterns))
         if _core(found) not in kept:
@@ -33,6 +34,11 @@ def expanded(draw: Draw, pattern: str) -> str:
     if pattern[0].islower() and draw.chance(0.85):
         return pattern[0].upper() + pattern[1:]
     return pattern
+
+
+@cache
+def _kept(listed: tuple[str, ...]) -> frozenset[tuple[str, ...]]:
+    return frozenset(_core(w) for i, w in enumerate(listed) if is_held_out_wording(i))
 
 
 def _core(text: str) -> tuple[str, ...]:

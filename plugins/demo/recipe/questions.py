@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import islice
 from random import Random
 
-from recipe.data import call_turn, parallel_turn, question_and_answer, system, toolbox
+from recipe.data import call_turn, called_turns, parallel_turn, question_and_answer, system, toolbox
 from recipe.draw import Draw
 from recipe.extraction import extract, extract_blind
 from recipe.facts import fact
@@ -44,9 +44,7 @@ def second_turn(draw: Draw) -> Conversation:
 def later_request(draw: Draw) -> Conversation:
     """The third, fourth or fifth request of a conversation in which each one was a call."""
     tools = toolbox(draw)
-    messages = system(draw)
-    for _ in range(draw.integer(2, 4)):
-        messages += call_turn(draw, tools, with_results=True)
+    messages = system(draw) + called_turns(draw, tools, draw.integer(2, 4))
     return Conversation(messages + call_turn(draw, tools), [tool.schema() for tool in tools])
 
 

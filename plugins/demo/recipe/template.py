@@ -61,6 +61,11 @@ class RawText:
 Lesson = Conversation | RawText
 
 
+def say(content: str) -> Message:
+    """A plain message of the assistant."""
+    return {"role": "assistant", "content": content}
+
+
 def render(
     messages: list[Message], tools: list[Schema] | None = None, add_generation_prompt: bool = False
 ) -> str:

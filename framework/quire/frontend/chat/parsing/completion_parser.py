@@ -8,8 +8,8 @@ is no call stays in it. Otherwise the reasoning is split off first.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from quire.frontend.chat.marked_pieces import MarkedPieces
 from quire.frontend.chat.parsing.event_rules import EventRules
+from quire.frontend.chat.parsing.marked_pieces import MarkedPieces
 from quire.frontend.chat.parsing.marker_remover import MarkerRemover
 from quire.frontend.chat.parsing.parser_guard import guarded
 from quire.frontend.chat.parsing.reasoning_stage import ReasoningStage, TextEvent

@@ -5,7 +5,7 @@ from itertools import accumulate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.frontend.chat.marked_pieces import MarkedPieces
+from quire.frontend.chat.parsing.marked_pieces import MarkedPieces
 from quire.interfaces.markers import Markers
 
 MARKERS = Markers(("<a>", "<bb>", "|"))
