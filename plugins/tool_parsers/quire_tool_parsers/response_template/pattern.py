@@ -9,9 +9,10 @@ all starts in it.
 
 import re
 import sys
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Literal
 
 from quire_tool_parsers.response_template.pattern_syntax import (
@@ -286,8 +287,10 @@ class Pattern:
         return Found(start, slots[0] if slots[0] >= 0 else at, captures)
 
 
+@cache
 def _all_characters() -> str:
-    return "".join(map(chr, range(sys.maxunicode + 1)))
+    points = array("I", range(sys.maxunicode + 1))
+    return points.tobytes().decode(f"utf-32-{sys.byteorder[0]}e", "surrogatepass")
 
 
 def _takes(instruction: Instruction, character: str) -> bool:
