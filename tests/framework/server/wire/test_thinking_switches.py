@@ -1,6 +1,9 @@
 """An effort of reasoning switches the thinking in the templates of all families."""
 
-from quire.server.wire.thinking_switches import effort_variables, thinking_switches
+import pytest
+
+from quire.errors import InvalidRequestError
+from quire.server.wire.thinking_switches import EFFORTS, effort_variables, thinking_switches
 
 
 def test_each_familys_switch_is_set():
@@ -15,3 +18,18 @@ def test_an_effort_switches_the_thinking_on_and_none_off():
         "reasoning_effort": "none", "enable_thinking": False, "thinking": False,
     }  # fmt: skip
     assert effort_variables(None) == {}
+
+
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_every_known_effort_is_taken(effort):
+    assert effort_variables(effort)["reasoning_effort"] == effort
+
+
+@pytest.mark.parametrize("effort", ["weird", "", "High", "no_think", "x" * 1000])
+def test_an_effort_that_no_api_knows_is_refused_with_the_known_ones(effort):
+    with pytest.raises(InvalidRequestError) as caught:
+        effort_variables(effort)
+    assert caught.value.param == "reasoning_effort"
+    assert len(str(caught.value)) < 400
+    for known in (*EFFORTS, "chat_template_kwargs"):
+        assert known in str(caught.value)

@@ -20,7 +20,7 @@ from quire.server.routes.chat.chat_turn import ChatTurns
 from quire.server.routes.chat.shared_fields import SharedFields
 from quire.server.wire.bodies import Body, convert
 from quire.server.wire.protocol import ChatBody
-from quire.server.wire.thinking_switches import thinking_switches
+from quire.server.wire.thinking_switches import EFFORTS, thinking_switches
 
 B = TypeVar("B", MessagesBody, CountTokensBody)
 
@@ -116,6 +116,8 @@ def _set_output(chat: ChatBody, config: OutputConfig, unknown: UnknownFields) ->
             "output_config.task_budget is not supported; send max_tokens",
             param="output_config.task_budget",
         )
+    if config.effort is not None:
+        _check_one_of(EFFORTS, config.effort, "output_config.effort")
     chat.reasoning_effort = config.effort
     if config.format is None:
         return

@@ -124,9 +124,10 @@ def test_an_output_format_is_a_constraint_and_an_effort_a_variable():
         ({"format": {}}, "output_config.format.type"),
         ({"format": {"type": "json_schema"}}, "output_config.format.schema"),
         ({"task_budget": {"type": "tokens", "total": 5}}, "output_config.task_budget"),
+        ({"effort": "weird"}, "output_config.effort"),
     ],
 )
-def test_a_format_that_does_not_exist_is_refused(config, param):
+def test_an_output_that_does_not_exist_is_refused(config, param):
     with pytest.raises(InvalidRequestError) as caught:
         of(output_config=config)
     assert caught.value.param == param

@@ -565,6 +565,7 @@ def test_a_lenient_server_leaves_out_what_does_not_exist(serve, caplog):
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
+        ({"extra_body": {"reasoning_effort": "weird"}}, "reasoning_effort"),
         ({"presence_penalty": 0.5}, "presence_penalty"),
         ({"frequency_penalty": -1}, "frequency_penalty"),
         ({"logit_bias": {"5": 10}}, "logit_bias"),

@@ -417,6 +417,7 @@ def test_what_a_request_asks_for_comes_back(client):
         ),
         ({"text": {"fromat": {}}}, "text.fromat", "'format'"),
         ({"reasoning": {"efort": "low"}}, "reasoning.efort", "'effort'"),
+        ({"reasoning": {"effort": "weird"}}, "reasoning.effort", "minimal"),
         ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens"),
         ({"max_output_tokens": "3"}, "max_output_tokens", "int"),
         ({"temperature": -1}, "temperature", "temperature"),
