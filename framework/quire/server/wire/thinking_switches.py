@@ -1,10 +1,10 @@
-"""The variables by which chat templates switch the thinking of their models."""
+"""Values of the variables by which chat templates switch the thinking of their models."""
 
 from typing import Any
 
 from quire.errors import InvalidRequestError
+from quire.frontend.chat.templates.thinking_variables import EFFORT, SWITCHES
 
-SWITCHES = ("enable_thinking", "thinking")  # of Qwen, GLM, Gemma and others; of DeepSeek and Kimi
 NO_EFFORT = "none"
 EFFORTS = (NO_EFFORT, "minimal", "low", "medium", "high", "xhigh", "max")  # of OpenAI and vLLM
 
@@ -28,4 +28,4 @@ def effort_variables(effort: str | None) -> dict[str, Any]:
             "that only this model's template knows goes into chat_template_kwargs",
             param="reasoning_effort",
         )
-    return thinking_switches(effort != NO_EFFORT) | {"reasoning_effort": effort}
+    return thinking_switches(effort != NO_EFFORT) | {EFFORT: effort}

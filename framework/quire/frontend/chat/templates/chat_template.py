@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -40,6 +40,7 @@ from quire.frontend.chat.templates.marked_texts import MarkedTexts
 from quire.frontend.chat.templates.opening import KnownOpenings, opening_of
 from quire.frontend.chat.templates.prompt_call_ids import PromptCallId, as_sent, with_prompt_ids
 from quire.frontend.chat.templates.rendered_prompt import RenderedPrompt
+from quire.frontend.chat.templates.thinking_variables import THINKING_VARIABLES
 from quire.frontend.text.checkpoint_file import read_json_object
 from quire.frontend.text.special_spellings import SpecialSpellings
 from quire.frontend.unknown_fields import UnknownFields
@@ -83,6 +84,13 @@ class ChatTemplate:
         environment = _environment()
         self._compiled = {
             name: _compile(environment, name, text) for name, text in self.templates.items()
+        }
+        self._reserved = {*PARAMETERS, *FUNCTIONS, *self._special_tokens}
+        self._variables = THINKING_VARIABLES | {
+            name
+            for text in self.templates.values()
+            for name in meta.find_undeclared_variables(environment.parse(text))
+            if not self._is_reserved(name)
         }
 
     @classmethod
@@ -156,15 +164,17 @@ class ChatTemplate:
             finds_opening: Whether the prompt says what the template wrote behind the conversation,
                 for a reasoning parser. This takes a second rendering, unless it is known from
                 another prompt.
-            unknown: What happens to fields of messages that do not exist.
+            unknown: What happens to fields of messages that do not exist, and to variables that the
+                template does not read.
 
         Raises:
             ChatTemplateError: There is no template, it refuses the conversation, or it does not
                 write the message to continue.
             InvalidRequestError: A message, a tool or a name in `template_kwargs` is invalid.
+            UnknownFieldError: There is no such field or variable, and `unknown` is not lenient.
         """
         names = dict(template_kwargs or {})
-        self._check_names(names)
+        self._check_names(names, unknown)
         normal = with_prompt_ids(normalize_messages(messages, unknown), self._call_ids)
         names |= {"tools": normalize_tools(tools), "documents": None}
 
@@ -197,14 +207,22 @@ class ChatTemplate:
             self._openings.add(key, opening)
         return replace(prompt, opening=opening)
 
-    def _check_names(self, kwargs: Mapping[str, Any]) -> None:
-        reserved = {*PARAMETERS, *FUNCTIONS, *self._special_tokens}
+    def _check_names(self, kwargs: Mapping[str, Any], unknown: UnknownFields) -> None:
+        """Check that variables are the client's to set, and that the template reads them.
+
+        The switches of thinking count as read: clients send them to all models.
+        """
         for name in kwargs:
-            if name in reserved or name.startswith("_"):
+            if self._is_reserved(name):
                 raise InvalidRequestError(
                     f"chat_template_kwargs cannot set {name!r}: the name is reserved",
                     param="chat_template_kwargs",
                 )
+        if self.exists:
+            unknown.check(kwargs, self._variables, "chat_template_kwargs")
+
+    def _is_reserved(self, name: str) -> bool:
+        return name in self._reserved or name.startswith("_")
 
     def _choose(self, has_tools: bool) -> jinja2.Template:
         if not self._compiled:

@@ -9,8 +9,10 @@ from quire.errors import (
     CheckpointCorruptError,
     InvalidRequestError,
     SettingsError,
+    UnknownFieldError,
 )
 from quire.frontend.chat.templates.chat_template import ChatTemplate
+from quire.frontend.unknown_fields import UnknownFields
 
 CHATML = """{% for message in messages %}
 <|{{ message.role }}|>{{ message.content }}
@@ -110,14 +112,54 @@ def test_a_wrong_tool_is_refused_by_its_place(tool):
 )  # fmt: skip
 def test_further_names_shadow_nothing(name):
     template = ChatTemplate("{{ bos_token }}", {"bos_token": "<s>"})
-    with pytest.raises(InvalidRequestError, match=name):
-        template.render(USER, None, {name: False})
+    for unknown in (UnknownFields(), UnknownFields(is_lenient=True)):
+        with pytest.raises(InvalidRequestError, match=f"{name}.*is reserved"):
+            template.render(USER, None, {name: False}, unknown=unknown)
 
 
 def test_further_names_reach_the_template():
     assert (
         ChatTemplate("{{ enable_thinking }}").render(USER, None, {"enable_thinking": 0}).text == "0"
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("enable_thinkin", "did you mean 'enable_thinking'?"),
+        ("budgt", "did you mean 'budget'?"),
+        ("loudness", "known: budget, enable_thinking, reasoning_effort, thinking"),
+        ("turn", "leave it out"),
+    ],
+)
+def test_a_name_that_the_template_does_not_read_is_refused(given, said):
+    template = ChatTemplate("{% for turn in messages %}{{ turn.content }}{% endfor %}{{ budget }}")
+    with pytest.raises(UnknownFieldError) as caught:
+        template.render(USER, None, {given: 1})
+    assert caught.value.param == f"chat_template_kwargs.{given}"
+    assert said in str(caught.value)
+    assert template.render(USER, None, {given: 1}, unknown=UnknownFields(is_lenient=True)).text == "Hi"
+
+
+@pytest.mark.parametrize("name", ["enable_thinking", "thinking", "reasoning_effort"])
+def test_switches_of_thinking_are_taken_by_templates_without_any(name):
+    assert ChatTemplate("Hi").render(USER, None, {name: False}).text == "Hi"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{% macro shown() %}{{ mood }}{% endmacro %}{{ shown() }}",
+        "{% for _ in messages %}{% if mood %}{{ mood }}{% endif %}{% endfor %}",
+        "{% if mood is not defined %}{% set mood = 'x' %}{% endif %}{{ mood }}",
+        "{% set mood = mood | default('x') %}{{ mood }}",
+        "{% generation %}{{ mood }}{% endgeneration %}",
+    ],
+)
+def test_a_name_is_read_wherever_it_stands(text):
+    assert ChatTemplate(text).render(USER, None, {"mood": "good"}).text == "good"
+    several = {"default": "Hi", "tool_use": text}
+    assert ChatTemplate(several).render(USER, None, {"mood": "good"}).text == "Hi"
 
 
 def test_special_tokens_reach_the_template():

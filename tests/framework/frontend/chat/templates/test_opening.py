@@ -122,11 +122,12 @@ def test_few_openings_are_remembered():
 
 
 def test_what_a_client_sends_is_not_kept():
-    template = ChatTemplate(TURNS + "{% if add_generation_prompt %}{{ long }}{% endif %}")
+    ending = "{% if add_generation_prompt %}{{ long }}{{ unseen[:0] }}{% endif %}"
+    template = ChatTemplate(TURNS + ending)
     messages = [{"role": "user", "content": "a"}]
 
     def render(number):
-        variables = {"long": "x" * 100_000, "unused": f"{number}" + "y" * 100_000}
+        variables = {"long": "x" * 100_000, "unseen": f"{number}" + "y" * 100_000}
         return template.render(messages, None, variables, finds_opening=True)
 
     assert render(0).opening == "x" * 100_000

@@ -528,6 +528,11 @@ def test_what_clients_say_about_themselves_changes_nothing(client, served):
             "messages[0].mood",
             None,
         ),
+        (
+            {"chat_template_kwargs": {"enable_thinkin": False}},
+            "chat_template_kwargs.enable_thinkin",
+            "enable_thinking",
+        ),
         ({"suffixes": "x"}, "suffixes", None),
     ],
 )
@@ -553,12 +558,19 @@ def test_a_lenient_server_leaves_out_what_does_not_exist(serve, caplog):
         "temprature": 1,
         "stream": True,
         "stream_options": {"include_usag": True},
+        "chat_template_kwargs": {"enable_thinkin": False},
     }
     for _ in range(2):
         response = httpx.post(f"{served.url}/v1/chat/completions", json=body, timeout=20)
         assert response.status_code == 200, response.text
     logged = [message for message in caplog.messages if "there is no request field" in message]
-    named = ("temprature", "stream_options.include_usag", "tools[0].foo", "messages[0].mood")
+    named = (
+        "temprature",
+        "stream_options.include_usag",
+        "tools[0].foo",
+        "chat_template_kwargs.enable_thinkin",
+        "messages[0].mood",
+    )
     assert [next(name for name in named if repr(name) in line) for line in logged] == list(named)
 
 

@@ -193,7 +193,7 @@ def test_a_message_cannot_forge_a_turn(own, tokenizer, role):
             {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}},
             "high",
         ),
-        ({"reasoning_effort": "low", "chat_template_kwargs": {"x": 1}}, "low"),
+        ({"reasoning_effort": "low", "chat_template_kwargs": {"thinking": True}}, "low"),
     ],
 )
 def test_the_effort_reaches_the_template_unless_its_own_name_is_given(
