@@ -147,8 +147,14 @@ class Chat:
                 token_ids = delta.token_ids if self.options.token_ids else UNSET
                 if piece == _EMPTY and logprobs is None and end is None and not token_ids:
                     continue  # the parser holds text back
-                choice = ChunkChoice(index=index, delta=piece, logprobs=logprobs, finish_reason=end)
+                choice = ChunkChoice(index=index, delta=piece, logprobs=logprobs)
                 choice.token_ids = token_ids
+                if end is not None and piece.tool_calls:
+                    yield await in_thread_if(
+                        self.generation.is_large_delta(delta), partial(self._chunk, choice)
+                    )
+                    choice = ChunkChoice(index=index, delta=_EMPTY)  # by which clients end the call
+                choice.finish_reason = end
                 if end is not None and delta.stop_reason is not None:
                     choice.stop_reason = delta.stop_reason
                 make_chunk = partial(self._chunk, choice)

@@ -69,6 +69,32 @@ def test_a_question_gets_a_completion(client, served):
     assert response.usage.total_tokens == len(request.token_ids) + num_tokens
 
 
+@pytest.mark.parametrize("tokens_per_step", [1, 3, 100])
+@pytest.mark.parametrize("is_parallel", [True, False])
+@pytest.mark.parametrize("call", ['get_weather {"city": "Rome"}', "get_weather {}"])
+def test_the_clients_events_end_each_call(client, served, call, is_parallel, tokens_per_step):
+    served.texts.by_prompt = {"Go": f"Sure: [[{call}]]"}
+    served.core.tokens_per_step = tokens_per_step
+    sent = client.chat.completions.stream(
+        model="demo",
+        messages=[{"role": "user", "content": "Go"}],
+        tools=[WEATHER],
+        parallel_tool_calls=is_parallel,
+        stream_options={"include_usage": True},
+        extra_body={"return_token_ids": True},
+    )
+    with sent as events:
+        kept = list(events)
+    ended = [each for each in kept if each.type == "tool_calls.function.arguments.done"]
+    assert [(each.name, each.arguments) for each in ended] == [tuple(call.split(" ", 1))]
+    chunks = [each.chunk for each in kept if each.type == "chunk"]
+    last, usage = chunks[-2:]
+    assert (last.choices[0].delta.tool_calls, last.choices[0].finish_reason) == (None, "tool_calls")
+    extras = [choice.model_extra for chunk in chunks for choice in chunk.choices]
+    num_tokens = sum(len(extra.get("token_ids", ())) for extra in extras)
+    assert num_tokens == usage.usage.completion_tokens
+
+
 def test_without_max_tokens_a_completion_may_fill_the_models_length(client, served):
     ask(client)
     request = served.core.requests[0]
