@@ -116,7 +116,9 @@ class FormatParser(ToolParser):
         return _joined([*self._run(is_last=True), *self._end(), *self._text.close()])
 
     def _feed_part(self, part: str) -> list[ToolEvent]:
-        self._buffer += part
+        buffer, self._buffer = self._buffer, ""
+        buffer += part  # in place, as nothing else refers to it: what is held is not copied
+        self._buffer = buffer
         return _joined(self._run(is_last=False))
 
     def _run(self, *, is_last: bool) -> Events:

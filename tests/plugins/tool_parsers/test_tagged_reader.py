@@ -2,6 +2,7 @@
 """Arguments between tags are read as their schema says, exactly as they are written."""
 
 import json
+import tracemalloc
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -338,6 +339,22 @@ def test_glm_blanks_before_a_value_are_not_read_again_with_each_delta(is_marked)
     events += [*parser.feed(f"{opening}3</arg_value></tool_call>"), *parser.close()]
     ((_, arguments),) = read_events(events).calls
     assert json.loads(arguments) == {"text": "3" if is_marked else "\n" * 1999 + "3"}
+
+
+def test_an_object_that_is_held_until_its_end_is_not_copied_with_each_delta():
+    tools = [{"name": "f", "parameters": {"properties": {"a": {"type": "object"}}}}]
+    parser = families.glm45.for_tools(tools)
+    parser.feed('<tool_call>f<arg_key>a</arg_key><arg_value>{"k": "')
+    for _ in range(5000):
+        parser.feed(" fox")
+    tracemalloc.start()
+    parser.feed(" fox")  # what is held is traced from here on
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.reset_peak()
+    parser.feed(" fox")
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(parser._buffer) > 20_000 > 4 * (most - held)
 
 
 def test_glm_a_name_is_announced_when_it_is_certain():
