@@ -30,7 +30,7 @@ class Anchor:
             raise ValueError(f"there are at most {MAX_TEXTS} texts of 1 to {MAX_TEXT} characters")
         self.texts = tuple(dict.fromkeys(texts))
         self._markers = Markers(self.texts)
-        self._pattern = Pattern(pattern) if pattern else None
+        self._pattern = Pattern.for_search(pattern) if pattern else None
         self.literals = self.texts if self._pattern is None else self._pattern.literals
         self.groups = frozenset[str]() if self._pattern is None else self._pattern.groups
 

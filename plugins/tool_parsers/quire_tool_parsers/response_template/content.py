@@ -155,7 +155,7 @@ def _dialect(args: ContentArgs) -> Callable[[str], str]:
 
 
 def _tags(args: ContentArgs, depth: int) -> Reader:
-    pattern, value_of = Pattern(args.tag_pattern), _values(args, depth)
+    pattern, value_of = Pattern.for_search(args.tag_pattern), _values(args, depth)
     if "key" not in pattern.groups:
         raise ValueError("content_args: tag_pattern must have a group (?P<key>...)")
 

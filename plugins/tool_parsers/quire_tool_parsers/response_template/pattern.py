@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Literal
+from typing import Literal, Self
 
 from quire_tool_parsers.response_template.pattern_syntax import (
     Accept,
@@ -97,6 +97,19 @@ class Pattern:
         self.groups = frozenset(self._program.groups)
         self.literals = tuple(self._program.literals)
         self._steps: dict[tuple[int, Where], Sequence[Step]] = {}
+
+    @classmethod
+    def for_search(cls, text: str) -> Self:
+        """Return a pattern that is searched for: what a search needs is worked out at once.
+
+        That looks at all characters there are, which would delay the first completion.
+
+        Raises:
+            ValueError: The pattern is invalid, or has what is not supported.
+        """
+        pattern = cls(text)
+        pattern.find("", 0, is_last=True)
+        return pattern
 
     def find(
         self, text: str, start: int, *, is_last: bool, may_be_empty: bool = False

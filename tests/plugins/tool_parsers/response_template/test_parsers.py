@@ -14,6 +14,7 @@ from quire.frontend.chat.parsing.completion_parser import (
 )
 from quire.testing.parsing.parser_work import is_linear, work_of
 from quire.testing.parsing.splits import of_length
+from quire_tool_parsers.response_template import pattern
 from quire_tool_parsers.response_template.reasoning_parser import TemplateReasoningParser
 from quire_tool_parsers.response_template.tool_parser import MAX_QUOTED, TemplateToolParser
 
@@ -54,6 +55,16 @@ def transformers_message(template, prompt, text):
 def test_a_completion_is_read_as_transformers_does(name):
     template, prompt, text = CASES[name]
     assert read(template, prompt, [text]) == transformers_message(template, prompt, text)
+
+
+@each_case
+def test_no_completion_waits_for_what_a_pattern_needs(name, monkeypatch):
+    template, prompt, text = CASES[name]
+    expected = read(template, prompt, [text])
+    parsers.cache_clear()
+    parsers(json.dumps(template))
+    monkeypatch.setattr(pattern, "_all_characters", None)  # looking at all takes a while
+    assert read(template, prompt, [text]) == expected
 
 
 @each_case
