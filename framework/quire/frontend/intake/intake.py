@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from quire.call_grammar import CallGrammar
 from quire.errors import (
     GrammarError,
     InvalidRequestError,
@@ -389,13 +390,12 @@ class Intake:
                 "ends; start with --reasoning-parser NAME, or leave it out",
                 param="thinking_token_budget",
             )
-        constraint = params.structured_outputs
-        calls = None if constraint is None else constraint.calls
+        calls = _calls_of(params)
         budget = self._thinking.budget(
             max_tokens,
             prompt.opening,
             prompt.token_ids,
-            has_constraint=constraint is not None and not (calls is not None and calls.triggers),
+            has_constraint=params.structured_outputs is not None and not (calls and calls.triggers),
         )
         missing = {*budget.end.token_ids}.difference(params.allowed_token_ids)
         if params.allowed_token_ids and missing:
@@ -409,8 +409,7 @@ class Intake:
 
     def _call_openers(self, prompt: EncodedPrompt, params: SamplingParams) -> MarkerTokens | None:
         """Return the markers by which a call in the reasoning begins, where one counts."""
-        constraint = params.structured_outputs
-        calls = None if constraint is None else constraint.calls
+        calls = _calls_of(params)
         follow = calls is not None and calls.follow_reasoning
         if self._thinking is None or follow or not prompt.has_tools:
             return None
@@ -470,6 +469,12 @@ class Intake:
         listed = ", ".join(self.extra_fields) or "none"
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return f"{hint} (the samplers in use add: {listed})"
+
+
+def _calls_of(params: SamplingParams) -> CallGrammar | None:
+    """Return the calls that a constraint is made of, if it is."""
+    constraint = params.structured_outputs
+    return None if constraint is None else constraint.calls
 
 
 @contextmanager
