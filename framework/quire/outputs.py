@@ -35,7 +35,14 @@ class Logprob(msgspec.Struct, frozen=True):
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """A tool call that the model wrote; `arguments` is JSON text."""
+    """A tool call that the model wrote.
+
+    Attributes:
+        id: Id of the call.
+        name: Name of the tool.
+        arguments: JSON text of an object; of a completion that a limit has ended, the last call may
+            have the beginning of one.
+    """
 
     id: str
     name: str

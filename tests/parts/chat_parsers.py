@@ -1,8 +1,9 @@
 """Parsers of completions and their choices, as tests need them."""
 
-from quire.frontend.chat.parsing.completion_parser import CompletionParser, ToolStage
+from quire.frontend.chat.parsing.completion_parser import CompletionParser
 from quire.frontend.chat.parsing.completion_parsers import ParserChoice
 from quire.frontend.chat.parsing.reasoning_stage import ReasoningStage
+from quire.frontend.chat.parsing.tool_stage import ToolStage
 from quire.interfaces.reasoning import ReasoningParserCapabilities
 from quire.interfaces.tool_parsing import ToolParserCapabilities
 

@@ -4,7 +4,8 @@ A parser is an incremental state machine over text, independent of HTTP. A whole
 parsed as one long delta: any split of the text into deltas gives the same events, joined. A call
 may be emitted before its arguments are complete, so its events are a start (with the name), pieces
 of the arguments' JSON text, and an end. A call that breaks off after its start has no end: it is
-void, and the text that the model generated for it is emitted as text.
+void, and the text that the model generated for it is emitted as text, at the close if the call is
+open there: what is emitted so is left out if a limit has cut the completion, and the call kept.
 """
 
 from __future__ import annotations

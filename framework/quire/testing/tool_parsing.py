@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, NoReturn
 
+from quire.frontend.chat.parsing.completion_parser import gather
+from quire.frontend.chat.parsing.tool_stage import ToolStage
 from quire.interfaces.tool_parsing import (
     TextDelta,
     ToolCallArguments,
@@ -290,6 +292,43 @@ class ToolParserContract(StreamParserContract[ToolSample, ToolEvent, ReadComplet
             f"prefix of {sample.content!r}, followed by the text of the unfinished call if "
             "there is one",
         )
+        if result.num_unfinished:
+            self._check_cut(sample, prefix)
+
+    def _check_cut(self, sample: ToolSample, prefix: str) -> None:
+        """Check what a limit gives that ends the completion within a call: the call so far."""
+        whole = _begun(self.events_of(sample, [sample.text]))
+        for deltas in ([prefix], [*prefix]):
+            stage = ToolStage(self.new_parser(sample))
+            events = [event for delta in deltas for event in stage.feed(delta)]
+            events += stage.close(is_cut=True)
+            text, calls = gather(events).text, _begun(events)
+            expect(
+                sample.content.startswith(text) and _is_beginning(calls, whole),
+                f"if a limit ends the completion behind {prefix!r}, there are the content {text!r} "
+                f"and the calls {calls}, which must be the beginning of those of the whole; the "
+                "text of an open call must come at the close, and no other text",
+            )
+
+
+def _begun(events: Iterable[object]) -> list[tuple[str, str]]:
+    """Return the name and the arguments of each call that has begun."""
+    calls: list[tuple[str, str]] = []
+    for event in events:
+        if isinstance(event, ToolCallStart):
+            calls.append((event.name, ""))
+        elif isinstance(event, ToolCallArguments):
+            name, arguments = calls[event.index]
+            calls[event.index] = (name, arguments + event.piece)
+    return calls
+
+
+def _is_beginning(calls: Sequence[tuple[str, str]], whole: Sequence[tuple[str, str]]) -> bool:
+    """Whether calls, of which the last is open, are the beginning of others."""
+    return len(calls) <= len(whole) and all(
+        name == other and all_arguments.startswith(arguments)
+        for (name, arguments), (other, all_arguments) in zip(calls, whole, strict=False)
+    )
 
 
 def _replaceable(sample: ToolSample) -> Iterator[str]:

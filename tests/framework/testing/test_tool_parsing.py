@@ -115,6 +115,15 @@ class InventsText(families.hermes):
         return [TextDelta("Sorry: "), *events] if is_broken_off else events
 
 
+class BeginsCallsByPartOfTheirName(families.hermes):
+    """Begins a call at the close whose name is not complete."""
+
+    def close(self):
+        is_in_name = self._reader is not None and "".join(self._raw).endswith('"name": "')
+        events = super().close()
+        return [ToolCallStart(self._index, "?"), *events] if is_in_name else events
+
+
 class GivesTheNameOnly(families.hermes):
     """Returns only the name of a call that ends after it."""
 
@@ -416,6 +425,7 @@ PROOFS = [
     (LosesBrokenCalls, TRUNCATED, "gives the content"),
     (LosesAnnouncedCalls, TRUNCATED, "gives the content 'So:'"),
     (GivesTheNameOnly, TRUNCATED, "gives the content"),
+    (BeginsCallsByPartOfTheirName, TRUNCATED, "if a limit ends .* the calls .*'[?]'"),
     (InventsText, TRUNCATED, "gives the content .*Sorry: "),
     (Strict, TRUNCATED, "must not raise, but ValueError.'the call is not complete'"),
     (ForgetsGarbledCalls, LOST, "character by character, the result of .* differs"),

@@ -47,7 +47,7 @@ class CustomInput:
 
     def close(self) -> str:
         """Return the rest, at the end of the arguments."""
-        if self._num_matched == len(_BEGINNING):
+        if not self._is_other:
             return ""
         text = "".join(self._pieces)
         given = (arguments_object(text) or {}).get(INPUT)

@@ -8,11 +8,10 @@ is no call stays in it. Otherwise the reasoning is split off first.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from quire.frontend.chat.parsing.event_rules import EventRules
 from quire.frontend.chat.parsing.marked_pieces import MarkedPieces
 from quire.frontend.chat.parsing.marker_remover import MarkerRemover
-from quire.frontend.chat.parsing.parser_guard import guarded
 from quire.frontend.chat.parsing.reasoning_stage import ReasoningStage, TextEvent
+from quire.frontend.chat.parsing.tool_stage import CallEvent, ToolCallCut, ToolStage
 from quire.interfaces.markers import Markers
 from quire.interfaces.reasoning import ReasoningDelta
 from quire.interfaces.tool_parsing import (
@@ -20,13 +19,10 @@ from quire.interfaces.tool_parsing import (
     ToolCallArguments,
     ToolCallEnd,
     ToolCallStart,
-    ToolEvent,
-    ToolParser,
 )
 from quire.outputs import ToolCall
-from quire.plugins.registry import Source
 
-CompletionEvent = ReasoningDelta | ToolEvent
+CompletionEvent = ReasoningDelta | CallEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,42 +32,13 @@ class ParsedCompletion:
     Attributes:
         text: Text for the user.
         reasoning: Reasoning text; None if there was none.
-        calls: The complete tool calls. A call that breaks off is not included: its text is part of
-            `text`.
+        calls: The tool calls that are complete, and at the end one that was cut. A call that the
+            model breaks off is not included: its text is part of `text`.
     """
 
     text: str
     reasoning: str | None
     calls: tuple[ToolCall, ...]
-
-
-class ToolStage:
-    """A tool parser whose events keep the rules; None: everything is text."""
-
-    def __init__(
-        self,
-        parser: ToolParser | None,
-        source: Source | None = None,
-        id_length: int | None = None,
-    ) -> None:
-        self._parser = parser
-        self._source = source
-        self._rules = EventRules(id_length)
-
-    def feed(self, text: str, *, is_in_reasoning: bool = False) -> list[ToolEvent]:
-        """Return the events of the next text."""
-        parser = self._parser
-        if parser is None:
-            return [TextDelta(text)] if text else []
-        parser.is_in_reasoning = is_in_reasoning
-        return guarded(lambda: [*self._rules.checked(parser.feed(text))], self._source)
-
-    def close(self) -> list[ToolEvent]:
-        """Return the events held back."""
-        parser = self._parser
-        if parser is None:
-            return []
-        return guarded(lambda: [*self._rules.checked(parser.close())], self._source)
 
 
 class CompletionParser:
@@ -118,25 +85,34 @@ class CompletionParser:
             return self._cleaned(self._read_calls_first(delta))
         return self._cleaned(self._read_calls(self._reasoning.feed(delta)))
 
-    def close(self) -> list[CompletionEvent]:
+    def close(self, *, is_cut: bool = False) -> list[CompletionEvent]:
         """Return the events held back, at the end of the completion.
 
+        Args:
+            is_cut: Whether something else than the model has ended it; see `tool_stage`.
+
         Raises:
             RequestFailedError: A parser failed; the message names its plugin.
         """
+        tools, reasoning = self._tools, self._reasoning
+        last: list[CompletionEvent]
         if self._reads_calls_first:
-            last = [*self._read_reasoning(self._tools.close()), *self._reasoning.close()]
+            last = [*self._read_reasoning(tools.close(is_cut=is_cut)), *reasoning.close()]
         else:
-            last = [*self._read_calls(self._reasoning.close()), *self._tools.close()]
+            last = [*self._read_calls(reasoning.close()), *tools.close(is_cut=is_cut)]
         return [*self._cleaned(last), *self._left()]
 
-    def read_whole(self, text: str) -> ParsedCompletion:
+    def read_whole(self, text: str, *, is_cut: bool = False) -> ParsedCompletion:
         """Parse a whole completion; the parser cannot be used again.
+
+        Args:
+            text: The completion.
+            is_cut: Whether something else than the model has ended it; see `tool_stage`.
 
         Raises:
             RequestFailedError: A parser failed; the message names its plugin.
         """
-        return gather([*self.feed(text), *self.close()])
+        return gather([*self.feed(text), *self.close(is_cut=is_cut)])
 
     def _read_calls(self, events: Iterable[TextEvent]) -> Iterator[CompletionEvent]:
         """Read the calls of the content; the reasoning is passed on."""
@@ -171,7 +147,7 @@ class CompletionParser:
                 self._tools.feed(piece, is_in_reasoning=is_in_reasoning)
             )
 
-    def _read_reasoning(self, events: Iterable[ToolEvent]) -> Iterator[CompletionEvent]:
+    def _read_reasoning(self, events: Iterable[CallEvent]) -> Iterator[CompletionEvent]:
         """Read the reasoning of the text; a call that is complete ends it, there or behind it."""
         for event in events:
             if isinstance(event, TextDelta):
@@ -220,7 +196,7 @@ def gather(events: Iterable[CompletionEvent]) -> ParsedCompletion:
                 open_calls[index] = (event, [])
             case ToolCallArguments(index, piece):
                 open_calls[index][1].append(piece)
-            case ToolCallEnd(index):
+            case ToolCallEnd(index) | ToolCallCut(index):
                 start, pieces = open_calls.pop(index)
                 calls.append(ToolCall(start.id or "", start.name, "".join(pieces)))
     return ParsedCompletion(

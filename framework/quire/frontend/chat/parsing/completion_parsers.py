@@ -6,9 +6,10 @@ from typing import Any, Generic, TypeVar
 
 from quire.call_grammar import checked
 from quire.frontend.chat.parsing.call_ids import is_call_id
-from quire.frontend.chat.parsing.completion_parser import CompletionParser, ToolStage
+from quire.frontend.chat.parsing.completion_parser import CompletionParser
 from quire.frontend.chat.parsing.parser_guard import guarded
 from quire.frontend.chat.parsing.reasoning_stage import ReasoningStage
+from quire.frontend.chat.parsing.tool_stage import ToolStage
 from quire.frontend.chat.tool_schemas import normalized
 from quire.interfaces.markers import Markers
 from quire.interfaces.reasoning import ReasoningParser, ReasoningParserCapabilities
@@ -174,7 +175,7 @@ class CompletionParsers:
         """
         for output in outputs:
             parser = self(prompt_text, tools=tools, params=params)
-            parsed = parser.read_whole(output.text)
+            parsed = parser.read_whole(output.text, is_cut=output.finish_reason != "stop")
             output.text = parsed.text
             output.reasoning = parsed.reasoning
             output.tool_calls = [*parsed.calls]

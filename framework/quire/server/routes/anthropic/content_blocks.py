@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from quire.frontend.chat.parsing.completion_parser import CompletionEvent
+from quire.frontend.chat.parsing.tool_stage import ToolCallCut
 from quire.frontend.random_bytes import random_bytes
 from quire.interfaces import tool_parsing
 from quire.interfaces.reasoning import ReasoningDelta
@@ -28,6 +29,7 @@ from quire.server.routes.anthropic.message import (
     ThinkingBlockDelta,
     ToolUseBlock,
 )
+from quire.server.routes.chat.complete_members import complete_members
 from quire.server.routes.chat.strict_arguments import strict_arguments
 from quire.server.routes.chat.strict_json import StrictJson
 
@@ -41,8 +43,10 @@ _NO_INPUT = msgspec.Raw(b"{}")
 class ContentBlocks:
     """Converts the events of one completion.
 
-    A call is a block of its own, which is sent as it comes; if it breaks off, its text follows. A
-    call of a held tool is sent once it is complete: one that breaks off is text and nothing else.
+    A call is a block of its own, which is sent as it comes; if the model breaks it off, its text
+    follows. A call of a held tool is sent once it is complete, and one that breaks off is text and
+    nothing else. A call that is cut has the input that there is; whole, the members that are
+    complete.
 
     Args:
         held: Names of the tools whose calls are sent once they are complete; None: of all.
@@ -73,6 +77,8 @@ class ContentBlocks:
                     self._continue_call(index, piece)
                 case tool_parsing.ToolCallEnd(index):
                     self._end_call(index)
+                case ToolCallCut(index):
+                    self._cut_call(index)
         return self._taken()
 
     def close(self) -> list[BlockEvent]:
@@ -135,6 +141,14 @@ class ContentBlocks:
         if self._open == index:
             self._close_block()
 
+    def _cut_call(self, index: int) -> None:
+        if index in self._calls:
+            name, pieces = self._calls.pop(index)
+            self._begin_block(index, _tool_use(name))
+            self._add_input(complete_members(StrictJson().feed("".join(pieces))))
+        if self._open == index:
+            self._close_block()
+
     def _add_input(self, text: str) -> None:
         if text:
             self._add(InputJsonDelta(text))
@@ -161,7 +175,7 @@ class ContentBlocks:
 
 
 def folded(events: Sequence[BlockEvent]) -> list[Block]:
-    """Return the blocks that events describe, of which no call has broken off."""
+    """Return the blocks that events describe, in which calls are held."""
     blocks: list[Block] = []
     for event in events:
         match event:

@@ -48,15 +48,17 @@ class ChatTurn:
 
     def events(self) -> list[ChoiceEvents]:
         """Return the events of each choice, for a stream."""
-        return [
-            ChoiceEvents(self._parser(), self.tools.allows_parallel)
-            for _ in range(self.generation.num_choices)
-        ]
+        return [self.choice() for _ in range(self.generation.num_choices)]
+
+    def choice(self, *, keeps_cut_call: bool = True) -> ChoiceEvents:
+        """Return the events of one choice; see `ChoiceEvents`."""
+        return ChoiceEvents(
+            self._parser(), self.tools.allows_parallel, keeps_cut_call=keeps_cut_call
+        )
 
     def parsed(self, output: CompletionOutput) -> ParsedCompletion:
         """Return the parts of a whole completion."""
-        choice = ChoiceEvents(self._parser(), self.tools.allows_parallel)
-        return gather(choice.read(one_delta(output)))
+        return gather(self.choice().read(one_delta(output)))
 
     def _parser(self) -> CompletionParser | None:
         """Return a new parser; None if a completion is text and nothing else."""

@@ -17,12 +17,21 @@ class ChoiceEvents:
             it is content.
         allows_parallel: Whether there may be several calls; otherwise the choice ends with the
             first complete one, and what is behind it is left out.
+        keeps_cut_call: Whether a call that was cut counts as far as it goes; otherwise its text is
+            content.
 
     Attributes:
         finish_reason: Finish reason in OpenAI's terms; None while the choice is incomplete.
     """
 
-    def __init__(self, parser: CompletionParser | None, allows_parallel: bool) -> None:
+    def __init__(
+        self,
+        parser: CompletionParser | None,
+        allows_parallel: bool,
+        *,
+        keeps_cut_call: bool = True,
+    ) -> None:
+        self._keeps_cut_call = keeps_cut_call
         self.finish_reason: FinishReason | None = None
         self._parser = parser
         self._allows_parallel = allows_parallel
@@ -38,7 +47,11 @@ class ChoiceEvents:
         return events
 
     def _kept(self, parser: CompletionParser, delta: Delta) -> Iterator[CompletionEvent]:
-        for event in _events(parser, delta):
+        events = parser.feed(delta.text) if delta.text else []
+        if delta.finish_reason is not None:
+            is_cut = self._keeps_cut_call and delta.finish_reason != "stop"
+            events += parser.close(is_cut=is_cut)
+        for event in events:
             if self._has_call and not self._allows_parallel:
                 return
             self._has_call |= isinstance(event, ToolCallEnd)
@@ -70,8 +83,3 @@ def one_delta(output: CompletionOutput) -> Delta:
         finish_reason=output.finish_reason,
         stop_reason=output.stop_reason,
     )
-
-
-def _events(parser: CompletionParser, delta: Delta) -> list[CompletionEvent]:
-    events = parser.feed(delta.text) if delta.text else []
-    return events if delta.finish_reason is None else [*events, *parser.close()]

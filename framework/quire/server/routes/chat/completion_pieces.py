@@ -1,6 +1,10 @@
-"""Pieces of completions in which tool calls are whole; a whole completion is one piece."""
+"""Pieces of completions in which tool calls are whole; a whole completion is one piece.
 
-from quire.frontend.chat.parsing.completion_parser import ParsedCompletion
+A call that a limit cut is text.
+"""
+
+import msgspec
+
 from quire.interfaces.http_route import CompletionPiece
 from quire.interfaces.reasoning import ReasoningDelta
 from quire.interfaces.tool_parsing import (
@@ -11,7 +15,7 @@ from quire.interfaces.tool_parsing import (
 )
 from quire.outputs import CompletionOutput, Delta, ToolCall
 from quire.server.routes.chat.chat_turn import ChatTurn
-from quire.server.routes.chat.choice_events import ChoiceEvents
+from quire.server.routes.chat.choice_events import ChoiceEvents, one_delta
 from quire.server.wire.finish_reason import finish_reason_of
 
 
@@ -19,17 +23,14 @@ class CompletionPieces:
     """Converts the deltas of one choice; a tool call is given once it is complete.
 
     Args:
-        events: Events of the choice.
+        turn: Turn of a conversation that it is a choice of; None: it is text that is not split.
     """
 
-    def __init__(self, events: ChoiceEvents) -> None:
-        self._events = events
+    def __init__(self, turn: ChatTurn | None) -> None:
+        self._events = (
+            ChoiceEvents(None, True) if turn is None else turn.choice(keeps_cut_call=False)
+        )
         self._calls: dict[int, tuple[ToolCallStart, list[str]]] = {}
-
-    @classmethod
-    def of(cls, turn: ChatTurn | None) -> "CompletionPieces":
-        """Return the converter of the first choice of a turn; None: of text that is not split."""
-        return cls(ChoiceEvents(None, True) if turn is None else turn.events()[0])
 
     def read(self, delta: Delta) -> CompletionPiece:
         """Return what a delta adds."""
@@ -71,14 +72,6 @@ def whole_piece(output: CompletionOutput, turn: ChatTurn | None) -> CompletionPi
     Raises:
         RequestError: It was aborted, or failed.
     """
-    parsed = ParsedCompletion(output.text, None, ()) if turn is None else turn.parsed(output)
-    return CompletionPiece(
-        index=output.index,
-        text=parsed.text,
-        reasoning=parsed.reasoning or "",
-        tool_calls=parsed.calls,
-        token_ids=output.token_ids,
-        logprobs=output.logprobs,
-        finish_reason=finish_reason_of(output, bool(parsed.calls)),
-        stop_reason=output.stop_reason,
-    )
+    piece = CompletionPieces(turn).read(one_delta(output))
+    end = finish_reason_of(output, bool(piece.tool_calls))
+    return msgspec.structs.replace(piece, logprobs=output.logprobs, finish_reason=end)

@@ -92,7 +92,7 @@ class OllamaRun:
 
     async def events(self) -> AsyncGenerator[bytes]:
         """Generate; yield the lines of a stream."""
-        pieces = CompletionPieces.of(self.turn)
+        pieces = CompletionPieces(self.turn)
         num_calls, end = 0, None
         async with aclosing(self.generation.deltas()) as deltas:
             async for _, delta in deltas:

@@ -1,7 +1,7 @@
 """Pieces of one streamed chat choice: parser events as OpenAI's deltas.
 
-A stream differs from a full response in one thing only: a tool call that breaks off has already
-begun in the stream, where its text follows; a full response has only the text.
+A stream differs from a full response in one thing only: a tool call that the model breaks off has
+already begun in the stream, where its text follows; a full response has only the text.
 """
 
 from collections.abc import Collection
@@ -9,6 +9,7 @@ from collections.abc import Collection
 from msgspec import UNSET
 
 from quire.frontend.chat.custom_input import CustomInput
+from quire.frontend.chat.parsing.tool_stage import ToolCallCut
 from quire.interfaces.reasoning import ReasoningDelta
 from quire.interfaces.tool_parsing import (
     TextDelta,
@@ -78,7 +79,7 @@ class ChatPieces:
                     _add_input(calls, index, self._inputs[index].feed(arguments))
                 case ToolCallArguments(index, arguments):
                     _add_arguments(calls, index, arguments)
-                case ToolCallEnd(index) if index in self._inputs:
+                case ToolCallEnd(index) | ToolCallCut(index) if index in self._inputs:
                     _add_input(calls, index, self._inputs.pop(index).close())
         if calls:
             piece.tool_calls = list(calls.values())

@@ -11,7 +11,6 @@ from typing import NamedTuple
 from quire.errors import InvalidRequestError, PluginError
 from quire.interfaces.http_route import CompletionPiece, TokenUsage
 from quire.server.routes.chat.chat_turn import ChatTurn
-from quire.server.routes.chat.choice_events import ChoiceEvents
 from quire.server.routes.chat.completion_pieces import CompletionPieces, whole_piece
 from quire.server.routes.generation import Generation
 
@@ -135,5 +134,4 @@ def _readers(generation: Generation, turn: ChatTurn | None) -> list[CompletionPi
             "ask for whole completions, or for n",
             param="best_of",
         )
-    plain = [ChoiceEvents(None, True) for _ in range(generation.num_choices)]
-    return [CompletionPieces(e) for e in (plain if turn is None else turn.events())]
+    return [CompletionPieces(turn) for _ in range(generation.num_choices)]

@@ -2,7 +2,8 @@
 
 At most one item is open. What belongs to no open item closes it and opens the next, so a whole
 completion, read as one long delta, has the same items as a streamed one. A call is an item from its
-name on. One that breaks off is an incomplete item, and its text is in the message behind it.
+name on. One that is cut is an incomplete item, and so is one that the model breaks off: its text is
+in the message behind it.
 
 A call of a tool of a tool server is an item once its arguments are complete. When it has a result,
 it is replaced by one with the result.
@@ -15,6 +16,7 @@ from itertools import groupby
 import msgspec
 
 from quire.frontend.chat.custom_input import CustomInput
+from quire.frontend.chat.parsing.tool_stage import ToolCallCut
 from quire.frontend.random_bytes import random_bytes
 from quire.interfaces.reasoning import ReasoningDelta
 from quire.interfaces.tool_parsing import TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
@@ -117,6 +119,11 @@ class Output:
                     self._add_tool_call(tool, "".join(pieces))
                 case ToolCallEnd(index):
                     self._end_call(self._open_call(index))
+                case ToolCallCut(index) if index in self._tool_calls:
+                    tool, pieces = self._tool_calls.pop(index)
+                    self._add_cut_call(tool, "".join(pieces))
+                case ToolCallCut(index):
+                    self._end_call(self._open_call(index), "incomplete")
         return self._taken_changes()
 
     def end(self, status: ItemStatus, logprobs: Sequence[TokenLogprob] = ()) -> list[Change]:
@@ -178,11 +185,8 @@ class Output:
 
     def drop_calls(self) -> list[Change]:
         """End the calls that have no result, which are not run."""
-        for call in self.calls:
-            item = msgspec.structs.replace(call.item, status="incomplete")
-            self.items[call.index] = item
-            self._changes.append(CallEnded(call.index, item))
-        self.calls = []
+        for call in [*self.calls]:
+            self._drop(call)
         return self._taken_changes()
 
     def _taken_changes(self) -> list[Change]:
@@ -223,13 +227,13 @@ class Output:
         if text := piece if item.input is None else item.input.feed(piece):
             self._grow(item, text)
 
-    def _end_call(self, item: OpenItem | None) -> None:
+    def _end_call(self, item: OpenItem | None, status: ItemStatus = "completed") -> None:
         if item is None:
             return
         if item.input is not None and (text := item.input.close()):
             self._grow(item, text)
-        self.awaits_client = True
-        self._close("completed")
+        self.awaits_client |= status == "completed"
+        self._close(status)
 
     def _added(self, item: OpenItem) -> OpenItem:
         self._close_unless_call("completed")
@@ -263,11 +267,23 @@ class Output:
             return
         self._add_runnable(new_call(label, name, arguments))
 
-    def _add_runnable(self, item: McpCallItem) -> None:
+    def _add_cut_call(self, offered: OfferedTool, arguments: str) -> None:
+        """Add a call that is not run, and for which no client is asked."""
+        self._close_unless_call("completed")
+        self._drop(self._add_runnable(new_call(offered.label, offered.tool.name, arguments)))
+
+    def _add_runnable(self, item: McpCallItem) -> RunnableCall:
         call = RunnableCall(len(self.items), item)
         self.items.append(item)
         self.calls.append(call)
         self._changes.append(CallBegun(call.index, item))
+        return call
+
+    def _drop(self, call: RunnableCall) -> None:
+        item = msgspec.structs.replace(call.item, status="incomplete")
+        self.calls.remove(call)
+        self.items[call.index] = item
+        self._changes.append(CallEnded(call.index, item))
 
     def _close(self, status: ItemStatus) -> None:
         if (item := self._open) is not None:

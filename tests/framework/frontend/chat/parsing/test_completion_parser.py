@@ -10,9 +10,9 @@ from quire.errors import RequestFailedError
 from quire.frontend.chat.parsing.completion_parser import (
     CompletionParser,
     ParsedCompletion,
-    ToolStage,
     gather,
 )
+from quire.frontend.chat.parsing.tool_stage import ToolStage
 from quire.interfaces.markers import Markers
 from quire.interfaces.reasoning import ReasoningDelta
 from quire.interfaces.tool_parsing import (

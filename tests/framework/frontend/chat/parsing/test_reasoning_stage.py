@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 from letter_parsers import DashThinking, HoldingThoughts, UpperCalls
 
 from quire.errors import RequestFailedError
-from quire.frontend.chat.parsing.completion_parser import CompletionParser, ToolStage, gather
+from quire.frontend.chat.parsing.completion_parser import CompletionParser, gather
 from quire.frontend.chat.parsing.reasoning_stage import ReasoningStage
+from quire.frontend.chat.parsing.tool_stage import ToolStage
 from quire.interfaces.reasoning import ContentDelta, ReasoningDelta, ReasoningParser
 from quire.interfaces.tool_parsing import TextDelta
 from quire.plugins.registry import Source

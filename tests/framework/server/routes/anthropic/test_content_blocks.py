@@ -22,12 +22,12 @@ from quire.server.routes.anthropic.message import (
 from quire.server.routes.chat.choice_events import ChoiceEvents
 
 
-def events_of(*pieces, held=None, shows_thinking=True, allows_parallel=True):
+def events_of(*pieces, held=None, shows_thinking=True, allows_parallel=True, reason="stop"):
     choice = ChoiceEvents(parser_of(ThinkParser(), BracketParser()), allows_parallel)
     blocks = ContentBlocks(held, shows_thinking=shows_thinking)
     found = []
     for i, piece in enumerate(pieces):
-        end = "stop" if i == len(pieces) - 1 else None
+        end = reason if i == len(pieces) - 1 else None
         delta = Delta(index=0, text=piece, token_ids=[], finish_reason=end)
         found += blocks.read(choice.read(delta))
     return [*found, *blocks.close()]
@@ -208,6 +208,23 @@ def test_a_call_that_breaks_off_is_followed_by_its_text():
         if isinstance(event, ContentBlockStart)
     ]
     assert kinds == ["tool_use", "text"]
+
+
+CUT = '[[f {"a": "x", "b": [1, 2'
+
+
+@pytest.mark.parametrize("held", [None, {"f"}])
+def test_a_held_call_that_is_cut_has_the_members_that_are_complete(held):
+    blocks = blocks_of("Hi ", CUT, held=held, reason="length")
+    assert blocks == [text("Hi "), call("f", a="x", b=[1])]
+    assert blocks_of("[[f ", held=held, reason="length") == [call("f")]
+    assert blocks_of('[[f {"a": NaN, "b"', held=held, reason="length") == [call("f", a=None)]
+
+
+def test_a_call_that_is_cut_is_sent_as_far_as_it_goes():
+    events = json.loads(msgspec.json.encode(events_of("Hi ", CUT, held=(), reason="length")))
+    (before, block) = gathered(events)
+    assert (before, block["name"], block["input"]) == (text("Hi "), "f", '{"a": "x", "b": [1, 2')
 
 
 def test_a_parser_that_breaks_its_contract_fails_the_request():

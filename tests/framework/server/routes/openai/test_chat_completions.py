@@ -193,8 +193,14 @@ def test_a_call_cut_off_by_max_tokens_ended_by_length(client, served):
     served.texts.by_prompt = {"Weather": '[[get_weather {"city": "Rome"}]]'}
     choice = ask(client, "Weather", tools=[WEATHER], max_tokens=8).choices[0]
     assert choice.finish_reason == "length"
-    assert choice.message.tool_calls is None
-    assert choice.message.content.startswith("[[get_weather {")
+    assert choice.message.content is None
+    (call,) = choice.message.tool_calls
+    arguments = call.function.arguments
+    assert (call.function.name, arguments) == ("get_weather", '{"city": "Rome"}'[: len(arguments)])
+    assert 0 < len(arguments) < len('{"city": "Rome"}')
+    streamed = joined(stream(client, "Weather", tools=[WEATHER], max_tokens=8))
+    assert (streamed["finish"], streamed["content"]) == ("length", "")
+    assert streamed["calls"] == {0: ("get_weather", arguments)}
 
 
 def test_a_call_that_breaks_off_is_no_call(client, served):
@@ -204,6 +210,26 @@ def test_a_call_that_breaks_off_is_no_call(client, served):
     assert choice.message.tool_calls is None
     assert choice.message.content == "[[get_weather {"
     assert joined(stream(client, "Weather", tools=[WEATHER]))["finish"] == "stop"
+
+
+def test_the_call_of_a_custom_tool_is_cut_alike_in_a_stream(client, served):
+    text = '[[run {"input": "ls -l and more"}]]'
+    served.texts.by_prompt = {"List": text}
+    tools = [{"type": "custom", "custom": {"name": "run"}}]
+    for limit in range(1, len(served.frontend.tokenizer.encode(text))):
+        choice = ask(client, "List", tools=tools, max_tokens=limit).choices[0]
+        body = {"messages": [{"role": "user", "content": "List"}], "tools": tools}
+        url = f"{served.url}/v1/chat/completions"
+        sent = httpx.post(url, json=body | {"stream": True, "max_tokens": limit}).text
+        chunks = [json.loads(line[6:]) for line in sent.splitlines() if line.startswith("data: {")]
+        pieces = [p for c in chunks for p in c["choices"][0]["delta"].get("tool_calls", ())]
+        streamed = "".join(piece["custom"]["input"] for piece in pieces)
+        (call,) = choice.message.tool_calls or [None]
+        assert (call is None) == (not pieces)
+        assert "ls -l and more".startswith(streamed)
+        assert streamed == (call.custom.input if call else "")
+        assert choice.finish_reason == chunks[-1]["choices"][0]["finish_reason"] == "length"
+    assert streamed == "ls -l and more"
 
 
 def test_without_tools_calls_are_not_parsed(client, served):

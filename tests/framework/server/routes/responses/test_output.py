@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server_parts import BracketParser, ThinkParser
 
+from quire.frontend.chat.parsing.tool_stage import ToolCallCut
 from quire.interfaces.reasoning import ReasoningDelta
 from quire.interfaces.tool_parsing import TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from quire.outputs import Delta
@@ -16,7 +17,12 @@ from quire.server.routes.chat.choice_events import ChoiceEvents
 from quire.server.routes.responses.item_events import ItemEvents
 from quire.server.routes.responses.output import Output
 from quire.server.wire.protocol import TokenLogprob
-from quire.server.wire.responses import FunctionCallItem, OutputMessage, ReasoningItem
+from quire.server.wire.responses import (
+    CustomCallItem,
+    FunctionCallItem,
+    OutputMessage,
+    ReasoningItem,
+)
 
 PIECES = ["<t>", "</t>", "[[f ", "[[g {}", "]]", '{"a": 1}', "text", " ", "[", "ü🌧"]
 texts = st.lists(st.sampled_from(PIECES), max_size=8).map("".join)
@@ -83,7 +89,7 @@ def test_a_streamed_completion_has_the_items_of_a_whole_one(text, cuts, end):
 @given(texts, st.lists(st.integers(0, 60), max_size=6))
 def test_the_text_of_all_messages_is_the_text_that_the_parsers_give(text, cuts):
     parsed = parser_of(ThinkParser(), BracketParser()).read_whole(text)
-    items, _ = read(text, cuts)
+    items, _ = read(text, cuts, "stop")
     messages = [item for item in items if isinstance(item, OutputMessage)]
     assert "".join(item.content[0].text for item in messages) == parsed.text
     calls = [item for item in items if isinstance(item, FunctionCallItem)]
@@ -109,13 +115,33 @@ def test_the_arguments_of_a_call_are_sent_as_they_come():
     assert (call.name, call.arguments, call.status) == ("f", '{"a": 1}', "completed")
 
 
-@pytest.mark.parametrize(("end", "status"), [("stop", "completed"), ("length", "incomplete")])
-def test_a_call_that_breaks_off_is_incomplete_and_its_text_follows(end, status):
-    (before, call, message), events = read('Sure: [[f {"a"', [3, 9, 12], end)
+def test_a_call_that_breaks_off_is_incomplete_and_its_text_follows():
+    (before, call, message), events = read('Sure: [[f {"a"', [3, 9, 12])
     assert (before.content[0].text, before.status) == ("Sure: ", "completed")
     assert (call.name, call.arguments, call.status) == ("f", '{"a"', "incomplete")
-    assert (message.content[0].text, message.status) == ('[[f {"a"', status)
+    assert (message.content[0].text, message.status) == ('[[f {"a"', "completed")
     assert not of_type(events, "function_call_arguments.done")
+
+
+def test_a_call_that_is_cut_is_incomplete_and_the_last_item():
+    (before, call), events = read('Sure: [[f {"a"', [3, 9, 12], "length")
+    assert (before.content[0].text, before.status) == ("Sure: ", "completed")
+    assert (call.name, call.arguments, call.status) == ("f", '{"a"', "incomplete")
+    assert not of_type(events, "function_call_arguments.done")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [('{"input": "ls', "ls"), ('{"input": "ls\\', "ls"), ('{"inp', ""), ('{"a": 1', '{"a": 1')],
+)
+def test_the_input_of_a_custom_tool_is_cut(arguments, text):
+    output = Output(custom={"run"})
+    output.read([(ToolCallStart(0, "run"), ()), (ToolCallArguments(0, arguments), ())])
+    output.read([(ToolCallCut(0), ())])
+    (item,) = output.items
+    assert isinstance(item, CustomCallItem)
+    assert (item.input, item.status) == (text, "incomplete")
+    assert not output.awaits_client
 
 
 def test_a_call_within_another_ends_it():

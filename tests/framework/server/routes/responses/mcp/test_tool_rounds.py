@@ -228,6 +228,27 @@ def test_the_limit_of_tokens_is_that_of_all_turns(client, served):
     assert (alone.output[1].output, alone.status) == (RAIN, "incomplete")
 
 
+@pytest.mark.parametrize("require_approval", ["never", "always"])
+def test_a_call_that_is_cut_is_not_run_and_no_client_is_asked(client, served, require_approval):
+    served.texts.by_prompt = {"Weather?": f"Sure. {WEATHER_CALL}"}
+    num_tokens = len(served.frontend.tokenizer.encode(f"Sure. {WEATHER_CALL}")) - 3
+    tools = [raw(require_approval=require_approval)]
+    response = ask(client, tools=tools, max_output_tokens=num_tokens)
+    _, message, call = response.output
+    assert (message.content[0].text.strip(), message.status) == ("Sure.", "completed")
+    assert (call.type, call.name, call.status) == ("mcp_call", "get_weather", "incomplete")
+    assert '{"city": "Oslo"}'.startswith(call.arguments)
+    assert call.arguments
+    assert (call.output, response.incomplete_details.reason) == (None, "max_output_tokens")
+    assert len(served.core.requests) == 1
+    *_, last = ask(client, tools=tools, max_output_tokens=num_tokens, stream=True)
+    streamed = last.response.output
+    assert [(item.type, item.status) for item in streamed[1:]] == [
+        ("message", "completed"), ("mcp_call", "incomplete"),
+    ]  # fmt: skip
+    assert streamed[2].arguments == call.arguments
+
+
 def test_an_output_that_leaves_no_room_ends_the_response(client, served):
     served.texts.by_prompt = {"Weather?": '[[repeat {"text": "x y z "}]]'}
     response = ask(client, "Weather? " + "word " * 60, [raw("repeat")])
