@@ -163,6 +163,13 @@ def test_the_reasoning_parser_sees_the_prompt():
     assert make("open", tools=None).read_whole("ab").reasoning == "ab"
 
 
+@pytest.mark.parametrize(("end", "calls"), [("stop", []), ("length", ["X"]), ("abort", ["X"])])
+def test_the_last_call_of_a_whole_output_is_cut_unless_the_model_ended_it(end, calls):
+    output = CompletionOutput(index=0, text="aX", token_ids=[1], finish_reason=end)
+    CompletionParsers(tools=calling(UpperCalls, ACME)).split([output], "", TOOLS)
+    assert (output.text, [call.name for call in output.tool_calls]) == ("a", calls)
+
+
 def test_a_whole_output_is_split_in_place():
     output = CompletionOutput(index=0, text="hm-aBcD", token_ids=[1])
     plain = CompletionOutput(index=1, text="hm-aBcD", token_ids=[1])

@@ -108,6 +108,22 @@ def test_a_chat_is_split_into_reasoning_text_and_calls(make_app, core, text):
     assert joined(post(app, PATH, stream=True).events) == whole
 
 
+def test_the_text_of_a_call_that_is_cut_is_text(make_app, core, frontend):
+    core.script.by_prompt = {"Weather": f"So: {CALL}"}
+    limit = len(frontend.tokenizer.encode(f"So: {CALL}")) - 3
+
+    def ask(request):
+        messages = [{"role": "user", "content": "Weather?"}]
+        return request.chat(messages, SamplingParams(max_tokens=limit), tools=[WEATHER])
+
+    app = make_app(responding(ask))
+    whole = post(app, PATH).json()
+    whole.pop("num")
+    assert (whole["calls"], whole["end"]) == ([], "length")
+    assert whole["text"].startswith('So: [[weather {"ci')
+    assert joined(post(app, PATH, stream=True).events) == whole
+
+
 def test_a_route_tokenizes_and_reads_names_and_limits(make_app, frontend):
     async def respond(request):
         token_ids = await request.tokenize("Once upon")
