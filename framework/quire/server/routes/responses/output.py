@@ -185,8 +185,11 @@ class Output:
 
     def drop_calls(self) -> list[Change]:
         """End the calls that have no result, which are not run."""
-        for call in [*self.calls]:
-            self._drop(call)
+        for call in self.calls:
+            item = msgspec.structs.replace(call.item, status="incomplete")
+            self.items[call.index] = item
+            self._changes.append(CallEnded(call.index, item))
+        self.calls = []
         return self._taken_changes()
 
     def _taken_changes(self) -> list[Change]:
@@ -268,22 +271,15 @@ class Output:
         self._add_runnable(new_call(label, name, arguments))
 
     def _add_cut_call(self, offered: OfferedTool, arguments: str) -> None:
-        """Add a call that is not run, and for which no client is asked."""
+        """Add a call for which no client is asked; it is dropped, as the turn is incomplete."""
         self._close_unless_call("completed")
-        self._drop(self._add_runnable(new_call(offered.label, offered.tool.name, arguments)))
+        self._add_runnable(new_call(offered.label, offered.tool.name, arguments))
 
-    def _add_runnable(self, item: McpCallItem) -> RunnableCall:
+    def _add_runnable(self, item: McpCallItem) -> None:
         call = RunnableCall(len(self.items), item)
         self.items.append(item)
         self.calls.append(call)
         self._changes.append(CallBegun(call.index, item))
-        return call
-
-    def _drop(self, call: RunnableCall) -> None:
-        item = msgspec.structs.replace(call.item, status="incomplete")
-        self.calls.remove(call)
-        self.items[call.index] = item
-        self._changes.append(CallEnded(call.index, item))
 
     def _close(self, status: ItemStatus) -> None:
         if (item := self._open) is not None:

@@ -64,8 +64,11 @@ def test_the_text_of_a_call_that_is_cut_is_no_text(events, last, kept):
     assert found == (last if kept == ["whole"] else kept)
 
 
-def test_without_a_parser_there_is_nothing_to_cut():
-    assert ToolStage(None).close(is_cut=True) == []
+def test_without_a_parser_all_is_text_and_there_is_nothing_to_cut():
+    stage = ToolStage(None)
+    assert stage.feed("") == []
+    assert stage.feed("a") == [TextDelta("a")]
+    assert stage.close(is_cut=True) == []
 
 
 @pytest.mark.parametrize("reads_calls_first", [False, True])
