@@ -300,8 +300,8 @@ class ToolParserContract(StreamParserContract[ToolSample, ToolEvent, ReadComplet
         whole = _begun(self.events_of(sample, [sample.text]))
         for deltas in ([prefix], [*prefix]):
             stage = ToolStage(self.new_parser(sample))
-            events = [event for delta in deltas for event in stage.feed(delta)]
-            events += stage.close(is_cut=True)
+            begun = [event for delta in deltas for event in stage.feed(delta)]
+            events = [*begun, *stage.close(is_cut=True)]
             text, calls = gather(events).text, _begun(events)
             expect(
                 sample.content.startswith(text) and _is_beginning(calls, whole),

@@ -1,8 +1,8 @@
 """The tool calls of one completion, whose events keep the rules; a limit may cut the last call.
 
 What ends a completion from without, such as `max_tokens`, may do so within a call. If the call has
-begun, it counts as far as it is certain: what the parser makes of the rest at the close is left out,
-be it arguments or text. A call that the model itself breaks off is void, and its text is text.
+begun, it counts as far as it is certain: what the parser makes of the rest at the close is left
+out, be it arguments or text. A call that the model itself breaks off is void, and its text is text.
 """
 
 from collections.abc import Sequence
