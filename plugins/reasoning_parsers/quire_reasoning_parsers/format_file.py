@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from itertools import combinations
 
 import msgspec
 
@@ -11,6 +12,7 @@ from quire_reasoning_parsers.family_table import Family
 from quire_reasoning_parsers.tag_format import TagFormat
 from quire_reasoning_parsers.tag_parser import TagParser
 
+_MARKERS = ("open", "close", "wrapper_open", "wrapper_close")
 _UNKNOWN_FIELD = re.compile(r"unknown field `(?P<field>[^`]*)`")
 
 
@@ -39,8 +41,11 @@ def read_format(text: str) -> TagFormat:
         raise ValueError(f"it is not TOML: {error}") from error
     except msgspec.ValidationError as error:
         raise ValueError(_explained(str(error))) from error
-    for name in ("open", "close", "wrapper_open", "wrapper_close"):
-        _check_texts(name, getattr(form, name), is_needed=name in ("open", "close"))
+    markers = {name: getattr(form, name) for name in _MARKERS}
+    for name, texts in markers.items():
+        _check_texts(name, texts, is_needed=name in ("open", "close"))
+    for first, second in combinations(_MARKERS, 2):
+        _check_apart(first, second, {*markers[first]} & {*markers[second]})
     return form
 
 
@@ -58,3 +63,11 @@ def _check_texts(name: str, texts: tuple[str, ...], *, is_needed: bool) -> None:
         raise ValueError(f"{name} must have at least one marker")
     if "" in texts:
         raise ValueError(f"{name} must not have an empty text")
+
+
+def _check_apart(first: str, second: str, shared: set[str]) -> None:
+    if shared:
+        raise ValueError(
+            f"{first} and {second} must not have the same marker, but both have {min(shared)!r}; "
+            "leave it out of one of them, or write a parser in Python for such a format"
+        )

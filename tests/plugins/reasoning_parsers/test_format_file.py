@@ -27,6 +27,11 @@ def test_reasoning_of_a_users_format_may_stay_in_the_content():
         ('open = "<a>"\nclose = ["b"]', "at `open`"),
         ('open = []\nclose = ["b"]', "open must have at least one marker"),
         ('open = ["a"]\nclose = ["", "b"]', "close must not have an empty text"),
+        (
+            'open = ["a", "b"]\nclose = ["b"]',
+            "open and close must not have .* both have 'b'; leave",
+        ),
+        (TABLE + 'wrapper_open = ["</a>"]', "close and wrapper_open must not have the same"),
         (TABLE + "opens = 1", "there is no field 'opens'; the fields are open, close, label"),
     ],
 )
