@@ -175,6 +175,27 @@ def test_a_conversation_is_rendered_with_all_its_texts(name):
     assert "Undefined" not in text
 
 
+@pytest.mark.parametrize(
+    ("name", "result", "following"),
+    [
+        ("deepseek_v3", "sunny<｜tool▁output▁end｜><｜tool▁outputs▁end｜>", "<｜Assistant｜>"),
+        ("deepseek_v31", "sunny<｜tool▁output▁end｜>", "<｜Assistant｜></think>"),
+    ],
+)
+def test_deepseek_goes_on_directly_behind_results(name, result, following):
+    turn = assistant(name, [("find", {"city": "Oslo"})])
+    tool = {"role": "tool", "tool_call_id": turn["tool_calls"][0]["id"], "content": "sunny"}
+    answer = {"role": "assistant", "content": "It is."}
+    prompt = template_of(name).render([USER, turn, tool], TOOLS).text
+    assert prompt.endswith(result)
+    again = template_of(name).render([USER, turn, tool, turn, tool], TOOLS).text
+    assert again.startswith(prompt + completion(name, [("find", {"city": "Oslo"})]))
+    whole = template_of(name).render([USER, turn, tool, answer, USER], TOOLS).text
+    user = template_of(name).render([USER]).text.removeprefix("<｜begin▁of▁sentence｜>")
+    assert whole == f"{prompt}It is.{EXAMPLES[name].end}{user}"
+    assert user.endswith(following)
+
+
 @each_template
 def test_arguments_that_are_no_json_do_not_end_the_conversation(name):
     turn = assistant(name, [("find", {})])
