@@ -92,16 +92,18 @@ class TaggedReader(CallReader):
     def _read_step(self, text: str, start: int, is_last: bool) -> int | None:
         """Read what is between two arguments: blanks, and the tag of the next one or the end."""
         place = skip_blanks(text, start)
+        if not is_last and self._steps.may_begin(text, place):
+            return place if place > start else None
         marker = self._steps.at_start(text, place)
         if marker is not None and marker not in self._tags.parameter_open:
             return self._finish(place)
-        is_body = self.name is None and text.startswith("{", place)
+        is_body = marker is None and self.name is None and text.startswith("{", place)
         if self._body is None and (marker is not None or is_body):
             self.name = self._written_name
             self._body = _Body() if is_body else None
             self._read_next = self._read_body if is_body else self._read_key
             return place + (0 if marker is None else len(marker))
-        if is_last or (place < len(text) and not self._steps.may_begin(text, place)):
+        if is_last or place < len(text):
             return self._break()
         return place if place > start else None
 

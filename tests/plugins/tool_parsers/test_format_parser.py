@@ -78,6 +78,37 @@ class TestPythonAtTheFront(ToolParserContract):
     )
 
 
+def tags_that_open_with(*openers):
+    """Return the parser of a table whose arguments have braces around them."""
+    written = ", ".join(f'"{each}"' for each in openers)
+    return FormatParser.from_file_text(
+        'notations = ["tagged"]\ncall_open = ["<call>"]\ncall_close = ["</call>"]\n'
+        f'tags = {{ name_close = ":", parameter_open = [{written}], key_close = "=",'
+        ' parameter_close = ["}"] }'
+    )
+
+
+class TestArgumentsInBraces(ToolParserContract):
+    """The kit, for tags that begin like a body of JSON."""
+
+    parser = tags_that_open_with("{")
+    samples = (
+        ToolSample("<call>f:{a=Oslo}{b=3}</call>", "", (("f", '{"a": "Oslo", "b": "3"}'),)),
+        ToolSample("<call>f:</call>", "", (("f", "{}"),)),
+        ToolSample("<call>f:{}</call>", "<call>f:{}</call>"),
+    )
+
+
+class TestArgumentsInOneBraceOrTwo(ToolParserContract):
+    """The kit, for tags of which one begins like the other, and like a body of JSON."""
+
+    parser = tags_that_open_with("{{", "{{|")
+    samples = (
+        ToolSample("<call>f:{{a=Oslo}{{|b=y}</call>", "", (("f", '{"a": "Oslo", "b": "y"}'),)),
+        ToolSample('<call>f:{"a": "x"}</call>', "", (("f", '{"a": "x"}'),)),
+    )
+
+
 V3 = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n"
 STEP = (
     "<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜>"
