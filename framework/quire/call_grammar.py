@@ -140,9 +140,14 @@ class CallGrammar(msgspec.Struct, frozen=True):
     covers_reasoning: bool = False
 
     @property
+    def are_forced(self) -> bool:
+        """Whether a completion has a call at least."""
+        return not self.triggers
+
+    @property
     def follow_reasoning(self) -> bool:
         """Whether calls are forced behind reasoning that the prompt has opened."""
-        return not (self.triggers or self.covers_reasoning)
+        return self.are_forced and not self.covers_reasoning
 
     def __post_init__(self) -> None:
         if "" in (*self.triggers, *self.excluded):

@@ -6,12 +6,20 @@ from difflib import get_close_matches
 
 import msgspec
 
-from quire_tool_parsers.call_format import CallFormat, CallIds, JsonKeys
+from quire_tool_parsers.call_format import CallFormat, CallIds, JsonKeys, Tags
+from quire_tool_parsers.call_writing import CallWriting
 from quire_tool_parsers.header_check import check_header
 
 MAX_ID_LENGTH = 64
+TABLES: dict[str, type[msgspec.Struct]] = {
+    "keys": JsonKeys, "tags": Tags, "call_ids": CallIds, "writing": CallWriting,
+}  # fmt: skip
+
+ID_PLACEHOLDERS = ("{name}", "{number}")
 
 _UNKNOWN_FIELD = re.compile(r"unknown field `(?P<field>[^`]*)`(?: - at `\$\.?(?P<path>[^`]*)`)?")
+_PLACEHOLDER = re.compile(r"\{[^{}]*\}?|\}")
+_ID = re.compile(r"[!-~]{1,64}")  # with its placeholders
 
 
 def read_format(text: str) -> CallFormat:
@@ -36,12 +44,12 @@ def _explained(message: str) -> str:
     if found is None:
         return message.replace("`$.", "`")
     field, path = found["field"], found["path"] or ""
-    if path:
-        return f"there is no field {path}.{field}; see docs/tool_calls.md"
-    known = sorted(CallFormat.__struct_fields__)
+    known = sorted(TABLES.get(path, CallFormat).__struct_fields__)
     near = get_close_matches(field, known, 1)
+    name = f"{path}.{field}" if path else repr(field)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"there is no field {field!r}; {hint}The fields are {', '.join(known)}"
+    of_table = f" of {path}" if path else ""
+    return f"there is no field {name}; {hint}The fields{of_table} are {', '.join(known)}"
 
 
 def check_format(form: CallFormat) -> None:
@@ -94,3 +102,20 @@ def _check_tags(form: CallFormat) -> None:
 def _check_call_ids(ids: CallIds) -> None:
     if ids.length is not None and not 1 <= ids.length <= MAX_ID_LENGTH:
         raise ValueError(f"call_ids.length must be from 1 to {MAX_ID_LENGTH}, not {ids.length}")
+    if ids.text:
+        _check_id_text(ids)
+
+
+def _check_id_text(ids: CallIds) -> None:
+    if ids.length is not None:
+        raise ValueError("call_ids has either length or text, not both")
+    wrong = [each for each in _PLACEHOLDER.findall(ids.text) if each not in ID_PLACEHOLDERS]
+    if wrong:
+        raise ValueError(
+            f"call_ids.text has {wrong[0]!r:.80}, but only {' and '.join(ID_PLACEHOLDERS)} stand "
+            "for something"
+        )
+    if "{number}" not in ids.text:
+        raise ValueError("call_ids.text must have {number}, or two calls of a tool have one id")
+    if not _ID.fullmatch(ids.text):
+        raise ValueError("call_ids.text must be at most 64 characters of ASCII, without blanks")

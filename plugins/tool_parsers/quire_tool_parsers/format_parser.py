@@ -29,6 +29,7 @@ from quire_tool_parsers.json_scan import BLANKS
 from quire_tool_parsers.prompt_ids import prompt_id
 from quire_tool_parsers.readers import readers_of
 from quire_tool_parsers.text_writer import TextWriter
+from quire_tool_parsers.writing_check import check_writing
 
 Events = Iterator[ToolEvent]
 MAX_PART = 512  # characters; what is left of a part is copied with each step
@@ -69,7 +70,10 @@ class FormatParser(ToolParser):
         Raises:
             ValueError: The file describes none.
         """
-        return cls.of_format("UserFormat", read_format(text))
+        form = read_format(text)
+        parser = cls.of_format("UserFormat", form)
+        check_writing(form, parser)
+        return parser
 
     @classmethod
     def of_format(cls, name: str, form: CallFormat) -> "type[FormatParser]":

@@ -3,10 +3,10 @@
 import re
 from pathlib import Path
 
-import msgspec
+import pytest
 
 from quire.testing.tool_parsing import read_events
-from quire_tool_parsers.call_format import CallFormat
+from quire_tool_parsers.call_format import CallFormat, CallIds, JsonKeys, Tags
 from quire_tool_parsers.family_table import read_table
 from quire_tool_parsers.format_parser import FormatParser
 from quire_tool_parsers.plugin import HARMONY_NAMES
@@ -26,12 +26,25 @@ def test_the_page_has_the_names_of_all_families_in_their_order():
 
 
 def test_the_page_has_the_fields_of_a_format():
-    table = TEXT.partition("| field | meaning |")[2].partition("\n\n")[0]
-    listed = {name for row in re.findall(r"^\| (.*?) \|", table, re.M)
-              for name in re.findall(r"`([^`]+)`", row)}  # fmt: skip
-    fields = {field.name for field in msgspec.structs.fields(CallFormat)}
+    listed = listed_under("| field | meaning |")
+    fields = {*CallFormat.__struct_fields__}
     assert listed <= fields
     assert fields - listed <= FIELDS_OF_AUTO | {"is_list"}
+
+
+@pytest.mark.parametrize(
+    ("name", "table"), [("keys", JsonKeys), ("tags", Tags), ("call_ids", CallIds)]
+)
+def test_the_page_has_the_fields_of_a_table_in_a_format(name, table):
+    assert listed_under(f"| field of `{name}` | meaning |") == {*table.__struct_fields__}
+
+
+def listed_under(head):
+    """Return the names in the first column of a table of the page."""
+    assert head in TEXT
+    table = TEXT.partition(head)[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| (.*?) \|", table, re.M)
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
 
 
 def test_the_format_on_the_page_reads_the_call_on_the_page():

@@ -1,5 +1,6 @@
 """The parsers of a model's completions: a new parser for each, and what they ask of its text."""
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -17,6 +18,8 @@ from quire.interfaces.tool_parsing import CallGrammar, ToolParser, ToolParserCap
 from quire.outputs import CompletionOutput
 from quire.plugins.registry import Source
 from quire.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
 
 P = TypeVar("P")
 C = TypeVar("C")
@@ -61,6 +64,7 @@ class CompletionParsers:
         self.tools = tools
         self.reads_reasoning = reasoning is not None
         self.reads_calls = tools is not None
+        self._has_missed_calls = False
         self._shown = {
             with_tools: _marked(special_tokens or {}, self._markers(with_tools))
             for with_tools in (False, True)
@@ -106,6 +110,18 @@ class CompletionParsers:
             lambda: checked(tools.parser.call_grammar(given, at_least_one=at_least_one)),
             tools.source,
             "building the grammar of tool calls",
+        )
+
+    def warn_of_missed_call(self) -> None:
+        """Log, once, that a completion of a grammar of calls was read as text."""
+        if self._has_missed_calls or self.tools is None:
+            return
+        self._has_missed_calls = True
+        logger.warning(
+            "plugin %s: a completion that had to call a tool (tool_choice) was read as text, so "
+            "its client got no call. The parser does not read what its grammar writes; mend "
+            "one of the two, or start with another --tool-call-parser (logged once)",
+            self.tools.source,
         )
 
     def prompt_call_id(self, call_id: str, name: str, number: int) -> str:

@@ -1,6 +1,6 @@
 """The events of one streamed choice: text, reasoning and tool calls, as far as they are kept."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from quire.frontend.chat.parsing.completion_parser import CompletionEvent, CompletionParser
 from quire.interfaces.tool_parsing import TextDelta, ToolCallEnd
@@ -19,6 +19,7 @@ class ChoiceEvents:
             first complete one, and what is behind it is left out.
         keeps_cut_call: Whether a call that was cut counts as far as it goes; otherwise its text is
             content.
+        on_no_call: Called if the model ends the choice without a call; None: it may do so.
 
     Attributes:
         finish_reason: Finish reason in OpenAI's terms; None while the choice is incomplete.
@@ -30,7 +31,9 @@ class ChoiceEvents:
         allows_parallel: bool,
         *,
         keeps_cut_call: bool = True,
+        on_no_call: Callable[[], None] | None = None,
     ) -> None:
+        self._on_no_call = on_no_call
         self._keeps_cut_call = keeps_cut_call
         self.finish_reason: FinishReason | None = None
         self._parser = parser
@@ -44,6 +47,9 @@ class ChoiceEvents:
         else:
             events = list(self._kept(self._parser, delta))
         self.finish_reason = finish_reason_of(delta, self._has_call)
+        is_over = self.finish_reason == "stop" and delta.stop_reason is None
+        if is_over and not self._has_call and self._on_no_call is not None:
+            self._on_no_call()
         return events
 
     def _kept(self, parser: CompletionParser, delta: Delta) -> Iterator[CompletionEvent]:

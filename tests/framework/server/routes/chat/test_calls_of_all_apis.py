@@ -337,3 +337,33 @@ def test_a_batch_has_the_calls_that_the_routes_return(frontend, core, tmp_path):
     assert tool["custom"] == {"name": "run", "input": "ls"}
     _, function, tool = found["/v1/responses"]["output"]
     assert (function["arguments"], tool["input"]) == ('{"a": 1}', "ls")
+
+
+TOOLS_OF_CHAT = [{"type": "function", "function": each} for each in FUNCTIONS]
+
+
+def warnings(caplog):
+    return [each.getMessage() for each in caplog.records if "had to call" in each.getMessage()]
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_a_forced_completion_without_a_call_is_logged_once(tokenizer, caplog, is_streamed):
+    core = ScriptedCore(Texts(tokenizer))
+    choice = ParserChoice(tool_families.hermes, SOURCE, capabilities_of(read_table()["hermes"]))
+    frontend = make_frontend(tokenizer, core, CompletionParsers(None, choice))
+    app = create_app(frontend, ServerSettings(), list)
+
+    def complete(text, **fields):
+        core.script.by_prompt = {"Hi": text}
+        fields = {"messages": HI, "tools": TOOLS_OF_CHAT, "stream": is_streamed} | fields
+        assert post(app, "/v1/chat/completions", **fields).status == 200
+        return warnings(caplog)
+
+    assert complete("So: no call.") == []
+    assert complete(hermes("f", {}), tool_choice="required") == []
+    assert complete("So: no call.", tool_choice="required", max_tokens=2) == []
+    assert complete("So: no call.", tool_choice="required", stop=["no"]) == []
+    assert len(complete("So: no call.", tool_choice="required")) == 1
+    named = {"type": "function", "function": {"name": "f"}}
+    assert len(complete("So: no call.", tool_choice=named)) == 1
+    asyncio.run(frontend.shutdown())
