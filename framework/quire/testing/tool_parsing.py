@@ -208,6 +208,16 @@ class ToolParserContract(StreamParserContract[ToolSample, ToolEvent, ReadComplet
                 for each in (text, behind):
                     self.check_nothing_lost(first, each)
 
+    def test_calls_of_two_completions_are_all_read(self) -> None:
+        """Put two completions one behind the other: what gives its calls there alone gives them.
+
+        Formats that have calls at the front only need not read the second.
+        """
+        for first in self._short_samples():
+            for second in (self.samples[0], self.samples[-1]):
+                for between in ("\n", "\nwörd1x\n"):
+                    self._check_behind(first, between, second)
+
     def test_arguments_keep_blanks_and_unicode(self) -> None:
         """Put blanks and characters of many scripts into string arguments: they come back."""
         num_checked = 0
@@ -267,6 +277,16 @@ class ToolParserContract(StreamParserContract[ToolSample, ToolEvent, ReadComplet
             start = sample.text.index(value)
             short, long = long[: start + SHORT_LENGTH], longer[: start + 4 * SHORT_LENGTH]
             yield GrowingText("a long argument that breaks off", sample, short, long)
+
+    def _check_behind(self, first: ToolSample, between: str, second: ToolSample) -> None:
+        """Check that the calls of two completions are read, if each is read beside a word."""
+        alone = [self.read(first, [each.text]).calls for each in (first, second)]
+        beside = [f"{first.text}\nwörd1x\n", f"wörd1x\n{second.text}"]
+        if not all(alone) or alone != [self.read(first, [text]).calls for text in beside]:
+            return
+        text, expected = f"{first.text}{between}{second.text}", [*alone[0], *alone[1]]
+        calls = self.read(first, [text]).calls
+        expect(calls == expected, f"{text!r} has the calls {expected}, but gives {calls}")
 
     def _read_with_ends(self, sample: ToolSample, text: str) -> tuple[list[ToolEvent], list[int]]:
         """Parse a text by characters; return the events, and the places where calls ended."""

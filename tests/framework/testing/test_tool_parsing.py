@@ -175,6 +175,13 @@ class ForgetsGarbledCalls(SplitsInTwo):
         return super()._give_up()
 
 
+class ReadsOneCall(families.hermes):
+    """Drops the calls behind the first one."""
+
+    def feed(self, delta):
+        return [event for event in super().feed(delta) if getattr(event, "index", 0) == 0]
+
+
 class Shared(families.hermes):
     """Shares one text among all instances."""
 
@@ -407,6 +414,7 @@ REPEATED = "repeated_fragments_raise_nothing"
 ENDS = "each_fragment_ends"
 FORCED = "forced_calls_are_read"
 BESIDE = "text_beside_calls_is_kept"
+SEVERAL = "calls_of_two_completions_are_all_read"
 VALUES = "arguments_keep_blanks_and_unicode"
 PASSED_ON = "text_is_passed_on"
 LINEAR = "the_work_is_linear_in_the_text"
@@ -447,6 +455,7 @@ PROOFS = [
     (DropsTextBehindCalls, BESIDE, "'wörd[34]x'.* are lost: the content is"),
     (RepeatsText, BESIDE, "has text that is not in .*or out of order"),
     (TurnsTextRound, BESIDE, "or out of order"),
+    (ReadsOneCall, SEVERAL, r"has the calls \[.*\], but gives \[.'f'"),
     (NormalizesValues, VALUES, "gives the arguments"),
     (TrimsValues, VALUES, "gives the arguments"),
     (HoldsEverything, PASSED_ON, "only 0 were returned before the end"),

@@ -64,6 +64,13 @@ def test_calls_that_are_forced_are_read(name):
     contract_of(of, (Completions(of, 0).sample(),)).test_forced_calls_are_read()
 
 
+@each_family
+def test_calls_of_two_completions_are_all_read(name):
+    of = family(name)
+    kit = contract_of(of, (*samples_of(of.spelling), Completions(of, 3).sample()))
+    kit.test_calls_of_two_completions_are_all_read()
+
+
 @pytest.mark.slow
 @each_family
 def test_any_split_of_very_many_texts_gives_the_same(name):

@@ -31,6 +31,7 @@ WHOLE_KIT = (
     "test_hostile_texts_lose_nothing",
     "test_repeated_fragments_raise_nothing",
     "test_each_fragment_ends",
+    "test_calls_of_two_completions_are_all_read",
     "test_text_is_passed_on",
     "test_text_beside_calls_is_kept",
     "test_forced_calls_are_read",
