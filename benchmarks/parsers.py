@@ -3,7 +3,8 @@
     python benchmarks/parsers.py [--family NAME ...] [--rounds 7] [--write]
 
 Every registered family reads completions of 10,000 characters: text alone, text with calls that
-have long string arguments, and reasoning with such calls, through the parser of the server.
+have long string arguments, reasoning with such calls, the same where the calls are forced, and a
+call in the reasoning with text behind it, through the parser of the server.
 Deltas have one token (four characters) or sixteen. The time of a delta is the least of all
 rounds, by the CPU clock of the process, without the time of reading the clock: the work of a
 delta is the same in each round, and other programs only add to it. `x hermes` is the sum of all
@@ -26,9 +27,11 @@ sys.path.append(str(ROOT / "tests" / "parts"))  # how the families write calls
 from parser_families import Family, family, family_names  # noqa: E402
 from written_calls import TOOLS  # noqa: E402
 
+from quire.call_grammar import CallGrammar, CallShape  # noqa: E402
 from quire.cli.bench.tables import machine_info, markdown_lines  # noqa: E402
 from quire.frontend.chat.parsing.completion_parsers import CompletionParsers, ParserChoice  # noqa: E402
 from quire.plugins.loading import load_plugins  # noqa: E402
+from quire.sampling_params import SamplingParams, StructuredOutputsParams  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "parsers.md"
 LENGTH = 10_000
@@ -37,6 +40,7 @@ LIMIT_US = 20.0  # p99 of a delta of one token
 PROSE = "The quick brown fox jumps over the lazy dog; 1 < 2, and [this] is {text}. "
 VALUE = 'def f(x):\n    return {"a": [x, "b"]}  # Größe, 漢字, a \\ b\n'
 REASONING_PARSER = "think_tags"
+FORCED = StructuredOutputsParams(calls=CallGrammar((CallShape("find", ("find",)),)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +51,13 @@ class Load:
         name: Name for the table.
         text: The completion.
         prompt: End of the prompt.
+        constraint: What forces the calls, behind reasoning that the prompt has opened.
     """
 
     name: str
     text: str
     prompt: str = ""
+    constraint: StructuredOutputsParams | None = None
 
 
 def loads(of: Family, length: int = LENGTH) -> list[Load]:
@@ -62,10 +68,14 @@ def loads(of: Family, length: int = LENGTH) -> list[Load]:
     calls = spelling.write([("find", {"query": value, "limit": 7})] * num_calls)
     prose = (PROSE * length)[: max(0, length - len(calls))]
     thought = f"{prose}\n</think>\n\n"
+    call = spelling.write([("find", {"query": "fox", "limit": 7})])
+    behind = (PROSE * length)[: length - len(call)]
     return [
         Load("text", (PROSE * length)[:length]),
         Load("calls", calls + prose if spelling.is_bare else prose + calls),
         Load("reasoning and calls", thought + calls, "<think>\n"),
+        Load("reasoning and forced calls", thought + calls, "<think>\n", FORCED),
+        Load("text behind a call in the reasoning", call + behind, "<think>\n"),
     ]
 
 
@@ -78,7 +88,8 @@ def parser_maker(of: Family, load: Load) -> Callable[[], Any]:
     thoughts = ParserChoice(reasoning.get(other.name), other.source, other.capabilities)
     parsers = CompletionParsers(thoughts if load.prompt else None, choice)
     functions = [{"type": "function", "function": tool} for tool in TOOLS]
-    return lambda: parsers(load.prompt, tools=functions)
+    params = SamplingParams(structured_outputs=load.constraint)
+    return lambda: parsers(load.prompt, tools=functions, params=params)
 
 
 def delta_times_us(make: Callable[[], Any], deltas: Sequence[str]) -> list[float]:
