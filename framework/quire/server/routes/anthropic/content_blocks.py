@@ -5,7 +5,8 @@ both have the same content however the completion was cut into pieces. Blanks be
 such as those between reasoning and a call, are no block.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Literal
 
 import msgspec
@@ -17,6 +18,7 @@ from quire.interfaces import tool_parsing
 from quire.interfaces.reasoning import ReasoningDelta
 from quire.server.routes.anthropic.message import (
     Block,
+    BlockDelta,
     BlockEvent,
     ContentBlockDelta,
     ContentBlockStart,
@@ -90,7 +92,7 @@ class ContentBlocks:
 
     def _taken(self) -> list[BlockEvent]:
         events, self._events = self._events, []
-        return events
+        return [*_joined(events)]
 
     def _read_text(self, kind: Kind, text: str) -> None:
         if not text:
@@ -168,10 +170,23 @@ class ContentBlocks:
         self._index += 1
         self._open = None
 
-    def _add(
-        self, delta: TextBlockDelta | ThinkingBlockDelta | SignatureDelta | InputJsonDelta
-    ) -> None:
+    def _add(self, delta: BlockDelta) -> None:
         self._events.append(ContentBlockDelta(self._index, delta))
+
+
+def _joined(events: Iterable[BlockEvent]) -> Iterator[BlockEvent]:
+    """Yield events, deltas of one kind in a row as one: others are between those of two blocks."""
+    for kind, run in groupby(events, _kind):
+        if kind is None:
+            yield from run
+            continue
+        deltas = [event for event in run if isinstance(event, ContentBlockDelta)]
+        pieces = [piece for each in deltas for piece in msgspec.structs.astuple(each.delta)]
+        yield ContentBlockDelta(deltas[0].index, kind("".join(pieces)))
+
+
+def _kind(event: BlockEvent) -> type[BlockDelta] | None:
+    return type(event.delta) if isinstance(event, ContentBlockDelta) else None
 
 
 def folded(events: Sequence[BlockEvent]) -> list[Block]:
@@ -186,9 +201,7 @@ def folded(events: Sequence[BlockEvent]) -> list[Block]:
     return blocks
 
 
-def _extend(
-    block: Block, delta: TextBlockDelta | ThinkingBlockDelta | SignatureDelta | InputJsonDelta
-) -> None:
+def _extend(block: Block, delta: BlockDelta) -> None:
     match block, delta:
         case TextBlock(), TextBlockDelta(text):
             block.text += text

@@ -60,6 +60,9 @@ class InputJsonDelta(msgspec.Struct, tag_field="type", tag="input_json_delta"):
     partial_json: str
 
 
+BlockDelta = TextBlockDelta | ThinkingBlockDelta | SignatureDelta | InputJsonDelta
+
+
 class ContentBlockStart(msgspec.Struct, tag_field="type", tag="content_block_start"):
     """An empty block begins."""
 
@@ -71,7 +74,7 @@ class ContentBlockDelta(msgspec.Struct, tag_field="type", tag="content_block_del
     """A block goes on."""
 
     index: int
-    delta: TextBlockDelta | ThinkingBlockDelta | SignatureDelta | InputJsonDelta
+    delta: BlockDelta
 
 
 class ContentBlockStop(msgspec.Struct, tag_field="type", tag="content_block_stop"):

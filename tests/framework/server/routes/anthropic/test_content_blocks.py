@@ -11,13 +11,18 @@ from hypothesis import strategies as st
 from server_parts import BracketParser, ThinkParser
 
 from quire.errors import RequestFailedError
-from quire.interfaces.tool_parsing import ToolCallArguments, ToolCallEnd, ToolCallStart
+from quire.interfaces.reasoning import ReasoningDelta
+from quire.interfaces.tool_parsing import TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from quire.outputs import Delta
 from quire.server.routes.anthropic.content_blocks import SIGNATURE, ContentBlocks, folded
 from quire.server.routes.anthropic.message import (
     ContentBlockDelta,
     ContentBlockStart,
     ContentBlockStop,
+    InputJsonDelta,
+    SignatureDelta,
+    TextBlockDelta,
+    ThinkingBlockDelta,
 )
 from quire.server.routes.chat.choice_events import ChoiceEvents
 
@@ -199,6 +204,18 @@ def inputs_of(events):
         return [json.loads(text, parse_constant=pytest.fail) for text in texts.values()]
     except ValueError:
         return None
+
+
+def test_what_a_delta_adds_to_a_block_is_one_event():
+    events = [ReasoningDelta("h"), ReasoningDelta("m"), TextDelta("a"), TextDelta("b")]
+    pieces = ['{"a"', ": N", "aN", "}"]
+    events += [ToolCallStart(0, "f"), *(ToolCallArguments(0, piece) for piece in pieces)]
+    found = ContentBlocks().read([*events, ToolCallEnd(0), TextDelta("c"), TextDelta("d")])
+    deltas = [(e.index, e.delta) for e in found if isinstance(e, ContentBlockDelta)]
+    assert deltas == [
+        (0, ThinkingBlockDelta("hm")), (0, SignatureDelta(SIGNATURE)), (1, TextBlockDelta("ab")),
+        (2, InputJsonDelta('{"a": null}')), (3, TextBlockDelta("cd")),
+    ]  # fmt: skip
 
 
 def test_a_call_that_breaks_off_is_followed_by_its_text():
