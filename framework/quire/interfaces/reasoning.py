@@ -18,7 +18,9 @@ class ReasoningParserCapabilities:
         priority: Rank for `auto`, as in `ToolParserCapabilities`.
         end_marker: Text that ends the reasoning. If the prompt has opened the reasoning, a
             structured-output constraint applies to the text behind this marker. Without a marker,
-            such requests cannot have a constraint, nor a budget of thinking tokens.
+            such requests cannot have a constraint, nor a budget of thinking tokens. Where the place
+            of the end matters, as text behind it may be a tool call, the parser is fed up to each
+            of its spellings and of `markers`; without a marker, by single characters.
         end_spellings: Further spellings of the end marker. If one of all is a single token of the
             model, that one is looked for.
         forced_end: Text by which a budget of thinking tokens ends the reasoning, if it is more than
@@ -28,7 +30,8 @@ class ReasoningParserCapabilities:
         start_spellings: Further spellings of the start marker.
         is_content: Whether the reasoning stays in the content, markers included. Otherwise text
             behind a tool call in the reasoning is given to a new parser, whose prompt has the text
-            before the call: it is reasoning if that parser finds the end of the reasoning.
+            before the call, as far as the call before: it is reasoning if that parser finds the end
+            of the reasoning.
         tokenizer_config_key: Key in a checkpoint's file, as in `ToolParserCapabilities`.
         alternative_markers: Further sets of template markers, as in `ToolParserCapabilities`.
         excluded_markers: Texts that the chat template must not contain, as there.

@@ -125,14 +125,17 @@ class CompletionParser:
     def _read_opened(self, delta: str) -> Iterator[CompletionEvent]:
         """Read reasoning that the prompt has opened, and what is behind its end as ever.
 
-        Its end is looked for character by character, as what is behind it may be a call.
+        What is behind its end may be a call, so the reasoning parser does not read on there.
         """
         at = 0
-        while self._skips_calls and at < len(delta):
-            events = self._reasoning.feed(delta[at])
-            at += 1
+        for piece in self._reasoning.pieces(delta):
+            at += len(piece)
+            events = self._reasoning.feed(piece)
             self._skips_calls = self._reasoning.is_thinking
-            yield from events if self._skips_calls else self._read_calls(events)
+            is_thought = self._skips_calls or self._reasoning.is_content
+            yield from events if is_thought else self._read_calls(events)
+            if not self._skips_calls:
+                break
         if at < len(delta):
             yield from self._read_calls_first(delta[at:])
 

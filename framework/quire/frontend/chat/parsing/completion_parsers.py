@@ -69,6 +69,7 @@ class CompletionParsers:
             with_tools: _marked(special_tokens or {}, self._markers(with_tools))
             for with_tools in (False, True)
         }
+        self._reasoning_ends = None if reasoning is None else _ends(reasoning.capabilities)
         openers = () if tools is None else tools.capabilities.call_openers
         self._call_openers = Markers(openers) if openers else None
         self._removed = {
@@ -199,8 +200,13 @@ class CompletionParsers:
     def _reasoning_stage(self, prompt_text: str) -> ReasoningStage | None:
         if (choice := self.reasoning) is None:
             return None
-        is_content = choice.capabilities.is_content
-        return ReasoningStage(choice.parser, prompt_text, choice.source, is_content=is_content)
+        return ReasoningStage(
+            choice.parser,
+            prompt_text,
+            choice.source,
+            ends=self._reasoning_ends,
+            is_content=choice.capabilities.is_content,
+        )
 
     def _tool_stage(self, tools: Sequence[Mapping[str, Any]]) -> ToolStage | None:
         if (choice := self.tools) is None:
@@ -215,6 +221,14 @@ class CompletionParsers:
             *(() if self.reasoning is None else self.reasoning.capabilities.markers),
             *(() if tools is None else tools.capabilities.markers),
         ]
+
+
+def _ends(declared: ReasoningParserCapabilities) -> Markers | None:
+    """Return the texts at which reasoning may end; None: the parser does not declare them."""
+    if not declared.end_marker:
+        return None
+    texts = (declared.end_marker, *declared.end_spellings, *declared.markers)
+    return Markers({text for text in texts if text})
 
 
 def _marked(special_tokens: Mapping[int, str], markers: Sequence[str]) -> dict[int, str]:

@@ -11,7 +11,9 @@ the completion.
 from collections.abc import Callable, Iterable
 from itertools import groupby
 
+from quire.frontend.chat.parsing.marked_pieces import MarkedPieces
 from quire.frontend.chat.parsing.parser_guard import guarded
+from quire.interfaces.markers import Markers
 from quire.interfaces.reasoning import ReasoningDelta, ReasoningEvent, ReasoningParser
 from quire.interfaces.tool_parsing import TextDelta
 from quire.plugins.registry import Source
@@ -26,7 +28,11 @@ class ReasoningStage:
         make: Function that makes the parser from the end of the prompt; None: all is content.
         opening: End of the prompt; see `ReasoningParser`.
         source: Plugin of the parser.
+        ends: Texts at which the reasoning may end; None: it may at any character.
         is_content: Whether the parser leaves the reasoning in the content, behind calls as well.
+
+    Attributes:
+        is_content: The argument.
 
     Raises:
         RequestFailedError: The parser cannot be built.
@@ -38,39 +44,44 @@ class ReasoningStage:
         opening: str = "",
         source: Source | None = None,
         *,
+        ends: Markers | None = None,
         is_content: bool = False,
     ) -> None:
-        self._is_content = is_content
+        self.is_content = is_content
         self._make = make
         self._source = source
-        self._read = [opening]
-        self._parser = self._made()
-        self._behind: list[str] | None = None  # text behind a call in the reasoning
-        self._held: list[TextEvent] = []  # its events if it is reasoning
+        self._ends = ends
+        self._read = [opening]  # and all that follows, from the last call in the reasoning on
+        self._is_behind = False  # such a call, and it is not known yet whether it is reasoning
+        self._held: list[TextEvent] = []  # events of the text behind it if it is
+        self._parser, self._pieces = self._made(), self._cutter()
 
     @property
     def is_thinking(self) -> bool:
         """Whether the next text belongs to the reasoning, as far as is known."""
-        return self._behind is None and self._is_open
+        return self._is_open and not self._is_behind
+
+    def pieces(self, text: str) -> Iterable[str]:
+        """Return the next text in pieces, each of which ends where the reasoning may end."""
+        return text if self._pieces is None else self._pieces.of(text)
 
     def feed(self, text: str) -> list[TextEvent]:
         """Return the reasoning and the content of the next text."""
         if not text:
             return []
-        if self._behind is not None:
-            return self._feed_behind(self._behind, text)
         if self._parser is not None:
             self._read.append(text)
-        return self._fed(text)
+        return self._feed_behind(text) if self._is_behind else self._fed(text)
 
     def end_call(self) -> list[TextEvent]:
         """Return what was held back, at the end of a call; open reasoning may end behind it."""
-        if self._behind is not None:
+        if self._is_behind:
             return []
-        may_go_on = self._is_open and not self._is_content
+        may_go_on = self._is_open and not self.is_content
         events = self.close()
         if may_go_on:
-            self._parser, self._behind = self._made(), []
+            self._parser, self._pieces = self._made(), self._cutter()
+            self._read, self._is_behind = [], True
             if not self._is_open:
                 self.close()
         return events
@@ -78,9 +89,9 @@ class ReasoningStage:
     def close(self) -> list[TextEvent]:
         """Return what was held back; what follows is content."""
         parser, self._parser = self._parser, None
-        behind, self._behind = self._behind, None
-        if behind is not None:
-            return [TextDelta("".join(behind))] if behind else []
+        if self._is_behind:
+            self._is_behind, text = False, "".join(self._read)
+            return [TextDelta(text)] if text else []
         return [] if parser is None else _text_events(guarded(parser.close, self._source))
 
     @property
@@ -89,10 +100,16 @@ class ReasoningStage:
         return parser is not None and guarded(lambda: parser.is_thinking, self._source)
 
     def _made(self) -> ReasoningParser | None:
-        """Return a parser of what follows the text that was read."""
+        """Return a parser of what follows the text that was read.
+
+        Reasoning that has gone on behind a call has ended there, so what opens it is behind it.
+        """
         if (make := self._make) is None:
             return None
         return guarded(lambda: make("".join(self._read)), self._source)
+
+    def _cutter(self) -> MarkedPieces | None:
+        return None if self._ends is None else MarkedPieces(self._ends)
 
     def _fed(self, text: str) -> list[TextEvent]:
         parser = self._parser
@@ -100,16 +117,15 @@ class ReasoningStage:
             return [TextDelta(text)]
         return _text_events(guarded(lambda: parser.feed(text), self._source))
 
-    def _feed_behind(self, behind: list[str], text: str) -> list[TextEvent]:
-        """Read text behind a call character by character, as its kind may change at any of them."""
-        for at, character in enumerate(text):
-            behind.append(character)
-            self._held += self._fed(character)
-            if not self._is_open:
-                held, self._held, self._behind = self._held, [], None
-                self._read += behind
-                return [*_joined(held), *self.feed(text[at + 1 :])]
-        return []
+    def _feed_behind(self, text: str) -> list[TextEvent]:
+        """Read text behind a call up to each end, as the reasoning may begin again behind one."""
+        for piece in self.pieces(text):
+            self._held += self._fed(piece)
+            self._is_behind = self._is_behind and self._is_open
+        if self._is_behind:
+            return []
+        held, self._held = self._held, []
+        return _joined(held)
 
 
 def _joined(events: Iterable[TextEvent]) -> list[TextEvent]:

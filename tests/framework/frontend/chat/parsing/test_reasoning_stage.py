@@ -1,5 +1,7 @@
 """What is behind a call in the reasoning is reasoning if a marker ends it, and else content."""
 
+from itertools import groupby
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,9 +11,24 @@ from quire.errors import RequestFailedError
 from quire.frontend.chat.parsing.completion_parser import CompletionParser, gather
 from quire.frontend.chat.parsing.reasoning_stage import ReasoningStage
 from quire.frontend.chat.parsing.tool_stage import ToolStage
+from quire.interfaces.markers import Markers
 from quire.interfaces.reasoning import ContentDelta, ReasoningDelta, ReasoningParser
 from quire.interfaces.tool_parsing import TextDelta
 from quire.plugins.registry import Source
+from quire.testing.parsing.parser_work import is_linear, work_of
+
+ENDS = Markers(("(", ")", "-"))
+
+
+class CallsInText(UpperCalls):
+    """Gives the text between two calls in one event."""
+
+    def feed(self, delta):
+        events = []
+        for kind, run in groupby(super().feed(delta), type):
+            group = [*run]
+            events += [TextDelta("".join(e.text for e in group))] if kind is TextDelta else group
+        return events
 
 
 class InContent(DashThinking):
@@ -47,14 +64,14 @@ class Reopening(ReasoningParser):
         return [(ReasoningDelta if self._is_thinking else ContentDelta)(character)]
 
 
-def parser_with(reasoning, prompt):
-    stage = ReasoningStage(reasoning, prompt, is_content=reasoning is InContent)
-    return CompletionParser(stage, ToolStage(UpperCalls()), reads_calls_first=True)
+def parser_with(reasoning, prompt, ends=None):
+    stage = ReasoningStage(reasoning, prompt, ends=ends, is_content=reasoning is InContent)
+    return CompletionParser(stage, ToolStage(CallsInText()), reads_calls_first=True)
 
 
-def read(text, reasoning=Reopening, prompt="("):
+def read(text, reasoning=Reopening, prompt="(", ends=None):
     """Return the reasoning, the content and the names of the calls."""
-    parser = parser_with(reasoning, prompt)
+    parser = parser_with(reasoning, prompt, ends)
     whole = parser.read_whole(text)
     return whole.reasoning, whole.text, "".join(call.name for call in whole.calls)
 
@@ -71,10 +88,12 @@ def read(text, reasoning=Reopening, prompt="("):
         ("aBc(d", "a", "c(d", "B"),
         ("a)bCd)(e", "a", "bd)(e", "C"),
         ("aBc)d(eFg)h", "aceg", "dh", "BF"),
+        ("aBc)(eFg)(h", "acegh", "", "BF"),
     ],
 )
 def test_a_marker_behind_a_call_ends_the_reasoning(text, reasoning, content, calls):
-    assert read(text) == (reasoning, content, calls)
+    for ends in (None, ENDS):
+        assert read(text, ends=ends) == (reasoning, content, calls)
 
 
 def test_a_completion_that_opens_its_reasoning_ends_it_behind_a_call_as_well():
@@ -94,6 +113,18 @@ def test_a_parser_that_does_not_think_behind_the_call_reads_no_more():
             self._is_thinking = not prompt_text
 
     assert read("aBc-d", Once, "") == ("a", "c-d", "B")
+
+
+def test_the_work_on_reasoning_with_many_calls_is_linear():
+    def feed(num):
+        stage = ReasoningStage(Reopening, ends=ENDS)
+        for _ in range(num):
+            stage.feed("(hm hm hm hm")
+            stage.end_call()
+            stage.feed(")x")
+
+    small, large = (work_of(lambda num=num: feed(num)) for num in (250, 1000))
+    assert is_linear(small, large, 1000 * len("(hm hm hm hm)x"))
 
 
 def test_what_is_held_back_at_a_call_comes_with_it():
@@ -121,12 +152,13 @@ def test_a_parser_that_cannot_be_built_again_is_named():
         stage.end_call()
 
 
+@pytest.mark.parametrize("ends", [None, ENDS])
 @pytest.mark.parametrize("reasoning", [Reopening, DashThinking, HoldingThoughts, InContent])
 @given(text=st.text("ab()-?BX", max_size=30), data=st.data())
 @settings(deadline=None)
-def test_any_split_gives_the_same_and_loses_no_letter(reasoning, text, data):
+def test_any_split_gives_the_same_and_loses_no_letter(reasoning, ends, text, data):
     whole = parser_with(reasoning, "(").read_whole(text)
-    streamed, events, rest = parser_with(reasoning, "("), [], text
+    streamed, events, rest = parser_with(reasoning, "(", ends), [], text
     while rest:
         size = data.draw(st.integers(1, len(rest)))
         events += streamed.feed(rest[:size])

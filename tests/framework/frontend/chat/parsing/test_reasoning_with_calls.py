@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from quire.call_grammar import CallGrammar, CallShape
 from quire.frontend.chat.parsing.completion_parser import gather
 from quire.frontend.chat.parsing.completion_parsers import CompletionParsers, ParserChoice
+from quire.interfaces.reasoning import ReasoningDelta
+from quire.interfaces.tool_parsing import TextDelta
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
+from quire.testing.parsing.parser_work import work_of
 
 TOOLS = [
     {
@@ -54,6 +57,10 @@ def wide(text):
     return text.replace("|", "\uff5c")
 
 
+MINIMAX = (
+    '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">1</parameter>\n</invoke>\n'
+    "</minimax:tool_call>"
+)
 FAMILIES = (
     Family("qwen3", "hermes", "<|im_start|>assistant\n", "<think>\nHm.\n</think>\n\n",
            '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'),
@@ -67,9 +74,7 @@ FAMILIES = (
            "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"),
     Family("gemma4", "gemma4", "<|turn>model\n", "<|channel>thought\nHm.\n<channel|>",
            "<|tool_call>call:f{a:1}<tool_call|>"),
-    Family("minimax_m2", "minimax_m2", "]~b]ai\n<think>\n", "Hm.\n</think>\n\n",
-           '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">1</parameter>\n</invoke>\n'
-           "</minimax:tool_call>"),
+    Family("minimax_m2", "minimax_m2", "]~b]ai\n<think>\n", "Hm.\n</think>\n\n", MINIMAX),
     Family("mistral", "mistral", "", "[THINK]Hm.[/THINK]", '[TOOL_CALLS]f[ARGS]{"a": 1}'),
     Family("seed_oss", "seed_oss", "<seed:bos>assistant\n", "<seed:think>Hm.</seed:think>",
            "<seed:tool_call>\n<function=f>\n<parameter=a>1</parameter>\n</function>\n"
@@ -115,10 +120,14 @@ def test_the_text_by_which_a_call_begins_is_declared(quire_registries, family):
     assert begun <= family.call.rindex("f", 0, family.call.rindex("a"))
 
 
-def parsed(parsers, family, pieces, calls=None):
+def parser_of(parsers, family, calls=None):
     constraint = None if calls is None else StructuredOutputsParams(calls=calls)
     params = SamplingParams(structured_outputs=constraint)
-    parser = parsers(family.opening, tools=TOOLS, params=params)
+    return parsers(family.opening, tools=TOOLS, params=params)
+
+
+def parsed(parsers, family, pieces, calls=None):
+    parser = parser_of(parsers, family, calls)
     events = [event for piece in pieces for event in parser.feed(piece)]
     found = gather([*events, *parser.close()])
     calls = [(call.name, json.loads(call.arguments)) for call in found.calls]
@@ -204,6 +213,39 @@ def test_a_call_within_the_thinking_is_none_if_one_is_forced_behind_it(parsers_o
         assert calls[0] == ("f", {"a": 2})
 
 
+APPENDING = Family("minimax_m2_append_think", "minimax_m2", "<think>", "Hm.</think>", MINIMAX)
+
+
+def test_a_call_in_thinking_that_stays_in_the_content_is_none_if_one_is_forced(parsers_of):
+    text = f"Hm.{APPENDING.call}</think>{APPENDING.call}"
+    for pieces in ([text], [*text], [text[:40], text[40:]]):
+        reasoning, text_of, calls = parsed(parsers_of(APPENDING), APPENDING, pieces, FORCED)
+        assert (reasoning, text_of) == ("", f"<think>Hm.{APPENDING.call}</think>")
+        assert calls == [("f", {"a": 1})]
+
+
+THOUGHTS = "The fox jumps, as 1 < 2. "
+
+
+@pytest.mark.parametrize("family", OPENED, ids=[family.tools for family in OPENED])
+def test_thinking_comes_in_whole_deltas_where_a_call_is_forced_behind_it(parsers_of, family):
+    parser = parser_of(parsers_of(family), family, FORCED)
+    for _ in range(8):
+        (event,) = parser.feed(THOUGHTS)
+        assert isinstance(event, ReasoningDelta)
+    assert work_of(lambda: parser.feed(THOUGHTS * 40)).num_lines < 25 * len(THOUGHTS)
+
+
+@pytest.mark.parametrize("family", OPENED, ids=[family.tools for family in OPENED])
+def test_text_behind_a_call_in_the_thinking_is_read_in_whole_deltas(parsers_of, family):
+    parser = parser_of(parsers_of(family), family)
+    parser.feed(f"Hm.{family.call}")
+    assert work_of(lambda: parser.feed(THOUGHTS * 40)).num_lines < 25 * len(THOUGHTS)
+    assert [type(event) for event in parser.feed(f"{family.thought}So. ")] == [
+        ReasoningDelta, TextDelta,
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("family", FAMILIES, ids=IDS)
 def test_half_a_call_in_the_thinking_is_thinking(parsers_of, family):
     before, _, _ = family.thought.partition("Hm.")
@@ -214,20 +256,25 @@ def test_half_a_call_in_the_thinking_is_thinking(parsers_of, family):
         assert calls == []
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+@pytest.mark.parametrize(
+    ("family", "calls"),
+    [*((each, None) for each in FAMILIES), *((each, FORCED) for each in OPENED)],
+    ids=[*IDS, *(f"{family.tools}-forced" for family in OPENED)],
+)
 @given(data=st.data())
 @settings(
     max_examples=60,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-def test_any_split_of_any_mixture_reads_the_same_and_loses_no_word(parsers_of, family, data):
+def test_any_split_of_any_mixture_reads_the_same_and_loses_no_word(parsers_of, family, calls, data):
     ends = st.integers(0, len(family.whole))
+    marks = family.thought.split("Hm.")
     parts = data.draw(
         st.lists(
             st.one_of(
                 st.sampled_from(
-                    [family.thought, family.call, family.example, family.text, "\n", " ", "<"]
+                    [*marks, family.thought, family.call, family.example, family.text, "\n", "<"]
                 ),
                 st.tuples(ends, ends).map(lambda cut: family.whole[min(cut) : max(cut)]),
                 st.just("word"),
@@ -239,10 +286,10 @@ def test_any_split_of_any_mixture_reads_the_same_and_loses_no_word(parsers_of, f
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
     pieces = [text[i:j] for i, j in pairwise([0, *cuts, len(text)])]
     parsers = parsers_of(family)
-    whole = parsed(parsers, family, [text])
-    assert parsed(parsers, family, pieces) == whole
-    assert parsed(parsers, family, [*text]) == whole
-    reasoning, content, calls = whole
-    if not calls:
+    whole = parsed(parsers, family, [text], calls)
+    assert parsed(parsers, family, pieces, calls) == whole
+    assert parsed(parsers, family, [*text], calls) == whole
+    reasoning, content, found = whole
+    if not found:
         words = [f"wörd{i}x" for i, part in enumerate(parts) if part == "word"]
         assert [word for word in words if word not in reasoning + content] == []
