@@ -199,6 +199,21 @@ def test_a_priority_that_no_policy_reads_is_refused(start):
         llm.generate("a", WHOLE, priority=1)
 
 
+def test_a_users_file_that_fails_is_logged_with_its_path(start, ids, tmp_path, caplog):
+    path = tmp_path / "bad.py"
+    path.write_text(
+        "from quire.interfaces.tool_parsing import TextDelta, ToolParser\n\n\n"
+        "class Bad(ToolParser):\n"
+        "    def feed(self, delta):\n        return [TextDelta(None)]\n\n"
+        "    def close(self):\n        return []\n"
+    )
+    failure = pytest.raises(RequestFailedError, match=r"^plugin bad\.py \(file \w+\) failed while")
+    with start(AdaptingCore(replying(ids, "a")), tool_call_parser=str(path)) as llm, failure:
+        llm.chat(HI, WHOLE, tools=[TOOL])
+    assert f"tool-call parser {str(path)!r} of plugin bad.py (file" in caplog.text
+    assert "the text of an event is a str, not None" in caplog.text
+
+
 def test_tools_are_for_all_conversations_or_one_list_for_each(start, ids):
     with start(AdaptingCore(replying(ids, CALL)), tool_call_parser="hermes") as llm:
 

@@ -6,10 +6,15 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+from quire.interfaces.declared_fields import check_declared
+
 
 @dataclass(frozen=True, slots=True)
 class ReasoningParserCapabilities:
     """Capabilities of a reasoning parser, declared at registration.
+
+    Raises:
+        PluginError: A field has not its type.
 
     Attributes:
         template_markers: Texts of the chat template, as in `ToolParserCapabilities`.
@@ -50,6 +55,9 @@ class ReasoningParserCapabilities:
     tokenizer_config_key: str | None = None
     alternative_markers: tuple[tuple[str, ...], ...] = ()
     excluded_markers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_declared(self)
 
 
 @dataclass(frozen=True, slots=True)

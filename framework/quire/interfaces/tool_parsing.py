@@ -24,11 +24,18 @@ from quire.call_grammar import Piece as Piece
 from quire.call_grammar import RegexPiece as RegexPiece
 from quire.call_grammar import SchemaPiece as SchemaPiece
 from quire.call_grammar import TextPiece as TextPiece
+from quire.errors import PluginError
+from quire.interfaces.declared_fields import check_declared
+
+MAX_ID_LENGTH = 64  # letters and digits
 
 
 @dataclass(frozen=True, slots=True)
 class ToolParserCapabilities:
     """Capabilities of a tool parser, declared at registration.
+
+    Raises:
+        PluginError: A field has not its type.
 
     Attributes:
         template_markers: Texts that the model's chat template must all contain for `auto` to choose
@@ -64,6 +71,14 @@ class ToolParserCapabilities:
     tokenizer_config_key: str | None = None
     alternative_markers: tuple[tuple[str, ...], ...] = ()
     excluded_markers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_declared(self)
+        if self.call_id_length is not None and not 1 <= self.call_id_length <= MAX_ID_LENGTH:
+            raise PluginError(
+                f"call_id_length of ToolParserCapabilities must be from 1 to {MAX_ID_LENGTH}, got "
+                f"{self.call_id_length!r:.100}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

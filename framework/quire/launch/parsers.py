@@ -41,4 +41,5 @@ def _load_parser(registry: Registry[Any], choice: Choice | None) -> ParserChoice
     if choice is None:
         return None
     entry = choice.entry
-    return ParserChoice(registry.load(entry), entry.source, entry.capabilities)
+    title = f"{entry.kind.title} {entry.name!r}"
+    return ParserChoice(registry.load(entry), entry.source, entry.capabilities, title)

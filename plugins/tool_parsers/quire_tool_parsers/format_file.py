@@ -6,11 +6,11 @@ from difflib import get_close_matches
 
 import msgspec
 
+from quire.interfaces.tool_parsing import MAX_ID_LENGTH
 from quire_tool_parsers.call_format import CallFormat, CallIds, JsonKeys, Tags
 from quire_tool_parsers.call_writing import CallWriting
 from quire_tool_parsers.header_check import check_header
 
-MAX_ID_LENGTH = 64
 TABLES: dict[str, type[msgspec.Struct]] = {
     "keys": JsonKeys, "tags": Tags, "call_ids": CallIds, "writing": CallWriting,
 }  # fmt: skip

@@ -73,6 +73,12 @@ def test_capabilities_have_their_type(choose):
         choose("mine.py", PARSER.replace("ToolParserCapabilities(markers=", "dict(markers="))
 
 
+def test_a_field_of_the_capabilities_is_named_with_its_line(choose):
+    said = r"mine\.py, line 6: PluginError: markers of ToolParserCapabilities must be of type tuple"
+    with pytest.raises(PluginLoadError, match=said):
+        choose("mine.py", PARSER.replace('("<a>",)', '"abc"'))
+
+
 @pytest.mark.parametrize(
     ("wanted", "text", "message"),
     [

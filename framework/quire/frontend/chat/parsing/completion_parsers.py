@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from quire.call_grammar import checked
 from quire.frontend.chat.parsing.call_ids import is_call_id
 from quire.frontend.chat.parsing.completion_parser import CompletionParser
-from quire.frontend.chat.parsing.parser_guard import guarded
+from quire.frontend.chat.parsing.parser_guard import ParserOrigin, guarded
 from quire.frontend.chat.parsing.reasoning_stage import ReasoningStage
 from quire.frontend.chat.parsing.tool_stage import ToolStage
 from quire.frontend.chat.tool_schemas import normalized
@@ -30,11 +30,21 @@ Tools = Sequence[Mapping[str, Any]] | None  # in OpenAI's format
 
 @dataclass(frozen=True, slots=True)
 class ParserChoice(Generic[P, C]):
-    """A chosen parser class, the plugin that provides it, and its capabilities."""
+    """A chosen parser class, the plugin that provides it, and its capabilities.
+
+    Attributes:
+        title: Kind and name of the parser, for the log.
+    """
 
     parser: type[P]
     source: Source
     capabilities: C
+    title: str = "the parser"
+
+    @property
+    def origin(self) -> ParserOrigin:
+        """Origin of the parser, for errors."""
+        return ParserOrigin(self.source, self.title)
 
 
 ReasoningParserChoice = ParserChoice[ReasoningParser, ReasoningParserCapabilities]
@@ -109,7 +119,7 @@ class CompletionParsers:
         given = normalized(functions)
         return guarded(
             lambda: checked(tools.parser.call_grammar(given, at_least_one=at_least_one)),
-            tools.source,
+            tools.origin,
             "building the grammar of tool calls",
         )
 
@@ -119,10 +129,10 @@ class CompletionParsers:
             return
         self._has_missed_calls = True
         logger.warning(
-            "plugin %s: a completion that had to call a tool (tool_choice) was read as text, so "
+            "%s: a completion that had to call a tool (tool_choice) was read as text, so "
             "its client got no call. The parser does not read what its grammar writes; mend "
             "one of the two, or start with another --tool-call-parser (logged once)",
-            self.tools.source,
+            self.tools.origin.logged_part,
         )
 
     def prompt_call_id(self, call_id: str, name: str, number: int) -> str:
@@ -138,7 +148,7 @@ class CompletionParsers:
         make = tools.parser.prompt_call_id
         return guarded(
             lambda: _checked_id(make(call_id, name, number), call_id),
-            tools.source,
+            tools.origin,
             "making the id of a call",
         )
 
@@ -203,7 +213,7 @@ class CompletionParsers:
         return ReasoningStage(
             choice.parser,
             prompt_text,
-            choice.source,
+            choice.origin,
             ends=self._reasoning_ends,
             is_content=choice.capabilities.is_content,
         )
@@ -212,8 +222,8 @@ class CompletionParsers:
         if (choice := self.tools) is None:
             return None
         functions = [dict(tool["function"]) for tool in tools]
-        parser = guarded(lambda: choice.parser.for_tools(functions), choice.source)
-        return ToolStage(parser, choice.source, choice.capabilities.call_id_length)
+        parser = guarded(lambda: choice.parser.for_tools(functions), choice.origin)
+        return ToolStage(parser, choice.origin, choice.capabilities.call_id_length)
 
     def _markers(self, with_tools: bool) -> Sequence[str]:
         tools = self.tools if with_tools else None

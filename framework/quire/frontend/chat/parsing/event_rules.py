@@ -1,11 +1,12 @@
-"""The rules that the events of a tool parser keep; a parser that breaks one has a fault."""
+"""The rules that the events of parsers keep; a parser that breaks one has a fault."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from quire.frontend.chat.call_arguments import arguments_object
 from quire.frontend.chat.parsing.call_ids import is_call_id, new_call_id
+from quire.interfaces.reasoning import ContentDelta, ReasoningDelta, ReasoningEvent
 from quire.interfaces.tool_parsing import (
     TextDelta,
     ToolCallArguments,
@@ -41,13 +42,12 @@ class EventRules:
         for event in events:
             match event:
                 case TextDelta(text):
-                    if not text:
-                        continue
-                    yield event
+                    if checked_text(text):
+                        yield event
                 case ToolCallStart():
                     yield self._started(event)
                 case ToolCallArguments(index, piece):
-                    self._pieces(index).append(piece)
+                    self._pieces(index).append(checked_text(piece))
                     if piece:
                         yield event
                 case ToolCallEnd(index):
@@ -73,6 +73,34 @@ class EventRules:
         if index not in self._open:
             _break(f"there is no open call {index!r:.20}")
         return self._open[index]
+
+
+def checked_text(text: Any) -> str:
+    """Return the text of an event.
+
+    Raises:
+        BrokenRuleError: It is none.
+    """
+    if not isinstance(text, str):
+        _break(f"the text of an event is a str, not {text!r:.100}")
+    return text
+
+
+def reasoning_events(events: Iterable[ReasoningEvent]) -> list[ReasoningDelta | TextDelta]:
+    """Return the events of a reasoning parser without empty ones; the content is read for calls.
+
+    Raises:
+        BrokenRuleError: An event breaks a rule.
+    """
+    return [each for each in map(_reasoning_event, events) if checked_text(each.text)]
+
+
+def _reasoning_event(event: ReasoningEvent) -> ReasoningDelta | TextDelta:
+    if isinstance(event, ReasoningDelta):
+        return event
+    if not isinstance(event, ContentDelta):
+        _break(f"a parser returns events, not {event!r:.100}")
+    return TextDelta(event.text)
 
 
 def _check_arguments(text: str) -> None:

@@ -11,12 +11,12 @@ the completion.
 from collections.abc import Callable, Iterable
 from itertools import groupby
 
+from quire.frontend.chat.parsing.event_rules import reasoning_events
 from quire.frontend.chat.parsing.marked_pieces import MarkedPieces
-from quire.frontend.chat.parsing.parser_guard import guarded
+from quire.frontend.chat.parsing.parser_guard import ParserOrigin, guarded
 from quire.interfaces.markers import Markers
-from quire.interfaces.reasoning import ReasoningDelta, ReasoningEvent, ReasoningParser
+from quire.interfaces.reasoning import ReasoningDelta, ReasoningParser
 from quire.interfaces.tool_parsing import TextDelta
-from quire.plugins.registry import Source
 
 TextEvent = ReasoningDelta | TextDelta
 
@@ -27,7 +27,7 @@ class ReasoningStage:
     Args:
         make: Function that makes the parser from the end of the prompt; None: all is content.
         opening: End of the prompt; see `ReasoningParser`.
-        source: Plugin of the parser.
+        origin: Origin of the parser.
         ends: Texts at which the reasoning may end; None: it may at any character.
         is_content: Whether the parser leaves the reasoning in the content, behind calls as well.
 
@@ -42,14 +42,14 @@ class ReasoningStage:
         self,
         make: Callable[[str], ReasoningParser] | None = None,
         opening: str = "",
-        source: Source | None = None,
+        origin: ParserOrigin | None = None,
         *,
         ends: Markers | None = None,
         is_content: bool = False,
     ) -> None:
         self.is_content = is_content
         self._make = make
-        self._source = source
+        self._origin = origin
         self._ends = ends
         self._read = [opening]  # and all that follows, from the last call in the reasoning on
         self._is_behind = False  # such a call, and it is not known yet whether it is reasoning
@@ -92,12 +92,14 @@ class ReasoningStage:
         if self._is_behind:
             self._is_behind, text = False, "".join(self._read)
             return [TextDelta(text)] if text else []
-        return [] if parser is None else _text_events(guarded(parser.close, self._source))
+        if parser is None:
+            return []
+        return guarded(lambda: reasoning_events(parser.close()), self._origin)
 
     @property
     def _is_open(self) -> bool:
         parser = self._parser
-        return parser is not None and guarded(lambda: parser.is_thinking, self._source)
+        return parser is not None and guarded(lambda: parser.is_thinking, self._origin)
 
     def _made(self) -> ReasoningParser | None:
         """Return a parser of what follows the text that was read.
@@ -106,7 +108,7 @@ class ReasoningStage:
         """
         if (make := self._make) is None:
             return None
-        return guarded(lambda: make("".join(self._read)), self._source)
+        return guarded(lambda: make("".join(self._read)), self._origin)
 
     def _cutter(self) -> MarkedPieces | None:
         return None if self._ends is None else MarkedPieces(self._ends)
@@ -115,7 +117,7 @@ class ReasoningStage:
         parser = self._parser
         if parser is None:
             return [TextDelta(text)]
-        return _text_events(guarded(lambda: parser.feed(text), self._source))
+        return guarded(lambda: reasoning_events(parser.feed(text)), self._origin)
 
     def _feed_behind(self, text: str) -> list[TextEvent]:
         """Read text behind a call up to each end, as the reasoning may begin again behind one."""
@@ -132,11 +134,3 @@ def _joined(events: Iterable[TextEvent]) -> list[TextEvent]:
     """Return events of which no two of one kind follow each other."""
     kinds = groupby(events, type)
     return [kind("".join(event.text for event in run)) for kind, run in kinds]
-
-
-def _text_events(events: Iterable[ReasoningEvent]) -> list[TextEvent]:
-    return [
-        event if isinstance(event, ReasoningDelta) else TextDelta(event.text)
-        for event in events
-        if event.text
-    ]

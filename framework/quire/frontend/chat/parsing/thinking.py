@@ -108,9 +108,10 @@ class Thinking:
         except Exception as error:
             raise plugin_failure(
                 error,
-                f"plugin {self._parser.source}",
+                self._parser.origin.part,
                 "while parsing a prompt",
                 subject="on this prompt",
+                logged_part=self._parser.origin.logged_part,
             ) from error
 
     def _last_turn(self, token_ids: list[int]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.frontend.chat.parsing.event_rules import EventRules
-from quire.frontend.chat.parsing.parser_guard import guarded
+from quire.frontend.chat.parsing.parser_guard import ParserOrigin, guarded
 from quire.interfaces.tool_parsing import (
     TextDelta,
     ToolCallEnd,
@@ -17,7 +17,6 @@ from quire.interfaces.tool_parsing import (
     ToolEvent,
     ToolParser,
 )
-from quire.plugins.registry import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +34,18 @@ class ToolStage:
 
     Args:
         parser: The parser.
-        source: Plugin of the parser.
+        origin: Origin of the parser.
         id_length: Number of letters and digits of the ids of calls; None: any id will do.
     """
 
     def __init__(
         self,
         parser: ToolParser | None,
-        source: Source | None = None,
+        origin: ParserOrigin | None = None,
         id_length: int | None = None,
     ) -> None:
         self._parser = parser
-        self._source = source
+        self._origin = origin
         self._rules = EventRules(id_length)
         self._open: list[int] = []  # calls without an end, and without a text behind their start
 
@@ -56,7 +55,7 @@ class ToolStage:
         if parser is None:
             return [TextDelta(text)] if text else []
         parser.is_in_reasoning = is_in_reasoning
-        events = guarded(lambda: [*self._rules.checked(parser.feed(text))], self._source)
+        events = guarded(lambda: [*self._rules.checked(parser.feed(text))], self._origin)
         self._note(events)
         return events
 
@@ -69,7 +68,7 @@ class ToolStage:
         parser = self._parser
         if parser is None:
             return []
-        events = guarded(lambda: [*self._rules.checked(parser.close())], self._source)
+        events = guarded(lambda: [*self._rules.checked(parser.close())], self._origin)
         if not is_cut:
             return [*events]
         num_kept = _num_certain(events)

@@ -12,6 +12,7 @@ from quire.frontend.chat.parsing.completion_parser import (
     ParsedCompletion,
     gather,
 )
+from quire.frontend.chat.parsing.parser_guard import ParserOrigin
 from quire.frontend.chat.parsing.tool_stage import ToolStage
 from quire.interfaces.markers import Markers
 from quire.interfaces.reasoning import ReasoningDelta
@@ -61,7 +62,7 @@ def test_a_whole_completion_is_parsed():
 
 
 def test_a_parser_that_fails_is_named_without_its_traceback(caplog):
-    parser = CompletionParser(tools=ToolStage(UpperCalls(), ACME))
+    parser = CompletionParser(tools=ToolStage(UpperCalls(), ParserOrigin(ACME)))
     with pytest.raises(RequestFailedError, match=r"acme \(acme-quire 1.0\)") as caught:
         parser.feed("a!")
     assert "a bug" not in str(caught.value)

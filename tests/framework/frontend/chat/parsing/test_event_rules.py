@@ -2,7 +2,8 @@
 
 import pytest
 
-from quire.frontend.chat.parsing.event_rules import BrokenRuleError, EventRules
+from quire.frontend.chat.parsing.event_rules import BrokenRuleError, EventRules, reasoning_events
+from quire.interfaces.reasoning import ContentDelta, ReasoningDelta
 from quire.interfaces.tool_parsing import (
     TextDelta,
     ToolCallArguments,
@@ -32,6 +33,8 @@ CALL = (ToolCallArguments(0, '{"a":'), ToolCallArguments(0, " 1}"), ToolCallEnd(
         ((ToolCallStart(0, "f"), *CALL, ToolCallEnd(0)), "no open call 0"),
         ((ToolCallStart(0, "f"), ToolCallEnd(0)), "no JSON object"),
         ((ToolCallStart(0, "f"), ToolCallArguments(0, "[1]"), ToolCallEnd(0)), "no JSON object"),
+        ((TextDelta(None),), "the text of an event is a str, not None"),
+        ((ToolCallStart(0, "f"), ToolCallArguments(0, b"{}")), "is a str, not b'{}'"),
         (("text",), "returns events"),
         ((None,), "returns events"),
     ],
@@ -39,6 +42,25 @@ CALL = (ToolCallArguments(0, '{"a":'), ToolCallArguments(0, " 1}"), ToolCallEnd(
 def test_a_broken_rule_is_named(events, rule):
     with pytest.raises(BrokenRuleError, match=rule):
         checked(*events)
+
+
+@pytest.mark.parametrize(
+    ("event", "rule"),
+    [
+        (ContentDelta(None), "is a str, not None"),
+        (ReasoningDelta(1), "is a str, not 1"),
+        ("text", "returns events, not 'text'"),
+        (TextDelta("a"), "returns events, not TextDelta"),
+    ],
+)
+def test_a_rule_that_a_reasoning_parser_breaks_is_named(event, rule):
+    with pytest.raises(BrokenRuleError, match=rule):
+        reasoning_events([event])
+
+
+def test_content_of_a_reasoning_parser_is_text_for_the_tool_parser():
+    events = [ReasoningDelta("a"), ContentDelta(""), ReasoningDelta(""), ContentDelta("b")]
+    assert reasoning_events(events) == [ReasoningDelta("a"), TextDelta("b")]
 
 
 def test_events_that_keep_the_rules_are_passed_on_without_empty_ones():

@@ -9,6 +9,7 @@ from letter_parsers import DashThinking, HoldingThoughts, UpperCalls
 
 from quire.errors import RequestFailedError
 from quire.frontend.chat.parsing.completion_parser import CompletionParser, gather
+from quire.frontend.chat.parsing.parser_guard import ParserOrigin
 from quire.frontend.chat.parsing.reasoning_stage import ReasoningStage
 from quire.frontend.chat.parsing.tool_stage import ToolStage
 from quire.interfaces.markers import Markers
@@ -146,7 +147,7 @@ def test_a_parser_that_cannot_be_built_again_is_named():
             if prompt_text:
                 raise ValueError("a bug")
 
-    stage = ReasoningStage(Picky, "", Source("acme", "acme-quire", "1.0"))
+    stage = ReasoningStage(Picky, "", ParserOrigin(Source("acme", "acme-quire", "1.0")))
     stage.feed("a")
     with pytest.raises(RequestFailedError, match=r"acme \(acme-quire 1.0\)"):
         stage.end_call()
