@@ -21,6 +21,10 @@ class MarkerMatcher:
     def __init__(self, marker: MarkerTokens) -> None:
         self._marker = marker
         self._longest = max(map(len, marker.texts))
+        self._beginnings = frozenset(
+            text[:end] for text in marker.texts for end in range(1, len(text))
+        )
+        self._overrunning: dict[bytes, list[int]] = {}  # by the beginning that there is
         self._held = b""  # the last bytes, of which a part may be the beginning of the marker
 
     def accept(self, token_id: int) -> bool:
@@ -35,8 +39,17 @@ class MarkerMatcher:
 
     def overrunning(self) -> list[int]:
         """Return the tokens that would complete the marker and go on behind it, blanks aside."""
-        pieces = self._overlong
-        return [each for each, piece in pieces.items() if self._overruns(self._held + piece)]
+        begun = self._begun()
+        if (found := self._overrunning.get(begun)) is None:
+            pieces = self._overlong.items()
+            found = [token_id for token_id, piece in pieces if self._overruns(begun + piece)]
+            self._overrunning[begun] = found
+        return found
+
+    def _begun(self) -> bytes:
+        """Return the longest beginning of a spelling with which the text ends so far."""
+        ends = (self._held[start:] for start in range(len(self._held)))
+        return next((end for end in ends if end in self._beginnings), b"")
 
     @cached_property
     def _overlong(self) -> dict[int, bytes]:
