@@ -18,6 +18,8 @@ from quire.server.routes.chat.tool_choice import MAX_TOOLS
 from quire.server.routes.responses.mcp.requested_server import MCP, RequestedServer
 from quire.server.tool_servers.remote_tool import RemoteTool
 from quire.server.tool_servers.tool_servers import ToolServers
+from quire.server.wire.http_errors import HTTPError
+from quire.server.wire.retry_after import retry_headers
 
 MAX_NAME = 64  # characters of a function's name
 _CHOICE = ("type", "server_label", "name")  # fields of a choice
@@ -66,6 +68,7 @@ class OfferedTools:
     def __init__(self, servers: Sequence[OfferedServer], functions: Sequence[str]) -> None:
         self.servers = tuple(servers)
         self._by_function = {tool.function: tool for tool in _named(servers, functions)}
+        self._has_functions = bool(functions)
         self._by_tool = {(t.label, t.tool.name): t for t in self._by_function.values()}
 
     def __len__(self) -> int:
@@ -120,8 +123,11 @@ class OfferedTools:
 
         Raises:
             InvalidRequestError: It names a server or a tool that the request does not.
+            HTTPError: It asks for a call of a server that is out of use at present.
             UnknownFieldError: It has a field that does not exist.
         """
+        if choice == "required" and not (self._by_function or self._has_functions):
+            self._check_in_use()
         if not isinstance(choice, dict):
             return choice
         if choice.get("type") == MCP:
@@ -138,6 +144,11 @@ class OfferedTools:
             where = f"tool_choice.tools[{i}]"
             found += self._chosen(tool, where, unknown) if is_ours else [tool]
         return choice | {"tools": found}
+
+    def _check_in_use(self) -> None:
+        for server in self.servers:
+            if server.error is not None:
+                raise _out_of_use(server.error, "tool_choice")
 
     def _chosen(
         self, choice: Mapping[str, Any], where: str, unknown: UnknownFields
@@ -157,9 +168,14 @@ class OfferedTools:
             for offered in self._by_function.values()
             if offered.label == label and name in (None, offered.tool.name)
         ]
+        if not found and server.error is not None:
+            raise _out_of_use(server.error, where)
         if not found:
-            reason = server.error or f"it offers no tool {name or ''!r:.80} that is allowed"
-            raise InvalidRequestError(f"{where}: the tool server {label!r}: {reason}", param=where)
+            raise InvalidRequestError(
+                f"{where}: the tool server {label!r}: it offers no tool {name or ''!r:.80} that is "
+                "allowed",
+                param=where,
+            )
         return found
 
 
@@ -179,6 +195,22 @@ async def offered_tools(
     offered = [await _offered(server, servers) for server in requested]
     _check_number(offered)
     return OfferedTools(offered, functions)
+
+
+def _out_of_use(error: str, where: str) -> HTTPError:
+    """Return the error of a request that asks for a call which no tool server can run at present.
+
+    Args:
+        error: Why not, with the name of the server.
+        where: Field that asks for it.
+    """
+    return HTTPError(
+        503,
+        f"{where} asks for a call, and {error}; try again later",
+        code=ToolServerError.code,
+        param=where,
+        headers=retry_headers(),
+    )
 
 
 def _check_number(offered: Sequence[OfferedServer]) -> None:

@@ -16,6 +16,7 @@ from quire.server.routes.responses.mcp.offered_tools import (
 )
 from quire.server.routes.responses.mcp.requested_server import requested_servers
 from quire.server.tool_servers.remote_tool import RemoteTool
+from quire.server.wire.http_errors import HTTPError
 
 NAMES = st.lists(st.text("ab/_é.", min_size=1, max_size=80), max_size=5, unique=True)
 
@@ -77,11 +78,28 @@ def test_a_choice_of_tools_names_functions():
 
 
 def test_a_server_that_is_out_of_use_says_so_when_it_is_chosen():
-    found = offered({"a": []}, error="it fell over")
-    with pytest.raises(InvalidRequestError, match="it fell over"):
-        choice(found, {"type": "mcp", "server_label": "a"})
+    found = offered({"a": []}, error="'a' fell over")
+    chosen = {"type": "mcp", "server_label": "a"}
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [chosen]}
+    for sent, where in (
+        (chosen, "tool_choice"), (allowed, "tool_choice.tools[0]"), ("required", "tool_choice"),
+    ):  # fmt: skip
+        with pytest.raises(HTTPError, match="'a' fell over; try again later") as failed:
+            choice(found, sent)
+        error = failed.value
+        assert (error.status, error.name, error.param) == (503, "tool_server_error", where)
+        assert "retry-after" in error.headers
     assert found.allows("a", "anything")
     assert not found.allows("b", "anything")
+
+
+def test_without_a_server_that_is_out_of_use_a_call_of_something_else_may_be_required():
+    assert choice(offered({"a": []}, ["find"], error="it fell over"), "required") == "required"
+    assert choice(offered({"a": []}, error="it fell over"), "auto") == "auto"
+    assert choice(offered({"a": []}), "required") == "required"
+    assert choice(OfferedTools((), ()), "required") == "required"
+    with pytest.raises(InvalidRequestError, match="'a': it offers no tool 'x' that is allowed"):
+        choice(offered({"a": ["y"]}), {"type": "mcp", "server_label": "a", "name": "x"})
 
 
 def test_a_field_of_a_choice_that_does_not_exist_is_refused():
