@@ -283,8 +283,8 @@ class Registry(Generic[T]):
             hidden: Names of the registry that do not belong in its place.
         """
         shown = [known for known in self if known not in hidden]
-        names = [*(known for known in shown if not _is_suffix(known)), *others]
-        files = [f"a {suffix} file" for suffix in filter(_is_suffix, shown)]
+        names = [*(known for known in shown if not is_suffix(known)), *others]
+        files = [f"a {suffix} file" for suffix in filter(is_suffix, shown)]
         hint = did_you_mean(name, names)
         known = ", ".join([*names, *files]) or "none"
         if len(names) > MAX_LISTED:
@@ -297,7 +297,7 @@ class Registry(Generic[T]):
         return f"unknown {self.kind.title} {name!r}{hint} (known: {known}){doctor}"
 
 
-def _is_suffix(name: str) -> bool:
+def is_suffix(name: str) -> bool:
     """Whether the name is that of the files which its plugin reads."""
     return name.startswith(".")
 

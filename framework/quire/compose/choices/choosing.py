@@ -6,7 +6,7 @@ from typing import Any
 from quire.compose.composition import Choice, Rejection
 from quire.errors import PluginLoadError
 from quire.plugins.discovery import locate
-from quire.plugins.registry import Entry, Registry
+from quire.plugins.registry import Entry, Registry, is_suffix
 
 AUTO, NONE = "auto", "none"
 ASKED_FOR = "asked for"
@@ -35,8 +35,9 @@ def choose_named(
 
 
 def all_others(registry: Registry[Any], wanted: str) -> tuple[Rejection, ...]:
-    """Return the rejections of all names but the one that was asked for."""
-    return tuple(Rejection(name, "not asked for") for name in registry if name != wanted)
+    """Return the rejections of all names but the one that was asked for, and makers of files."""
+    names = (name for name in registry if name != wanted and not is_suffix(name))
+    return tuple(Rejection(name, "not asked for") for name in names)
 
 
 def find_offer(registry: Registry[Any], name: str, wanted: str = AUTO) -> tuple[Entry, str | None]:

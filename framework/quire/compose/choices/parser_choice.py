@@ -1,7 +1,7 @@
 """Selection of the tool-call parser and of the reasoning parser: by name, or by the model."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +9,7 @@ from quire.compose.choices.choosing import AUTO, choose_optional, find_offer
 from quire.compose.choices.parser_file import choose_file, is_file, of_tokenizer_config
 from quire.compose.composition import Choice, Rejection
 from quire.errors import PluginLoadError, UnknownNameError
-from quire.plugins.registry import Entry, Registry
+from quire.plugins.registry import Entry, Registry, is_suffix
 
 logger = logging.getLogger(__name__)
 
@@ -57,13 +57,12 @@ def _choose_named(registry: Registry[Any], wanted: str, model: ParsedModel) -> C
         choice = choose_optional(registry, wanted)
         return choice and of_tokenizer_config(registry, choice, model.tokenizer_config)
     matches, rejected = [], []
-    for name in registry:
-        entry, reason = find_offer(registry, name)
-        reason = reason or _mismatch(entry, model)
+    for entry, unusable in _candidates(registry):
+        reason = unusable or _mismatch(entry, model)
         if reason is None:
             matches.append(entry)
         else:
-            rejected.append(Rejection(name, reason))
+            rejected.append(Rejection(entry.name, reason))
     if not matches:
         return None
     best = max(matches, key=lambda entry: _rank(entry, model))
@@ -76,6 +75,26 @@ def _choose_named(registry: Registry[Any], wanted: str, model: ParsedModel) -> C
     except PluginLoadError as error:
         logger.warning("there is no %s for this model: %s", registry.kind.title, error)
         return None
+
+
+def _candidates(registry: Registry[Any]) -> Iterator[tuple[Entry, str | None]]:
+    """Yield each parser by one name, and why it cannot be used with any model; no makers of files.
+
+    Further names, by which only users choose, declare nothing for `auto`.
+    """
+    known = {entry.reference for entry in registry.offers() if _is_for_auto(entry)}
+    for name in registry:
+        entry, reason = find_offer(registry, name)
+        is_further_name = entry.reference in known and not _is_for_auto(entry)
+        if not (is_further_name or is_suffix(name)):
+            yield entry, reason
+
+
+def _is_for_auto(entry: Entry) -> bool:
+    """Whether a parser says for which models `auto` may choose it."""
+    capabilities = entry.capabilities
+    is_described = capabilities.tokenizer_config_key is not None
+    return is_described or bool(_marker_sets(entry) or capabilities.architectures)
 
 
 def _rank(entry: Entry, model: ParsedModel) -> tuple[bool, int, int]:
@@ -119,7 +138,7 @@ def _mismatch(entry: Entry, model: ParsedModel) -> str | None:
     architectures, key = capabilities.architectures, capabilities.tokenizer_config_key
     if key is not None and model.tokenizer_config.get(key) is None:
         return f"the checkpoint's tokenizer_config.json has no {key}"
-    if key is None and not all_markers and not architectures:
+    if not _is_for_auto(entry):
         return "it declares no markers for auto"
     if _markers(entry, model) is None:
         missing = (marker for marker in all_markers[0] if marker not in model.chat_template)

@@ -104,6 +104,25 @@ def test_of_one_priority_the_parser_with_more_markers_is_taken(quire_registries)
     assert reasons["kimi_k2"].startswith("step3 is more specific")
 
 
+def test_makers_of_files_and_second_names_are_no_alternatives(quire_registries):
+    parsers = quire_registries.tool_parsers
+    choice = choose_parser(parsers, "auto", ParsedModel("X", "<tool_call>"))
+    rejected = {each.name for each in choice.rejected}
+    aliases = {"qwen", "deepseekv3", "gpt-oss", "granite-20b-fc"}
+    assert aliases <= {*parsers}
+    assert rejected >= {"openai", "deepseek_v3", "granite_20b_fc", "response_template"}
+    assert not rejected & {".toml", *aliases}
+    by_name = choose_parser(parsers, "hermes", ParsedModel("X", ""))
+    assert ".toml" not in {each.name for each in by_name.rejected}
+
+
+def test_a_parser_of_its_own_that_auto_cannot_choose_is_named(quire_registries):
+    parsers = with_capabilities(quire_registries, step3={"template_markers": ()})
+    choice = choose_parser(parsers, "auto", ParsedModel("X", "<tool_call>"))
+    reasons = {each.name: each.reason for each in choice.rejected}
+    assert reasons["step3"] == "it declares no markers for auto"
+
+
 def test_a_choice_by_the_alphabet_says_so(quire_registries):
     equal = {"template_markers": ("<a>",)}
     parsers = with_capabilities(quire_registries, kimi_k2=equal, step3=equal)
