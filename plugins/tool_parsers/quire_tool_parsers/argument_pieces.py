@@ -31,7 +31,6 @@ from quire_tool_parsers.listed_values import CONSTANTS, allows, listed_values, r
 from quire_tool_parsers.text_limits import TextLimits
 
 _NUMERIC = frozenset({"number", "integer"})
-_KEYS: dict[Notation, str] = {"python": r"[\w.-]+", "braces": r'[^:{}\[\],"\s]+'}
 _KEY_IN_TAG = r"""[^<>"'=\s](?:[^<>"'=\r\n\t]*[^<>"'=\s])?"""
 _OTHER_KEYS: dict[Notation, str] = {  # of arguments that are not declared
     "python": "[A-Za-z_][A-Za-z0-9_]{0,63}",
@@ -73,7 +72,7 @@ class ArgumentPieces:
 
     def __init__(self, form: CallFormat, writing: CallWriting) -> None:
         self._notation: Notation = form.notations[0]
-        self._key = re.compile(_KEYS.get(self._notation, _KEY_IN_TAG))
+        self._key = re.compile(_key_of(form))
         self._spellings = _SPELLINGS.get(self._notation, _JSON_SPELLINGS)
         self._argument = writing.argument
         self._text_argument = writing.text_argument or (
@@ -199,6 +198,16 @@ class ArgumentPieces:
         elif rest_types := types - CONSTANTS.keys():
             found.append((SchemaPiece(restricted(schema, rest_types)),))
         return [EitherPiece(tuple(found))]
+
+
+def _key_of(form: CallFormat) -> str:
+    """Return the regex of the names of arguments that a format has a spelling for."""
+    match form.notations[0]:
+        case "python":
+            return r"[\w.-]+"
+        case "braces":
+            return rf'[^:{{}}\[\],"\s{re.escape(form.quote[0])}]+'
+    return _KEY_IN_TAG
 
 
 def _beginning(types: frozenset[str], characters: str) -> str:

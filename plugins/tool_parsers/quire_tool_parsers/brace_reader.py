@@ -26,7 +26,6 @@ from quire_tool_parsers.written_values import json_text
 
 _NAME_PART = re.compile(r"[\s\w.:-]*")
 _NAME = re.compile(r"\s*(?:call)?:?\s*(?P<name>[\w.-]+)\s*")
-_PLAIN_KEY = re.compile(r"[\w.-]*")
 _BLANK_RUN = re.compile(r"\s*")
 _KEY = re.compile(r'[^:{}\[\],"\s]*')
 
@@ -43,6 +42,7 @@ class BraceReader(ScanningReader):
         self._quote = quote
         self._types = types
         first = re.escape(quote[0])
+        self._plain_key = re.compile(rf'[^:{{}}\[\],"\s{first}]*')
         self._within_string = re.compile(f"[^{first}]*")
         self._within_word = re.compile(rf"[^{first},}}\]]*")
         self._ahead = ("", "")  # a key that was read to see what a comma is, and what follows it
@@ -160,7 +160,7 @@ class BraceReader(ScanningReader):
             What was read, and the character behind it; of a member the comma, and the key is kept.
         """
         blanks = yield from _run(_BLANK_RUN)
-        key = "".join((yield from _run(_PLAIN_KEY)))
+        key = "".join((yield from _run(self._plain_key)))
         behind = yield from _run(_BLANK_RUN)
         character = yield
         is_next = character == ":" if key else character in f'"}}{self._quote[0]}'

@@ -35,7 +35,8 @@ MAX_PART = 512  # characters; what is left of a part is copied with each step
 _TEXT_ENDS = Markers((START, CHANNEL, *ENDS))
 _HEADER_ENDS = Markers((START, MESSAGE, *ENDS))
 _BODY_ENDS = Markers(ENDS)
-_RECIPIENT = re.compile(r"\bto\s*=\s*(?P<prefix>(?:functions\.)*)(?P<name>[^\s<]+)")
+_RECIPIENT = re.compile(r"\bto\s*=\s*(?P<name>[^\s<]+)")
+_PREFIX = "functions."
 _TO = "to="
 
 Events = Iterator[ToolEvent]
@@ -149,9 +150,18 @@ class HarmonyParser(ToolParser):
     def _recipient(self, header: str) -> str | None:
         """Return the function that a message is for; None if it is for none."""
         for found in _RECIPIENT.finditer(header):
-            if found["prefix"] or found["name"] in self._names:
-                return found["name"]
+            if (name := self._function(found["name"])) is not None:
+                return name
         return None
+
+    def _function(self, recipient: str) -> str | None:
+        """Return the function that a recipient is; some models write its prefix several times."""
+        name, names = recipient, [recipient]
+        while name.startswith(_PREFIX) and name != _PREFIX:
+            name = name.removeprefix(_PREFIX)
+            names.append(name)
+        known = [each for each in (*names[1:], recipient) if each in self._names]
+        return next(iter(known), name if len(names) > 1 else None)
 
     def _begin_call(self, name: str, header: str) -> Events:
         self._raw.append(header)

@@ -15,6 +15,9 @@ from quire_tool_parsers.response_template.pattern import Pattern
 from quire_tool_parsers.tag_markers import TagMarkers
 from quire_tool_parsers.tagged_reader import TaggedReader
 
+_NAME_FIRSTS = "_.-"  # beside letters and digits
+_BEFORE_NAME: dict[Notation, str] = {"braces": ":", "header": "\"'", "tagged": "\"'"}
+
 
 def notation_of(form: CallFormat, first: str) -> Notation | None:
     """Return the notation of a call that begins with a character; None if it begins none."""
@@ -25,14 +28,9 @@ def notation_of(form: CallFormat, first: str) -> Notation | None:
 
 
 def _begins(notation: Notation, first: str) -> bool:
-    match notation:
-        case "json":
-            return first == "{"
-        case "braces":
-            return first.isalnum() or first in "_:"
-        case "python":
-            return first.isalnum() or first == "_"
-    return first.isalnum() or first in "_\"'"
+    if notation == "json":
+        return first == "{"
+    return first.isalnum() or first in _NAME_FIRSTS or first in _BEFORE_NAME.get(notation, "")
 
 
 class Readers:

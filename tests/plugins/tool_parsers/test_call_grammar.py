@@ -257,6 +257,24 @@ def test_what_arguments_one_after_the_other_cannot_follow_is_refused_by_name(par
     assert caught.value.param == "tools"
 
 
+@pytest.mark.parametrize(("family", "quote"), [("gemma4", '<|"|>'), ("functiongemma", "<escape>")])
+def test_an_argument_in_braces_may_have_a_name_of_any_other_characters(family, quote):
+    keys = ["n", "$filter", "(x)", "q'", "/", "@x"]
+    properties = {key: {"type": "integer"} for key in keys} | {"a": {"type": "string"}}
+    parameters = {"type": "object", "properties": properties}
+    assert forced(family, parameters) is not None
+    call = getattr(families, family).format.writing.calls[0].replace("$name", "f0")
+    members = ",".join([*(f"{key}:{i}" for i, key in enumerate(keys)), f"a:{quote}, @x{quote}"])
+    given_tools = [{"name": "f0", "parameters": parameters}]
+    reader = getattr(families, family).for_tools(given_tools)
+    text = call.replace("$members", members)
+    ((_, arguments),) = read_events([*reader.feed(text), *reader.close()]).calls
+    assert json.loads(arguments) == {key: i for i, key in enumerate(keys)} | {"a": ", @x"}
+    for key in ("<a", "a<b", "<"):
+        with pytest.raises(GrammarError, match=r"the tool 'f0'.*no spelling for the argument"):
+            forced(family, {"type": "object", "properties": {key: {}}})
+
+
 def test_a_format_of_the_docs_is_read_and_forced():
     page = Path(__file__).parents[3] / "docs" / "plugins" / "tool_parsers.md"
     (block,) = re.findall(r"```toml\n# mine.toml\n(.*?)```", page.read_text(), re.DOTALL)

@@ -71,6 +71,21 @@ def test_calls_of_two_completions_are_all_read(name):
     kit.test_calls_of_two_completions_are_all_read()
 
 
+@each_family
+@pytest.mark.parametrize(
+    "tool", ["-", ".", "-a", ".a", "..", "_", "1", "functions.f", "not", "f" * 64]
+)
+def test_a_tool_may_have_any_name_that_a_request_may_have(name, tool):
+    of = family(name)
+    tools = ({"name": tool, "parameters": {"type": "object", "properties": {"a": {}}}},)
+    sample = ToolSample(of.spelling.write([(tool, {"a": "xy"})]), "", ((tool, '{"a": "xy"}'),))
+    kit = contract_of(of, (sample,), tools=tools)
+    for deltas in ([sample.text], [*sample.text]):
+        found = kit.read(sample, deltas)
+        assert kit.is_expected(found, sample), f"{deltas} gives {found}"
+    of.parser.call_grammar(tools, at_least_one=True)
+
+
 @pytest.mark.slow
 @each_family
 def test_any_split_of_very_many_texts_gives_the_same(name):

@@ -122,6 +122,22 @@ def test_a_call_is_complete_with_its_json(ending):
     assert (completion.content, completion.calls) == ("", [("f", '{"a": 1}')])
 
 
+@pytest.mark.parametrize(
+    ("recipient", "names", "name"),
+    [
+        ("functions.functions.f", ["functions.f"], "functions.f"),
+        ("functions.functions.f", ["f", "functions.f"], "functions.f"),
+        ("functions.f", ["f", "functions.f"], "f"),
+        ("functions.f", ["functions.f"], "functions.f"),
+        ("functions.functions.f", ["f"], "f"),
+        ("functions.functions.f", [], "f"),
+    ],
+)
+def test_a_tool_whose_name_begins_like_a_recipient_is_called(recipient, names, name):
+    completion = read(f"<|channel|>commentary to={recipient}<|message|>{{}}<|call|>", names=names)
+    assert (completion.content, completion.calls) == ("", [(name, "{}")])
+
+
 def test_a_message_without_a_text_is_a_call_without_arguments():
     completion = read("<|channel|>commentary to=functions.f<|message|> <|call|>")
     assert (completion.content, completion.calls) == ("", [("f", "{}")])
