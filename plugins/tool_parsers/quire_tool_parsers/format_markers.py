@@ -21,6 +21,7 @@ class FormatMarkers:
         openers_or_close: The same, and what closes a section.
         gap: What is before, between and behind the calls of a section.
         gap_or_close: The same, and what closes a call.
+        strays: Characters between two calls that do not belong there, and mean nothing.
         closers: What closes a call, by the number of closing markers before.
     """
 
@@ -33,6 +34,7 @@ class FormatMarkers:
             {*form.section_open, *form.section_close, *form.call_open, *form.separators}
         )
         self.gap_or_close = Markers({*self.gap.texts, *form.call_close})
+        self.strays = ",}" if "json" in form.notations else ","
         self.closers = [Markers(form.call_close[i:]) for i in range(len(form.call_close) + 1)]
 
 

@@ -33,10 +33,14 @@ from quire_tool_parsers.writing_check import check_writing
 
 Events = Iterator[ToolEvent]
 MAX_PART = 512  # characters; what is left of a part is copied with each step
+MAX_PREFACE = 256  # characters; text between the opener of a section and its first call
 
 
 class FormatParser(ToolParser):
-    """Parser with four states: text, between calls, inside a call, and behind one.
+    """Parser with five states: text, between calls, inside a call, behind one, and a preface.
+
+    A preface is text between the opener of a section and its first call. It waits for the call: if
+    that is complete, the opener is a marker, and otherwise text.
 
     Attributes:
         format: Format of the calls.
@@ -58,6 +62,7 @@ class FormatParser(ToolParser):
         self._opener = ""  # marker that opened the section
         self._is_list = False
         self._has_calls = False  # in the section
+        self._preface = ""
         self._may_be_bare = form.is_bare  # at the front
         self._reader: CallReader | None = None
         self._index = 0
@@ -218,18 +223,36 @@ class FormatParser(ToolParser):
                 self._raw.clear()
         elif begins_unmarked(form, rest[0]):
             self._begin_call()
+        elif form.call_open and not (self._has_calls or self.is_in_reasoning):
+            self._state = self._read_preface
         else:
             yield from self._give_up()
 
+    def _read_preface(self, is_last: bool) -> Events:
+        """Read the text before the first call of a section."""
+        markers = self._markers.openers_or_close
+        found = markers.find(self._buffer, is_last=is_last)
+        if found is None and not is_last and markers.num_certain(self._buffer) <= MAX_PREFACE:
+            self._needs_more = True
+            return
+        if found is None or found[0] > MAX_PREFACE or found[1] not in self.format.call_open:
+            yield from self._give_up()
+            return
+        start, marker = found
+        self._raw.append(self._take(start))
+        self._preface = "".join(self._raw[2:])  # behind the opener
+        self._raw.append(self._take(len(marker)))
+        self._begin_call()
+
     def _is_bracket(self, character: str) -> bool:
-        """Whether a character belongs to the list that calls may be in."""
+        """Whether a character belongs to the list that calls may be in, or is between two calls."""
         if character == "[" and not self._is_list and not self._has_calls:
             self._is_list = True
             return True
         if character == "]" and self._is_list and self._has_calls:
             self._is_list = False
             return True
-        return character == "," and self._is_list and self._has_calls
+        return character in self._markers.strays and self._has_calls
 
     def _close_section(self, marker: str) -> Events:
         self._is_in_section = False
@@ -240,7 +263,7 @@ class FormatParser(ToolParser):
 
     def _give_up(self) -> Events:
         """Go on with text; what was consumed without a call is text."""
-        raw = "".join(self._raw)
+        raw, self._preface = "".join(self._raw), ""
         self._raw.clear()
         self._state = self._read_text
         if not self._has_calls:
@@ -271,11 +294,12 @@ class FormatParser(ToolParser):
     def _emit(self, reader: CallReader) -> Events:
         """Yield the events of what a reader has read."""
         if reader.name is not None and not self._is_announced:
-            if self._is_known(reader):
+            if not self._is_known(reader):
+                reader.is_broken = True
+            elif reader.is_complete or not self._preface:
+                yield from self._take_preface()
                 self._is_announced = True
                 yield ToolCallStart(self._index, reader.name, reader.id)
-            else:
-                reader.is_broken = True
         if self._is_announced and (piece := reader.take_arguments()):
             yield ToolCallArguments(self._index, piece)
         if reader.is_complete and self._is_announced:
@@ -289,6 +313,13 @@ class FormatParser(ToolParser):
         elif reader.is_complete or reader.is_broken:
             self._leave_call()
             yield from self._give_up()
+
+    def _take_preface(self) -> Events:
+        """Yield the text before the first call of a section, whose opener is a marker."""
+        if self._preface:
+            self._text.leave_marker()
+            yield from self._text.write(self._preface)
+            self._preface = ""
 
     def _is_known(self, reader: CallReader) -> bool:
         """Whether a call counts; one that is like prose, or may be quoted, must be of a tool."""

@@ -30,6 +30,10 @@ class TextWriter:
     def end_call(self) -> None:
         """Note that a call has ended here."""
         self._blanks.clear()
+        self.leave_marker()
+
+    def leave_marker(self) -> None:
+        """Note that a marker of calls was here: blanks behind it are as behind a call."""
         self._is_behind_call = True
 
     def close(self) -> list[TextDelta]:

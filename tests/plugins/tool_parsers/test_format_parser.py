@@ -6,10 +6,12 @@ import pytest
 from family_calls import read_calls
 from typed_tools import TYPED_TOOLS
 
+from quire.interfaces.tool_parsing import TextDelta
 from quire.testing.parsing.parser_work import is_linear, work_of
 from quire.testing.tool_parsing import ToolParserContract, ToolSample, read_events
 from quire_tool_parsers.call_format import CallFormat
-from quire_tool_parsers.format_parser import FormatParser
+from quire_tool_parsers.family_table import read_table
+from quire_tool_parsers.format_parser import MAX_PREFACE, FormatParser
 
 TAGS = 'tags = { parameter_open = ["<p>"], parameter_close = ["</p>"] }'
 LOOPS = [  # tables with which `{` was found, and nothing read, for ever
@@ -164,3 +166,85 @@ def test_a_fence_is_no_text_if_a_call_is_in_it(family, text, content):
 def test_what_follows_a_name_that_is_no_tool_is_read_again(family, text):
     _, calls = read_calls(family, text, TYPED_TOOLS)
     assert calls == [("now", {})]
+
+
+KIMI = (
+    "<|tool_calls_section_begin|>{}<|tool_call_begin|>functions.now:0"
+    "<|tool_call_argument_begin|>{{}}<|tool_call_end|><|tool_calls_section_end|>"
+)
+QWEN = "<tool_call>{}<function=now>\n</function>\n</tool_call>"
+HUNYUAN = "<tool_calls>{}<tool_call>now<tool_sep></tool_call></tool_calls>"
+PREFACED = pytest.mark.parametrize(
+    ("family", "text"), [("kimi_k2", KIMI), ("qwen3_coder", QWEN), ("hy_v3", HUNYUAN)]
+)
+
+
+@PREFACED
+def test_a_section_whose_call_has_a_word_before_it_is_a_section(family, text):
+    said = text.format("\nI check.\n")
+    assert read_calls(family, said, TYPED_TOOLS) == ("I check.", [("now", {})])
+    assert read_calls(family, f"Hi.\n{said}\nBye.", TYPED_TOOLS) == (
+        "Hi.\n\nI check.\nBye.",
+        [("now", {})],
+    )
+    assert read_calls(family, f"{said}{said}", TYPED_TOOLS) == (
+        "I check.\nI check.",
+        [("now", {}), ("now", {})],
+    )
+
+
+@PREFACED
+@pytest.mark.parametrize("num_more", [0, 1])
+def test_a_long_text_behind_an_opener_shows_that_it_is_text(family, text, num_more):
+    said = "x" * (MAX_PREFACE + num_more)
+    content, calls = read_calls(family, text.format(said), TYPED_TOOLS)
+    assert calls == [("now", {})]
+    assert content == (text.partition("{")[0] if num_more else "") + said
+
+
+@PREFACED
+def test_an_opener_is_text_if_no_call_follows(family, text):
+    opener = text.partition("{")[0]
+    for said in (f"{opener} is a marker.", f"{opener}\nx", f"{opener}x {opener} y", f"{opener}x"):
+        assert read_calls(family, said, TYPED_TOOLS) == (said, [])
+    broken = text.format("So: ").partition("ow")[0]
+    assert read_calls(family, broken, TYPED_TOOLS) == (broken, [])
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("kimi_k2", KIMI.format("So: ").partition("}")[0]),
+        ("qwen3_coder", QWEN.format("So: ").partition("\n</")[0] + "<parameter=a>x"),
+        ("hy_v3", HUNYUAN.format("So: ").partition("</")[0] + "<arg_key>a</arg_key>"),
+    ],
+)
+def test_a_call_behind_a_word_that_breaks_off_is_text_with_its_opener(family, text):
+    assert read_calls(family, text, TYPED_TOOLS) == (text, [])
+
+
+def test_text_behind_an_opener_waits_for_few_characters():
+    parser = FormatParser.of_format("Qwen", read_table()["qwen3_coder"]).for_tools(TYPED_TOOLS)
+    assert parser.feed("Write <tool_call> and ") == [TextDelta("Write")]
+    (text,) = parser.feed("x" * MAX_PREFACE)
+    assert text.text == " <tool_call> and " + "x" * MAX_PREFACE
+
+
+@pytest.mark.parametrize("stray", [", ", ",", "}", "},\n", " } "])
+@pytest.mark.parametrize(
+    ("family", "call", "between"),
+    [
+        ("llama3_json", CALL.replace("arguments", "parameters"), "{0}{1}{0}"),
+        ("hermes", CALL, "<tool_call>{0}{1}{0}</tool_call>"),
+        ("hermes", CALL, "<tool_call>{0}</tool_call><tool_call>{0}{1}</tool_call>"),
+    ],
+)
+def test_what_separates_calls_is_no_text(family, call, between, stray):
+    text = between.format(call, stray)
+    assert read_calls(family, text, TYPED_TOOLS) == ("", [("now", {}), ("now", {})])
+
+
+@pytest.mark.parametrize("text", [", and", "}", ",", "} x", ", {"])
+def test_a_separator_behind_the_last_call_is_text(text):
+    call = CALL.replace("arguments", "parameters")
+    assert read_calls("llama3_json", call + text, TYPED_TOOLS) == (text, [("now", {})])
