@@ -63,7 +63,7 @@ class FormatParser(ToolParser):
         self._is_list = False
         self._has_calls = False  # in the section
         self._preface = ""
-        self._may_be_bare = form.is_bare  # at the front
+        self._may_be_bare = form.is_bare and not _has_only_marked(form, tools)  # at the front
         self._reader: CallReader | None = None
         self._index = 0
         self._is_announced = False
@@ -324,7 +324,8 @@ class FormatParser(ToolParser):
     def _is_known(self, reader: CallReader) -> bool:
         """Whether a call counts; one that is like prose, or may be quoted, must be of a tool."""
         form = self.format
-        is_first = (form.is_bare or form.is_bare_anywhere) and not self._has_calls
+        may_be_prose = form.is_bare_anywhere or (form.is_bare and not self._opener)
+        is_first = may_be_prose and not self._has_calls
         is_like_prose = is_first or form.is_name_a_call or self.is_in_reasoning
         return not is_like_prose or not self._types.names or reader.name in self._types.names
 
@@ -355,6 +356,13 @@ class FormatParser(ToolParser):
     def _take(self, length: int) -> str:
         taken, self._buffer = self._buffer[:length], self._buffer[length:]
         return taken
+
+
+def _has_only_marked(form: CallFormat, tools: Sequence[dict[str, Any]]) -> bool:
+    """Whether a grammar constrains the calls in free text, and knows only those with markers."""
+    writing = form.writing
+    is_strict = any(tool.get("strict") for tool in tools)
+    return is_strict and writing is not None and bool(writing.triggers) and not writing.is_at_start
 
 
 def _parts(delta: str) -> Iterator[str]:

@@ -198,3 +198,30 @@ class TestPythonic(ToolParserContract):
             (("find", '{"text": "Oslo", "n": -1.50}'), ("now", "{}")),
         ),
     )
+
+
+LFM2_TOOLS = [{"name": name, "parameters": {"type": "object"}} for name in ("f", "g")]
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ('[f(a="x"), g()]', "", [("f", {"a": "x"}), ("g", {})]),
+        ('[{"name": "f", "arguments": {"a": 1}}]', "", [("f", {"a": 1})]),
+        ("[f()]<|tool_call_end|>\nDone.", "Done.", [("f", {})]),
+        ("<|tool_call_start|>[h()]<|tool_call_end|>", "", [("h", {})]),
+        ("[h()]", "[h()]", []),
+        ("So: [f()]", "So: [f()]", []),
+        ("[1, 2]", "[1, 2]", []),
+        ('{"name": "f"}', '{"name": "f"}', []),
+    ],
+)
+def test_lfm2_may_leave_its_markers_out(text, content, calls):
+    assert read_calls("lfm2", text, LFM2_TOOLS) == (content, calls)
+
+
+def test_lfm2_writes_markers_where_a_grammar_holds_its_calls():
+    tools = [LFM2_TOOLS[0], LFM2_TOOLS[1] | {"strict": True}]
+    assert read_calls("lfm2", "[g()]", tools) == ("[g()]", [])
+    marked = "<|tool_call_start|>[g()]<|tool_call_end|>"
+    assert read_calls("lfm2", marked, tools) == ("", [("g", {})])
