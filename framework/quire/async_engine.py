@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Self
 
 from quire.config import DEFAULT_MODEL, Settings
+from quire.frontend.chat.prepared_chat import PreparedChat
 from quire.launch import Engine, start_engine
 from quire.messages import EngineStats, KVEventBatch, ResetPrefixCache
 from quire.outputs import Delta, Messages, Prompt, RequestOutput
@@ -96,30 +97,44 @@ class AsyncEngine:
         sampling_params: SamplingParams | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
         lora_request: str | None = None,
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> RequestOutput:
         """Generate the next message of a conversation; reasoning and tool calls are split off.
 
+        Args:
+            messages: The conversation in OpenAI's format.
+            sampling_params: Sampling parameters.
+            tools: Tool definitions in OpenAI's format.
+            tool_choice: Choice among the tools in OpenAI's format; None: auto.
+            lora_request: Name of a LoRA adapter.
+            priority: Priority; see `generate`.
+            timeout_s: Timeout; see `generate`.
+
         Raises:
             RequestError: The request is invalid or failed; its cause is what a plugin raised, and
                 its `output` what was generated before.
             EngineDeadError: The engine stopped.
         """
-        parsers = self.frontend.completion_parsers
-        rendered = self.frontend.chat_template.render(
-            messages, tools, finds_opening=parsers.reads_reasoning
+        chat = PreparedChat.of(
+            messages,
+            sampling_params or SamplingParams(),
+            self.frontend.chat_template,
+            self.frontend.completion_parsers,
+            tools=tools,
+            tool_choice=tool_choice,
         )
-        params = sampling_params or SamplingParams()
+        await self.frontend.check_formats(chat.tools, chat.params)
         result = await self.frontend.generate_whole(
-            rendered.as_prompt(parsers.shown_special_tokens(tools), has_tools=bool(tools)),
-            params,
+            chat.prompt,
+            chat.params,
             adapter=lora_request,
             priority=priority,
             timeout_s=timeout_s,
         )
-        parsers.split(result.outputs, rendered.opening or "", tools, params)
+        chat.split(result.outputs)
         return result
 
     async def beam_search(

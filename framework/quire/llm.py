@@ -7,12 +7,15 @@ from typing import Any, Literal, Self, TypeVar, overload
 from quire.compose.composition import Composition
 from quire.config import DEFAULT_MODEL, Settings
 from quire.errors import EngineDeadError, InvalidRequestError, PromptsError, QuireError
+from quire.frontend.chat.prepared_chat import PreparedChat
+from quire.frontend.chat.tools.format_checks import check_formats
 from quire.frontend.offline_frontend import (
     MAX_IN_FLIGHT,
     Finish,
     OfflineFrontend,
     Outcome,
     Params,
+    for_each,
 )
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.launch import Engine, start_engine
@@ -153,6 +156,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
         lora_request: Adapter | Sequence[Adapter] = None,
         priority: Sequence[int] | int = 0,
         timeout_s: Sequence[float | None] | float | None = None,
@@ -168,6 +172,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
         lora_request: Adapter | Sequence[Adapter] = None,
         priority: Sequence[int] | int = 0,
         timeout_s: Sequence[float | None] | float | None = None,
@@ -182,6 +187,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
         lora_request: Adapter | Sequence[Adapter] = None,
         priority: Sequence[int] | int = 0,
         timeout_s: Sequence[float | None] | float | None = None,
@@ -195,6 +201,7 @@ class LLM:
             messages: One conversation in OpenAI's format, or a list of them.
             sampling_params: Sampling parameters, for all conversations or one for each.
             tools: Tool definitions in OpenAI's format, for all; or a list of such lists.
+            tool_choice: Choice among the tools in OpenAI's format, for all; None: auto.
             lora_request: Adapter, for all or one for each; see `generate`.
             priority: Priority, for all or one for each; see `generate`.
             timeout_s: Timeout, for all or one for each; see `generate`.
@@ -213,37 +220,33 @@ class LLM:
         conversations = _as_conversations(messages)
         engine = self._running
         each_tools = _tools_for_each(tools, len(conversations))
-        openings: dict[int, str] = {}
+        given = SamplingParams() if sampling_params is None else sampling_params
+        each_params = [*for_each(given, len(conversations), "sampling_params")]
+        chats: dict[int, PreparedChat] = {}
 
-        def render(index: int) -> Prompt:
-            rendered = engine.chat_template.render(
+        def prepare(index: int) -> Prompt:
+            chat = PreparedChat.of(
                 conversations[index],
-                each_tools[index],
-                chat_template_kwargs,
-                finds_opening=engine.completion_parsers.reads_reasoning,
+                each_params[index],
+                engine.chat_template,
+                engine.completion_parsers,
+                tools=each_tools[index],
+                tool_choice=tool_choice,
+                template_kwargs=chat_template_kwargs,
             )
-            openings[index] = rendered.opening or ""
-            parsers = engine.completion_parsers
-            its_tools = each_tools[index]
-            shown = parsers.shown_special_tokens(its_tools)
-            return rendered.as_prompt(shown, has_tools=bool(its_tools))
+            check_formats(chat.tools.formats, chat.params, engine.intake)
+            chats[index], each_params[index] = chat, chat.params
+            return chat.prompt
 
-        def split(index: int, result: RequestOutput) -> None:
-            engine.completion_parsers.split(
-                result.outputs,
-                openings[index],
-                each_tools[index],
-                _params_of(sampling_params, index),
-            )
-
+        prompts = [_attempt(prepare, index) for index in range(len(conversations))]
         return self._run(
-            [_attempt(render, index) for index in range(len(conversations))],
-            sampling_params,
+            prompts,
+            each_params,
             lora_request,
             priority=priority,
             timeout_s=timeout_s,
             return_errors=return_errors,
-            finish=split,
+            finish=lambda index, result: chats[index].split(result.outputs),
             use_progress=use_tqdm,
             is_one=_is_one_conversation(messages),
         )
@@ -465,20 +468,12 @@ def _is_one_conversation(messages: Messages | Sequence[Messages]) -> bool:
     return bool(messages) and isinstance(messages[0], Mapping)
 
 
-def _params_of(
-    params: SamplingParams | Sequence[SamplingParams] | None, index: int
-) -> SamplingParams:
-    """Return the parameters of a conversation."""
-    if isinstance(params, SamplingParams):
-        return params
-    return SamplingParams() if params is None else params[index]
-
-
 def _tools_for_each(
     tools: Any, num_conversations: int
 ) -> Sequence[Sequence[Mapping[str, Any]] | None]:
-    is_nested = bool(tools) and not isinstance(tools[0], Mapping)
-    if not is_nested:
+    """Return the tools of each conversation; what is no list of lists is checked as one list."""
+    is_list = isinstance(tools, Sequence) and not isinstance(tools, str)
+    if not is_list or not tools or not isinstance(tools[0], Sequence | None):
         return [tools] * num_conversations
     if len(tools) != num_conversations:
         raise InvalidRequestError(

@@ -12,6 +12,7 @@ from quire.cli.completion_printer import CompletionPrinter, print_json, print_ou
 from quire.cli.progress_line import ProgressLine
 from quire.config import Settings
 from quire.frontend.chat.parsing.completion_parser import CompletionParser
+from quire.frontend.chat.prepared_chat import PreparedChat
 from quire.outputs import Delta, Prompt
 from quire.sampling_params import SamplingParams
 
@@ -58,24 +59,23 @@ class _Request:
         self._engine = engine
         self._arguments = arguments
         self._params = params
-        self._tools = tools
-        frontend = engine.frontend
-        self._is_chat = not arguments.raw and frontend.chat_template.exists
         self._prompt: Prompt = prompt
-        self._opening = ""  # of the assistant's turn
-        if self._is_chat:
+        self._chat: PreparedChat | None = None
+        frontend = engine.frontend
+        if not arguments.raw and frontend.chat_template.exists:
             system = arguments.system
             messages = [{"role": "system", "content": system}] if system else []
             messages.append({"role": "user", "content": prompt})
-            finds_opening = frontend.completion_parsers.reads_reasoning
-            rendered = frontend.chat_template.render(messages, tools, finds_opening=finds_opening)
-            shown = frontend.completion_parsers.shown_special_tokens(tools)
-            self._prompt = rendered.as_prompt(shown, has_tools=bool(tools))
-            self._opening = rendered.opening or ""
+            self._chat = PreparedChat.of(
+                messages, params, frontend.chat_template, frontend.completion_parsers, tools=tools
+            )
+            self._prompt, self._params = self._chat.prompt, self._chat.params
 
     async def complete(self) -> None:
         """Generate, and print the completions and the statistics."""
         started = time.perf_counter()
+        if self._chat is not None:
+            await self._engine.frontend.check_formats(self._chat.tools, self._params)
         is_streamed = self._params.n == 1 and not self._arguments.json and sys.stdout.isatty()
         num_tokens = await (self._stream() if is_streamed else self._print_whole())
         if self._arguments.stats:
@@ -94,10 +94,7 @@ class _Request:
         return num_tokens
 
     def _parser(self) -> CompletionParser:
-        if not self._is_chat:
-            return CompletionParser()
-        parsers = self._engine.frontend.completion_parsers
-        return parsers(self._opening, tools=self._tools, params=self._params)
+        return CompletionParser() if self._chat is None else self._chat.parser()
 
     def _deltas(self) -> AsyncIterator[Delta]:
         return self._engine.generate(
@@ -108,9 +105,8 @@ class _Request:
         output = await self._engine.generate_whole(
             self._prompt, self._params, lora_request=self._arguments.adapter
         )
-        if self._is_chat:
-            parsers = self._engine.frontend.completion_parsers
-            parsers.split(output.outputs, self._opening, self._tools, self._params)
+        if self._chat is not None:
+            self._chat.split(output.outputs)
         (print_json if self._arguments.json else print_output)(output)
         return sum(len(completion.token_ids) for completion in output.outputs)
 

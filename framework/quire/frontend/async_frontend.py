@@ -14,6 +14,8 @@ from functools import partial
 from quire.errors import InvalidRequestError, OverloadedError, RequestError, UnknownModelError
 from quire.frontend.chat.parsing.completion_parsers import CompletionParsers
 from quire.frontend.chat.templates.chat_template import ChatTemplate
+from quire.frontend.chat.tools.format_checks import check_formats
+from quire.frontend.chat.tools.tool_choice import ToolUse
 from quire.frontend.completions.completion import PromptState
 from quire.frontend.completions.delta_stream import DeltaStream
 from quire.frontend.dispatch.dispatcher import Dispatch
@@ -327,6 +329,12 @@ class AsyncFrontend:
             f"there is no model or adapter {shown!r} here{hint} (served: {', '.join(known)})",
             param="model",
         )
+
+    async def check_formats(self, tools: ToolUse, params: SamplingParams) -> None:
+        """Check the formats of custom tools, beside the event loop; see `check_formats`."""
+        if tools.formats:
+            work = partial(check_formats, tools.formats, params, self.intake)
+            await self.lanes.run(INLINE_SIZE + 1, work)  # short expressions may take long, too
 
     def _needs_work(self, params: SamplingParams) -> bool:
         """Whether parameters have a text to tokenize, or a constraint to check."""

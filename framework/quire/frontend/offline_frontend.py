@@ -108,10 +108,10 @@ class OfflineFrontend:
                 failed, and all others finished.
             EngineDeadError: The engine has died or was closed, before or during the call.
         """
-        each_params: Sequence[Params] = _for_each(params, len(prompts), "sampling_params")
-        each_adapter = _for_each(adapters, len(prompts), "lora_request")
-        each_priority = _for_each(priority, len(prompts), "priority")
-        each_timeout_s = _for_each(timeout_s, len(prompts), "timeout_s")
+        each_params: Sequence[Params] = for_each(params, len(prompts), "sampling_params")
+        each_adapter = for_each(adapters, len(prompts), "lora_request")
+        each_priority = for_each(priority, len(prompts), "priority")
+        each_timeout_s = for_each(timeout_s, len(prompts), "timeout_s")
         arguments = zip(
             prompts, each_params, each_adapter, each_priority, each_timeout_s, strict=True
         )
@@ -286,7 +286,7 @@ def _summary(
     )
 
 
-def _for_each(value: T | Sequence[T], num_prompts: int, name: str) -> Sequence[T]:
+def for_each(value: T | Sequence[T], num_prompts: int, name: str) -> Sequence[T]:
     """Return one value for each prompt."""
     if isinstance(value, str):
         raise InvalidRequestError(f"{name} cannot be a string, got {value!r}", param=name)

@@ -20,7 +20,8 @@ from quire.plugins.registry import Entry
 from quire.sampling_params import StructuredOutputsParams
 
 WAYS_OUT = {
-    "calls_in_text": "; leave out strict of the tools, or force a call by tool_choice required",
+    "calls_in_text": "; leave out strict of functions and the format of custom tools, or force a "
+    "call by tool_choice required",
 }
 
 

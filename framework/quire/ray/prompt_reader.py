@@ -9,6 +9,7 @@ from quire.compose.checkpoint import find_checkpoint
 from quire.config import Settings
 from quire.errors import QuireError
 from quire.frontend.chat.templates.chat_template import ChatTemplate
+from quire.frontend.chat.tools.checked_tools import checked_tools
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.launch.composing import load_text
 from quire.messages import EngineRequest
@@ -112,7 +113,8 @@ class PromptReader:
         """Return the tokens of a body's prompt; of the first one, if there are several."""
         if "messages" in fields:
             variables = fields.get("chat_template_kwargs") or {}
-            rendered = self._template.render(fields["messages"], fields.get("tools"), variables)
+            tools = checked_tools(fields.get("tools"))
+            rendered = self._template.render(fields["messages"], tools, variables)
             if rendered.breaks:
                 return self._tokenizer.encode_broken(rendered.text, rendered.breaks)
             return self._tokenizer.encode(rendered.text, fields.get("add_special_tokens") is True)

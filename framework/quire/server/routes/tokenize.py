@@ -10,11 +10,11 @@ from starlette.responses import Response
 
 from quire.errors import InvalidRequestError
 from quire.frontend.async_frontend import AsyncFrontend
+from quire.frontend.chat.tools.checked_tools import checked_tools
 from quire.frontend.intake.time_limit import TimeLimit
 from quire.frontend.unknown_fields import UnknownFields
 from quire.server.http.json_response import EncodedResponse, json_of, json_response
 from quire.server.routes.chat.chat_prompt import RENDERED, rendered_chat
-from quire.server.routes.chat.tool_choice import checked_tools
 from quire.server.routes.models import check_model
 from quire.server.wire.bodies import Body, read_body
 from quire.server.wire.fields import REFUSED_IN_TOKENIZE, check_declared
@@ -92,7 +92,7 @@ class TokenRoutes:
         return await self._frontend.lanes.run(len(text), encode)
 
     async def _of_messages(self, body: Body[TokenizeBody]) -> list[int]:
-        frontend, tools = self._frontend, checked_tools(body.typed.tools or [], self._unknown)
+        frontend, tools = self._frontend, checked_tools(body.typed.tools, self._unknown)
         render = partial(rendered_chat, frontend, body.typed, tools, self._unknown)
         rendered = await frontend.lanes.run(body.num_bytes // RENDERED, render)
         encode = partial(

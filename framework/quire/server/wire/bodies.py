@@ -8,12 +8,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope
 
 from quire.errors import InvalidRequestError
+from quire.frontend.typed_value import convert
 from quire.server.wire.families import dialect_of
 from quire.server.wire.headers import header_values
 from quire.server.wire.http_errors import HTTPError
 from quire.server.wire.undeclared_fields import Undeclared, take_undeclared
 
-T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
 MAX_DEPTH = 64
@@ -161,27 +161,6 @@ def check_depth(value: Any) -> None:
         if not level:
             return
     raise _too_deep()
-
-
-def convert(value: Any, kind: type[T], where: str = "", *, is_text: bool = False) -> T:
-    """Return a decoded value as a typed one.
-
-    Args:
-        value: Value as decoded from JSON.
-        kind: Type to convert it to.
-        where: Path of the value in the body, for the message.
-        is_text: Whether numbers and booleans are written as texts.
-
-    Raises:
-        InvalidRequestError: The value has another type; `param` is the path of the field.
-    """
-    try:
-        return msgspec.convert(value, kind, strict=not is_text)
-    except msgspec.ValidationError as error:
-        what, _, path = str(error).partition(" - at `$")
-        param = (where + path.removesuffix("`")).lstrip(".") or None
-        message = f"{param}: {what}" if param else what
-        raise InvalidRequestError(message, param=param) from None
 
 
 def _children(value: Any) -> list[Any]:

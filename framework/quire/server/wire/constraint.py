@@ -3,10 +3,11 @@
 from typing import Any
 
 from quire.errors import InvalidRequestError
+from quire.frontend.chat.tools.tool_choice import exclusive_constraints
+from quire.frontend.typed_value import convert
 from quire.frontend.unknown_fields import UnknownFields
 from quire.output_types import plain_choice
 from quire.sampling_params import StructuredOutputsParams
-from quire.server.wire.bodies import convert
 from quire.server.wire.protocol import SamplingBody
 
 _BLANKS = "the backend decides which blanks JSON may have; leave it out, or send a regex"
@@ -61,10 +62,7 @@ def constraint_of(
     given = [constraint for constraint in constraints if constraint is not None]
     if len(given) > 1:
         other = "response_format" if forced_call is None else "a forced tool call"
-        raise InvalidRequestError(
-            f"structured_outputs and {other} exclude each other; send one of them",
-            param="structured_outputs",
-        )
+        raise exclusive_constraints(other)
     return given[0] if given else None
 
 

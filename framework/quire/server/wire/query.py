@@ -6,7 +6,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import msgspec
 from starlette.requests import Request
 
-from quire.server.wire.bodies import convert
+from quire.frontend.typed_value import convert
 
 S = TypeVar("S", bound=msgspec.Struct)
 

@@ -3,7 +3,12 @@
 import pytest
 
 from quire.errors import InvalidRequestError
-from quire.frontend.chat.tool_schemas import MAX_DEPTH, NO_ARGUMENTS, normalized, object_schema
+from quire.frontend.chat.tool_schemas import (
+    MAX_DEPTH,
+    NO_ARGUMENTS,
+    check_parameters,
+    normalized,
+)
 
 OBJECT = {"type": "object"}
 
@@ -35,7 +40,7 @@ def test_a_function_has_the_schema_of_an_object(parameters, expected):
     ("parameters", "message"),
     [
         ([], "must be the JSON schema of an object"),
-        ({"type": "string"}, "must be a schema of type object, got type 'string'"),
+        ({"type": "string"}, 'must be a schema of type object, got type "string"'),
         ({"type": "dict"}, "'type' at / must be of object, array"),
         ({"type": 3}, "'type' at / must be"),
         ({"properties": []}, "'properties' at / must be an object of schemas"),
@@ -43,9 +48,18 @@ def test_a_function_has_the_schema_of_an_object(parameters, expected):
         ({"properties": {"a": {"type": "str"}}}, "'type' at /properties/a must be"),
         ({"properties": {"a": {"required": True}}}, "'required' at /properties/a must be a list"),
         ({"properties": {"a": {"enum": "x"}}}, "'enum' at /properties/a must be a list"),
+        ({"properties": {"a": {"enum": []}}}, "'enum' at /properties/a must be a list of at least"),
+        ({"properties": {"a": {"minLength": -1}}}, "'minLength' at /properties/a must be a whole"),
+        ({"properties": {"a": {"maxLength": 1.5}}}, "'maxLength' at /properties/a must be a whole"),
+        ({"properties": {"a": {"minItems": True}}}, "number from 0 on; got true"),
+        ({"properties": {"a": {"maxItems": None}}}, "number from 0 on; got null"),
+        ({"minProperties": "1"}, "'minProperties' at / must be a whole number"),
         ({"properties": {"a": {"anyOf": {}}}}, "'anyOf' at /properties/a must be a list"),
-        ({"properties": {"a": {"anyOf": [{}, None]}}}, "None at /properties/a/anyOf/1"),
-        ({"properties": {"a": {"items": "x"}}}, "'x' at /properties/a/items is no schema"),
+        (
+            {"properties": {"a": {"anyOf": [{}, None]}}},
+            "null at /properties/a/anyOf/1 is",
+        ),
+        ({"properties": {"a": {"items": "x"}}}, '"x" at /properties/a/items is no schema'),
         (
             {"properties": {"a": {"pattern": "("}}},
             "'pattern' at /properties/a has a '(' that is not",
@@ -63,14 +77,19 @@ def test_a_function_has_the_schema_of_an_object(parameters, expected):
 )
 def test_a_broken_schema_is_refused_with_its_place(parameters, message):
     with pytest.raises(InvalidRequestError) as caught:
-        normalized([{"name": "a"}, {"name": "now", "parameters": parameters}])
+        check_parameters({"name": "now", "parameters": parameters}, "tools[1].function")
     assert caught.value.param == "tools[1].function.parameters"
     assert message in str(caught.value)
 
 
+def test_sizes_that_are_whole_numbers_are_taken():
+    sizes = {"minLength": 0, "maxLength": 2.0, "minItems": 1, "maxItems": 10**30}
+    check_parameters({"parameters": {"properties": {"a": sizes}}}, "tools[0].function")
+
+
 def test_a_reference_of_a_schema_with_several_bases_is_left_to_the_backend():
     inner = {"$id": "http://a/", "$defs": {"B": {}}, "items": {"$ref": "#/$defs/B"}}
-    object_schema({"parameters": {"properties": {"a": inner}}}, "tools[0].function")
+    check_parameters({"parameters": {"properties": {"a": inner}}}, "tools[0].function")
 
 
 def test_a_schema_that_is_nested_too_deeply_is_refused():
@@ -78,4 +97,4 @@ def test_a_schema_that_is_nested_too_deeply_is_refused():
     for _ in range(MAX_DEPTH + 1):
         schema = {"items": schema}
     with pytest.raises(InvalidRequestError, match=f"nested more than {MAX_DEPTH} deep"):
-        object_schema({"parameters": schema}, "tools[0].function")
+        check_parameters({"parameters": schema}, "tools[0].function")

@@ -101,7 +101,7 @@ class CompletionParsers:
         """Return the grammar of completions with calls of `functions`.
 
         Args:
-            functions: `function` objects of OpenAI's tool definitions; the parser gets them with
+            functions: `function` objects of tools that were checked; the parser gets them with
                 `parameters` that are always an object's schema.
             at_least_one: True if a completion consists of calls; False if it is free text in which
                 calls may be.
@@ -110,8 +110,7 @@ class CompletionParsers:
             None if there is no tool parser, or if it has no such grammar.
 
         Raises:
-            RequestError: The parser refuses the functions, or the parameters of one are not the
-                schema of an object.
+            RequestError: The parser refuses the functions.
             RequestFailedError: The parser failed; the message names its plugin.
         """
         if (tools := self.tools) is None:

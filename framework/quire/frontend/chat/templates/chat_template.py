@@ -156,7 +156,7 @@ class ChatTemplate:
 
         Args:
             messages: Messages in OpenAI's format.
-            tools: Tool definitions in OpenAI's format.
+            tools: Tools as `checked_tools` returns them.
             template_kwargs: Additional template variables, such as `enable_thinking`. A separate
                 mapping, so that a client cannot set the other parameters.
             add_generation_prompt: True to end with the start of the assistant's turn.
@@ -170,7 +170,7 @@ class ChatTemplate:
         Raises:
             ChatTemplateError: There is no template, it refuses the conversation, or it does not
                 write the message to continue.
-            InvalidRequestError: A message, a tool or a name in `template_kwargs` is invalid.
+            InvalidRequestError: A message or a name in `template_kwargs` is invalid.
             UnknownFieldError: There is no such field or variable, and `unknown` is not lenient.
         """
         names = dict(template_kwargs or {})

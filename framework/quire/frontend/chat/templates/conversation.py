@@ -4,14 +4,12 @@ Fields that a template cannot render are refused by name, and so are those that 
 """
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.errors import InvalidRequestError
 from quire.frontend.chat.custom_input import INPUT
 from quire.frontend.chat.surrogate_halves import without_halves
-from quire.frontend.chat.tool_schemas import object_schema
 from quire.frontend.unknown_fields import UnknownFields
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -48,20 +46,10 @@ def normalize_messages(
 
 
 def normalize_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Return the tools with `type` and `function`; None if there are none.
-
-    Raises:
-        InvalidRequestError: A tool is not a function with a name of its own, or has a broken
-            schema.
-    """
-    if not tools:
-        return None
-    normal = [_normalize_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
-    counts = Counter(tool["function"]["name"] for tool in normal)
-    name, count = counts.most_common(1)[0]
-    if count > 1:
-        raise InvalidRequestError(f"tools: {name!r} is given twice", param="tools")
-    return normal
+    """Return checked tools with `type` and `function` alone; None if there are none."""
+    return [
+        {"type": "function", "function": dict(tool["function"])} for tool in tools or ()
+    ] or None
 
 
 def _normalize(message: object, where: str, unknown: UnknownFields) -> Message:
@@ -188,19 +176,3 @@ def _arguments(arguments: object, where: str) -> dict[str, Any] | str:
     except (ValueError, RecursionError):
         return arguments
     return parsed if isinstance(parsed, dict) else arguments
-
-
-def _normalize_tool(tool: object, where: str) -> dict[str, Any]:
-    kind = tool.get("type", "function") if isinstance(tool, Mapping) else None
-    function = tool.get("function") if isinstance(tool, Mapping) else None
-    if kind != "function" or not isinstance(function, Mapping):
-        raise InvalidRequestError(
-            f'{where} must be {{"type": "function", "function": {{"name": ...}}}}', param=where
-        )
-    name = function.get("name")
-    if not isinstance(name, str) or not name:
-        raise InvalidRequestError(
-            f"{where}.function.name must be a string, got {name!r}", param=f"{where}.function.name"
-        )
-    object_schema(function, f"{where}.function")
-    return {"type": "function", "function": dict(function)}

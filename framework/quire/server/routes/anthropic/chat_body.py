@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from quire.errors import InvalidRequestError
+from quire.frontend.typed_value import convert
 from quire.frontend.unknown_fields import UnknownFields
 from quire.server.routes.anthropic.bodies import (
     AnyBody,
@@ -18,7 +19,7 @@ from quire.server.routes.anthropic.tools import chat_tool, chat_tool_choice, cus
 from quire.server.routes.chat.chat_prompt import RENDERED
 from quire.server.routes.chat.chat_turn import ChatTurns
 from quire.server.routes.chat.shared_fields import SharedFields
-from quire.server.wire.bodies import Body, convert
+from quire.server.wire.bodies import Body
 from quire.server.wire.protocol import ChatBody
 from quire.server.wire.thinking_switches import EFFORTS, thinking_switches
 

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 
 from quire.errors import InvalidRequestError
+from quire.frontend.typed_value import convert
 from quire.frontend.unknown_fields import UnknownFields
 from quire.server.routes.anthropic.bodies import ToolChoice
-from quire.server.wire.bodies import convert
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 

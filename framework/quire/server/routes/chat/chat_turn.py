@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from quire.errors import InvalidRequestError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.chat.parsing.completion_parser import CompletionParser, ParsedCompletion, gather
 from quire.frontend.chat.templates.rendered_prompt import RenderedPrompt
+from quire.frontend.chat.tools.tool_choice import NO_TOOLS, ToolUse, no_tool_parser, tool_use
 from quire.frontend.unknown_fields import UnknownFields
 from quire.messages import AdapterRef
 from quire.outputs import CompletionOutput
@@ -23,7 +22,6 @@ from quire.sampling_params import BeamSearchParams, SamplingParams
 from quire.server.http.logprob_budget import LogprobBudget
 from quire.server.routes.chat.chat_prompt import RENDERED, rendered_chat
 from quire.server.routes.chat.choice_events import ChoiceEvents, FirstCall, one_delta
-from quire.server.routes.chat.tool_choice import NO_TOOLS, ToolUse, tool_use
 from quire.server.routes.generation import Generation, IsComplete
 from quire.server.wire.bodies import Body
 from quire.server.wire.params import prompt_options, sampling_params
@@ -142,9 +140,7 @@ class ChatTurns:
             params: Parameters of sampling or of a beam search.
         """
         adapter, tools = self.frontend.resolve_adapter(body.typed.model), self._tools(body.typed)
-        if isinstance(params, SamplingParams) and params.structured_outputs is None:
-            params = msgspec.structs.replace(params, structured_outputs=tools.strict_calls)
-        return await self._turn(body, sender, adapter, tools, params)
+        return await self._turn(body, sender, adapter, tools, tools.constrained(params))
 
     async def _turn(
         self,
@@ -155,6 +151,8 @@ class ChatTurns:
         params: SamplingParams | BeamSearchParams,
     ) -> ChatTurn:
         """Render the prompt."""
+        if isinstance(params, SamplingParams):
+            await self.frontend.check_formats(tools, params)
         typed, rendered = body.typed, await self._rendered(body, tools)
         shown = self.frontend.completion_parsers.shown_special_tokens(tools.tools)
         prompt = rendered.as_prompt(
@@ -226,13 +224,16 @@ class ChatTurns:
     def _tools(self, body: ChatBody) -> ToolUse:
         if not body.tools and not body.tool_choice:
             return NO_TOOLS
-        tools = tool_use(body, self.frontend, self.unknown)
-        if tools.tools and not self.frontend.completion_parsers.reads_calls:
-            raise InvalidRequestError(
-                "this model has no tool-call parser, so its calls could not be read; start the "
-                "server with --tool-call-parser NAME, or send tool_choice none",
-                param="tools",
-            )
+        parsers = self.frontend.completion_parsers
+        tools = tool_use(
+            body.tools,
+            body.tool_choice,
+            parsers,
+            self.unknown,
+            allows_parallel=body.parallel_tool_calls is not False,
+        )
+        if tools.tools and not parsers.reads_calls:
+            raise no_tool_parser()
         return tools
 
 

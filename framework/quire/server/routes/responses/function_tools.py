@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.errors import InvalidRequestError
+from quire.frontend.typed_value import in_json
 from quire.frontend.unknown_fields import UnknownFields
 from quire.server.routes.responses.mcp.requested_server import MCP
 
@@ -58,13 +59,13 @@ def chat_choice(
         tools = choice.get("tools")
         if not isinstance(tools, list):
             raise InvalidRequestError(
-                f"tool_choice.tools must be a list, got {tools!r:.80}", param="tool_choice.tools"
+                f"tool_choice.tools must be a list, got {in_json(tools)}", param="tool_choice.tools"
             )
         named = [_named(t, f"tool_choice.tools[{i}]", unknown) for i, t in enumerate(tools)]
         allowed = {"mode": choice.get("mode"), "tools": named}
         return {"type": "allowed_tools", "allowed_tools": allowed}
     raise InvalidRequestError(
-        f"tool_choice {kind or choice!r:.80} is not supported; it must be none, auto, required, "
+        f"tool_choice {in_json(kind or choice)} is not supported; it must be none, auto, required, "
         '{"type": "function", "name": ...}, the same with custom, or '
         '{"type": "allowed_tools", "mode": ..., "tools": [...]}',
         param="tool_choice",
@@ -75,8 +76,8 @@ def _chat_tool(tool: Tool, where: str, unknown: UnknownFields) -> Tool:
     kind = tool.get("type")
     if not isinstance(kind, str) or kind not in _FIELDS:
         raise InvalidRequestError(
-            f"{where}: the tool {kind!r:.80} is not supported, as this server has none of its own; "
-            'offer a function of yours: {"type": "function", "name": ..., "parameters": {...}}',
+            f"{where}: the tool {in_json(kind)} is not supported, as this server has none of its "
+            'own; offer one of yours: {"type": "function", "name": ..., "parameters": {...}}',
             param=f"{where}.type",
         )
     given = [name for name, value in tool.items() if value is not None]
@@ -107,7 +108,8 @@ def _named(choice: object, where: str, unknown: UnknownFields) -> dict[str, Any]
     kind = choice.get("type") if isinstance(choice, dict) else None
     if not isinstance(choice, dict) or kind not in _FIELDS or not isinstance(name, str):
         raise InvalidRequestError(
-            f'{where} must be {{"type": "function", "name": ...}}, got {choice!r:.80}', param=where
+            f'{where} must be {{"type": "function", "name": ...}}, got {in_json(choice)}',
+            param=where,
         )
     unknown.check(choice, ("type", "name"), where)
     return {"type": kind, kind: {"name": name}}

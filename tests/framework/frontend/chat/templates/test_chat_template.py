@@ -97,12 +97,6 @@ def test_a_wrong_message_is_refused_by_its_place(messages, param, said):
     assert caught.value.param == param
 
 
-@pytest.mark.parametrize("tool", [{}, {"type": "web"}, {"type": "function", "function": {}}, 3])
-def test_a_wrong_tool_is_refused_by_its_place(tool):
-    with pytest.raises(InvalidRequestError, match=r"tools\[0\]"):
-        ChatTemplate(CHATML).render(USER, [tool])
-
-
 @pytest.mark.parametrize(
     "name",
     [

@@ -229,41 +229,11 @@ def test_a_place_is_the_messages_own():
     assert caught.value.param == "messages[1].content"
 
 
-def test_tools_are_functions_with_names():
+def test_a_template_sees_the_type_and_the_function_of_a_tool():
     function = {"name": "f", "parameters": {}}
     shown = [{"type": "function", "function": function}]
     assert normalize_tools([{"type": "function", "function": function, "more": 1}]) == shown
-    assert normalize_tools([{"function": function}]) == shown
     assert normalize_tools([]) is normalize_tools(None) is None
-
-
-@pytest.mark.parametrize(
-    ("tool", "param"),
-    [
-        (3, "tools[0]"),
-        ({}, "tools[0]"),
-        ({"type": "web", "function": {"name": "f"}}, "tools[0]"),
-        ({"function": "f"}, "tools[0]"),
-        ({"function": {}}, "tools[0].function.name"),
-        ({"function": {"name": ""}}, "tools[0].function.name"),
-        ({"function": {"name": 3}}, "tools[0].function.name"),
-        ({"function": {"name": "f", "parameters": []}}, "tools[0].function.parameters"),
-        (
-            {"function": {"name": "f", "parameters": {"properties": 5}}},
-            "tools[0].function.parameters",
-        ),
-    ],
-)
-def test_a_wrong_tool_is_named_by_its_place(tool, param):
-    with pytest.raises(InvalidRequestError) as caught:
-        normalize_tools([tool])
-    assert caught.value.param == param
-
-
-def test_a_tool_has_a_name_of_its_own():
-    tools = [{"function": {"name": name}} for name in ("f", "g", "f")]
-    with pytest.raises(InvalidRequestError, match="'f' is given twice"):
-        normalize_tools(tools)
 
 
 def test_the_call_of_a_custom_tool_is_that_of_a_function_with_its_text():

@@ -23,7 +23,7 @@ BROKEN_TOOLS = [  # functions, the tool that is wrong, its field, and words of t
     (with_schema({"type": "dict"}), 1, "parameters", "'type' at /"),
     (with_schema({"type": "object", "required": "a"}), 1, "parameters", "'required' at /"),
     (with_schema({"type": "object", "properties": ["a"]}), 1, "parameters", "'properties' at /"),
-    (with_schema({"type": "object", "properties": {"a": "int"}}), 1, "parameters", "'int'"),
+    (with_schema({"type": "object", "properties": {"a": "int"}}), 1, "parameters", '"int" at'),
     (with_schema(DEEP), 1, "parameters", "/properties/a/anyOf/1/items"),
     ([F, F], None, "", "'f' is given twice"),
     ([{"name": "a b", "parameters": {}}], 0, "name", "'a b'"),

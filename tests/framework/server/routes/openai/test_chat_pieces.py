@@ -12,6 +12,7 @@ from server_parts import SOURCE, Texts, make_frontend
 
 from quire.errors import RequestFailedError
 from quire.frontend.chat.parsing.completion_parsers import CompletionParsers
+from quire.frontend.chat.tools.tool_choice import ToolUse
 from quire.interfaces.reasoning import ContentDelta, ReasoningDelta, ReasoningParser
 from quire.interfaces.tool_parsing import (
     TextDelta,
@@ -25,7 +26,6 @@ from quire.sampling_params import SamplingParams
 from quire.server.http.logprob_budget import LogprobBudget
 from quire.server.routes.chat.chat_turn import ChatTurn
 from quire.server.routes.chat.choice_events import ChoiceEvents
-from quire.server.routes.chat.tool_choice import ToolUse
 from quire.server.routes.generation import Generation
 from quire.server.routes.openai.chat_completions import Chat, ChatOptions
 from quire.server.routes.openai.chat_pieces import ChatPieces

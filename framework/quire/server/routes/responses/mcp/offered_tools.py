@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from quire.errors import InvalidRequestError, ToolServerError
+from quire.frontend.chat.tools.checked_tools import MAX_TOOLS
 from quire.frontend.unknown_fields import UnknownFields
-from quire.server.routes.chat.tool_choice import MAX_TOOLS
 from quire.server.routes.responses.mcp.requested_server import MCP, RequestedServer
 from quire.server.tool_servers.remote_tool import RemoteTool
 from quire.server.tool_servers.tool_servers import ToolServers

@@ -7,28 +7,26 @@ follow its schema all the same.
 Custom tools are functions of one text from here on.
 """
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import msgspec
 
 from quire.call_grammar import CallGrammar
 from quire.errors import InvalidRequestError
-from quire.frontend.async_frontend import AsyncFrontend
-from quire.frontend.chat.parsing.completion_parsers import CompletionParsers
-from quire.frontend.chat.tool_schemas import object_schema
+from quire.frontend.chat.parsing.completion_parsers import CompletionParsers, Tools
+from quire.frontend.chat.tools.checked_tools import checked_tools
+from quire.frontend.chat.tools.custom_tools import CUSTOM, formats_of
+from quire.frontend.chat.tools.tool_definitions import AllowedTools
+from quire.frontend.typed_value import convert
 from quire.frontend.unknown_fields import UnknownFields
-from quire.sampling_params import StructuredOutputsParams
-from quire.server.routes.chat.custom_tools import CUSTOM, function_tool
-from quire.server.wire.bodies import convert
-from quire.server.wire.protocol import AllowedTools, ChatBody, Function, Tool
+from quire.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 
-MAX_TOOLS = 128
-_FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+P = TypeVar("P", SamplingParams, BeamSearchParams, SamplingParams | BeamSearchParams)
 Key = tuple[str, str]  # type of a tool, and its name
-_FUNCTION_FIELDS = Function.__struct_encode_fields__
+Choice = str | Mapping[str, Any] | None
+_STRICT = UnknownFields()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +40,8 @@ class ToolUse:
         strict_calls: Constraint of the calls in free text, if a tool is strict.
         is_named: Whether the request names the function that is called.
         custom: Names of custom tools.
+        formats: Regular expressions of the inputs of custom tools that may be called, by their
+            paths in the request.
     """
 
     tools: list[dict[str, Any]]
@@ -50,47 +50,108 @@ class ToolUse:
     strict_calls: StructuredOutputsParams | None = None
     is_named: bool = False
     custom: frozenset[str] = frozenset()
+    formats: Mapping[str, str] = field(default_factory=dict)
+
+    def constrained(self, params: P) -> P:
+        """Return parameters by which calls are forced, or follow the schemas of strict tools.
+
+        A constraint of the whole completion allows no calls, so strict tools add nothing to it.
+
+        Args:
+            params: Parameters of sampling or of a beam search.
+
+        Raises:
+            InvalidRequestError: They have another constraint beside a forced call, or are those of
+                a beam search, which follows no constraint.
+        """
+        wanted = self.strict_calls if self.constraint is None else self.constraint
+        if wanted is None:
+            return params
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequestError(
+                "a beam search compares the model's own log probabilities, so it can neither force "
+                "a call nor follow a strict tool; leave out tool_choice and strict",
+                param="tools",
+            )
+        if params.structured_outputs is None:
+            return msgspec.structs.replace(params, structured_outputs=wanted)
+        if self.constraint is not None:
+            raise exclusive_constraints("a forced tool call")
+        return params
 
 
 NO_TOOLS = ToolUse([])
 
 
-def tool_use(body: ChatBody, frontend: AsyncFrontend, unknown: UnknownFields) -> ToolUse:
-    """Read `tools`, `tool_choice` and `parallel_tool_calls`.
+def tool_use(
+    tools: Tools,
+    choice: Choice,
+    parsers: CompletionParsers,
+    unknown: UnknownFields = _STRICT,
+    *,
+    allows_parallel: bool = True,
+) -> ToolUse:
+    """Read `tools` and `tool_choice` of a request.
 
     Args:
-        body: Body of the request.
-        frontend: Frontend whose tool parser reads the calls.
+        tools: Tools in OpenAI's format.
+        choice: Choice among them in OpenAI's format; None: auto.
+        parsers: Parsers of the completions.
         unknown: What happens to fields that do not exist.
+        allows_parallel: Whether a completion may have more than one call.
 
     Raises:
         InvalidRequestError: They are contradictory, or the tool parser does not support them.
         RequestError: The tool parser refuses the tools, or failed.
     """
-    use = _tool_use(body, checked_tools(body.tools or [], unknown), frontend, unknown)
-    custom = custom_names(body.tools or [])
-    return replace(use, custom=custom) if custom else use
+    checked = checked_tools(tools, unknown)
+    given = tools or ()
+    custom = frozenset(tool[CUSTOM]["name"] for tool in given if tool["type"] == CUSTOM)
+    use = _tool_use(checked, choice or "auto", custom, parsers, unknown, allows_parallel)
+    if not custom:
+        return use
+    used = {tool["function"]["name"] for tool in use.tools}
+    return replace(use, custom=custom, formats=formats_of(given, used))
+
+
+def exclusive_constraints(other: str) -> InvalidRequestError:
+    """Return the error of a request that has `structured_outputs` and another constraint."""
+    return InvalidRequestError(
+        f"structured_outputs and {other} exclude each other; send one of them",
+        param="structured_outputs",
+    )
+
+
+def no_tool_parser() -> InvalidRequestError:
+    """Return the error of a request whose calls could not be read."""
+    return InvalidRequestError(
+        "this model has no tool-call parser, so its calls could not be read; start with "
+        "--tool-call-parser NAME, or send tool_choice none",
+        param="tools",
+    )
 
 
 def _tool_use(
-    body: ChatBody, tools: list[dict[str, Any]], frontend: AsyncFrontend, unknown: UnknownFields
+    tools: list[dict[str, Any]],
+    choice: str | Mapping[str, Any],
+    custom: frozenset[str],
+    parsers: CompletionParsers,
+    unknown: UnknownFields,
+    allows_parallel: bool,
 ) -> ToolUse:
-    allows_parallel = body.parallel_tool_calls is not False
-    choice = body.tool_choice or "auto"
-    custom = custom_names(body.tools or [])
-    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
         choice, tools = _allowed(choice, tools, custom, unknown)
     if choice == "none" or (choice == "auto" and not tools):
         return NO_TOOLS
     if choice == "auto":
-        strict = _strict(tools, custom, frontend, allows_parallel)
+        strict = _strict(tools, custom, parsers, allows_parallel)
         return ToolUse(tools, None, allows_parallel, strict)
     if not tools:
         raise InvalidRequestError(
             "tool_choice asks for a call, but there are no tools", param="tools"
         )
     if choice == "required":
-        return ToolUse(tools, _forced(tools, frontend, allows_parallel), allows_parallel)
+        return ToolUse(tools, _forced(tools, parsers, allows_parallel), allows_parallel)
     kind, name = _named(choice, unknown)
     named = [tool for tool in tools if _key(tool, custom) == (kind, name)]
     if not named:
@@ -98,55 +159,8 @@ def _tool_use(
             f"tool_choice names the {kind} {name!r:.80}, which is not among the tools",
             param="tool_choice",
         )
-    forced = _forced(named, frontend, allows_parallel=False)
+    forced = _forced(named, parsers, allows_parallel=False)
     return ToolUse(named, forced, allows_parallel=False, is_named=True)
-
-
-def checked_tools(tools: Sequence[dict[str, Any]], unknown: UnknownFields) -> list[dict[str, Any]]:
-    """Return the tools of a request; custom tools are functions.
-
-    Raises:
-        InvalidRequestError: They are too many, or one of them has no valid name or a broken schema.
-        UnknownFieldError: One of them has a field that does not exist.
-    """
-    if len(tools) > MAX_TOOLS:
-        raise InvalidRequestError(f"tools takes at most {MAX_TOOLS} tools", param="tools")
-    checked = [_checked(tool, f"tools[{i}]", unknown) for i, tool in enumerate(tools)]
-    names = [tool["function"]["name"] for tool in checked]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise InvalidRequestError(f"tools: {twice!r} is given twice", param="tools")
-    return checked
-
-
-def custom_names(tools: Sequence[dict[str, Any]]) -> frozenset[str]:
-    """Return the names of the custom tools among tools that `checked_tools` has accepted."""
-    return frozenset(tool[CUSTOM]["name"] for tool in tools if tool["type"] == CUSTOM)
-
-
-def _checked(raw: dict[str, Any], where: str, unknown: UnknownFields) -> dict[str, Any]:
-    """Return a tool as a function."""
-    kind = raw.get("type")
-    if kind == CUSTOM:
-        tool = function_tool(raw, where, unknown)
-    elif kind == "function":
-        tool = raw
-        convert(raw, Tool, where)
-        unknown.check(raw, Tool.__struct_fields__, where)
-        unknown.check(raw["function"], _FUNCTION_FIELDS, f"{where}.function")
-        object_schema(raw["function"], f"{where}.function")
-    else:
-        raise InvalidRequestError(
-            f"{where}.type must be 'function' or 'custom', got {kind!r:.50}", param=f"{where}.type"
-        )
-    name = tool["function"]["name"]
-    if not _FUNCTION_NAME.fullmatch(name):
-        raise InvalidRequestError(
-            f"{where}.{kind}.name must be 1 to 64 letters, digits, dots, dashes or underscores, "
-            f"got {name[:80]!r}",
-            param=f"{where}.{kind}.name",
-        )
-    return tool
 
 
 def _key(tool: dict[str, Any], custom: frozenset[str]) -> Key:
@@ -156,7 +170,7 @@ def _key(tool: dict[str, Any], custom: frozenset[str]) -> Key:
 
 
 def _allowed(
-    choice: dict[str, Any],
+    choice: Mapping[str, Any],
     tools: list[dict[str, Any]],
     custom: frozenset[str],
     unknown: UnknownFields,
@@ -186,13 +200,15 @@ def _allowed(
     return given.mode, allowed
 
 
-def _named(choice: str | dict[str, Any], unknown: UnknownFields, where: str = "tool_choice") -> Key:
+def _named(
+    choice: str | Mapping[str, Any], unknown: UnknownFields, where: str = "tool_choice"
+) -> Key:
     """Return the type and the name of `{"type": "function", "function": {"name": ...}}`."""
-    kind = choice.get("type") if isinstance(choice, dict) else None
-    if isinstance(choice, dict) and kind in ("function", CUSTOM):
+    kind = choice.get("type") if isinstance(choice, Mapping) else None
+    if isinstance(choice, Mapping) and kind in ("function", CUSTOM):
         named = choice.get(kind)
-        name = named.get("name") if isinstance(named, dict) else None
-        if isinstance(named, dict) and isinstance(name, str):
+        name = named.get("name") if isinstance(named, Mapping) else None
+        if isinstance(named, Mapping) and isinstance(name, str):
             unknown.check(choice, ("type", kind), where)
             unknown.check(named, ("name",), f"{where}.{kind}")
             return kind, name
@@ -205,9 +221,10 @@ def _named(choice: str | dict[str, Any], unknown: UnknownFields, where: str = "t
 
 
 def _forced(
-    tools: list[dict[str, Any]], frontend: AsyncFrontend, allows_parallel: bool
+    tools: list[dict[str, Any]], parsers: CompletionParsers, allows_parallel: bool
 ) -> StructuredOutputsParams:
-    parsers = frontend.completion_parsers
+    if not parsers.reads_calls:
+        raise no_tool_parser()
     calls = parsers.call_grammar([tool["function"] for tool in tools], at_least_one=True)
     if calls is None:
         raise InvalidRequestError(
@@ -221,22 +238,24 @@ def _forced(
 def _strict(
     tools: list[dict[str, Any]],
     custom: frozenset[str],
-    frontend: AsyncFrontend,
+    parsers: CompletionParsers,
     allows_parallel: bool,
 ) -> StructuredOutputsParams | None:
     """Return the constraint of calls in free text; None if no function is strict."""
     functions = [tool["function"] for tool in tools]
     first = next((i for i, function in enumerate(functions) if function.get("strict")), None)
-    if first is None or not frontend.completion_parsers.reads_calls:
+    if first is None:
         return None
+    if not parsers.reads_calls:
+        raise no_tool_parser()
     shown = [function if function.get("strict") else _lax(function) for function in functions]
-    calls = frontend.completion_parsers.call_grammar(shown, at_least_one=False)
+    calls = parsers.call_grammar(shown, at_least_one=False)
     if calls is None or not calls.triggers:
         is_custom = functions[first]["name"] in custom
         where = f"tools[{first}].{'custom.format' if is_custom else 'function.strict'}"
         raise InvalidRequestError(
             f"{where} needs a tool-call parser that constrains calls in free text, and this "
-            f"model's does not{_lack(frontend.completion_parsers, '[writing] with triggers')}; "
+            f"model's does not{_lack(parsers, '[writing] with triggers')}; "
             f"leave {where.rpartition('.')[2]} out, or send tool_choice required",
             param=where,
         )

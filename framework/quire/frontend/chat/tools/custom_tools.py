@@ -5,13 +5,19 @@ strict function is. A grammar in Lark cannot be: inside JSON its texts have anot
 """
 
 import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from quire.errors import InvalidRequestError
 from quire.frontend.chat.custom_input import INPUT
+from quire.frontend.chat.schema_faults import pattern_fault
+from quire.frontend.chat.tools.tool_definitions import (
+    CustomGrammar,
+    CustomTool,
+    CustomToolDefinition,
+)
+from quire.frontend.typed_value import convert, in_json
 from quire.frontend.unknown_fields import UnknownFields
-from quire.server.wire.bodies import convert
-from quire.server.wire.protocol import CustomGrammar, CustomTool, CustomToolDefinition
 
 CUSTOM = "custom"
 _PARTS = re.compile(  # of a regular expression: an escape, a class, the beginning of a named group
@@ -50,6 +56,22 @@ def function_tool(raw: dict[str, Any], where: str, unknown: UnknownFields) -> di
     return {"type": "function", "function": function}
 
 
+def formats_of(tools: Sequence[Mapping[str, Any]], names: Collection[str]) -> dict[str, str]:
+    """Return the regular expressions of custom tools, by their paths.
+
+    Args:
+        tools: Tools of a request, which were checked.
+        names: Names of those that are looked at.
+    """
+    found: dict[str, str] = {}
+    for i, tool in enumerate(tools):
+        definition = tool.get(CUSTOM, {})
+        form = definition.get("format") if definition.get("name") in names else None
+        if form is not None and form["type"] == "grammar":
+            found[f"tools[{i}].{CUSTOM}.format.grammar.definition"] = form["grammar"]["definition"]
+    return found
+
+
 def _input_schema(
     given: dict[str, Any] | None, where: str, unknown: UnknownFields
 ) -> dict[str, Any]:
@@ -59,7 +81,7 @@ def _input_schema(
         return {"type": "string", "description": "The input, as plain text"}
     if kind != "grammar":
         raise InvalidRequestError(
-            f"{where}.type must be text or grammar, got {kind!r:.50}", param=f"{where}.type"
+            f"{where}.type must be text or grammar, got {in_json(kind, 50)}", param=f"{where}.type"
         )
     unknown.check(given, ("type", "grammar"), where)
     grammar = convert(given.get("grammar"), CustomGrammar, f"{where}.grammar")
@@ -71,18 +93,24 @@ def _input_schema(
             "format text with the grammar in the description",
             param=f"{where}.grammar.syntax",
         )
+    if (fault := pattern_fault(grammar.definition)) is not None:
+        raise InvalidRequestError(
+            f"{where}.grammar.definition {fault}: {grammar.definition!r:.80}",
+            param=f"{where}.grammar.definition",
+        )
     return {
         "type": "string",
         "description": f"Plain text that matches the regular expression {grammar.definition}",
-        "pattern": f"^(?:{_whole_pattern(grammar.definition)})$",
+        "pattern": whole_pattern(grammar.definition),
     }
 
 
-def _whole_pattern(regex: str) -> str:
+def whole_pattern(definition: str) -> str:
     """Return a regular expression of a whole text as a JSON schema has it.
 
     Anchors at its ends add nothing, and names of groups mean nothing: schemas know no `(?P<name>`.
     """
-    found = _PARTS.sub(lambda part: "(?:" if part["named"] else part.group(), regex)
+    found = _PARTS.sub(lambda part: "(?:" if part["named"] else part.group(), definition)
     is_escaped = _ESCAPED_END.search(found) is not None
-    return found.removeprefix("^") if is_escaped else found.removeprefix("^").removesuffix("$")
+    found = found.removeprefix("^") if is_escaped else found.removeprefix("^").removesuffix("$")
+    return f"^(?:{found})$"

@@ -1,0 +1,75 @@
+"""A conversation as a prompt with its parameters, and how its completions are read."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quire.frontend.chat.parsing.completion_parser import CompletionParser
+from quire.frontend.chat.parsing.completion_parsers import CompletionParsers, Tools
+from quire.frontend.chat.templates.chat_template import ChatTemplate
+from quire.frontend.chat.tools.tool_choice import Choice, ToolUse, tool_use
+from quire.outputs import CompletionOutput, Messages, Prompt
+from quire.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedChat:
+    """A conversation, ready to be generated.
+
+    Attributes:
+        prompt: Prompt of the next message.
+        params: Parameters, with the constraint of its calls.
+        tools: Tools that it may call.
+    """
+
+    prompt: Prompt
+    params: SamplingParams
+    tools: ToolUse
+    _opening: str
+    _parsers: CompletionParsers
+
+    @classmethod
+    def of(
+        cls,
+        messages: Messages,
+        params: SamplingParams,
+        template: ChatTemplate,
+        parsers: CompletionParsers,
+        *,
+        tools: Tools = None,
+        tool_choice: Choice = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> "PreparedChat":
+        """Render a conversation, and check its tools.
+
+        Args:
+            messages: Messages in OpenAI's format.
+            params: Parameters as given.
+            template: Chat template of the model.
+            parsers: Parsers of the completions.
+            tools: Tools in OpenAI's format.
+            tool_choice: Choice among them in OpenAI's format; None: auto.
+            template_kwargs: Additional variables for the template.
+
+        Raises:
+            RequestError: The conversation, its tools or the choice among them are invalid.
+        """
+        use = tool_use(tools, tool_choice, parsers)
+        params = use.constrained(params)
+        rendered = template.render(
+            messages,
+            use.tools or None,
+            template_kwargs=template_kwargs,
+            finds_opening=parsers.reads_reasoning,
+        )
+        shown = parsers.shown_special_tokens(use.tools)
+        prompt = rendered.as_prompt(shown, has_tools=bool(use.tools))
+        return cls(prompt, params, use, rendered.opening or "", parsers)
+
+    def parser(self) -> CompletionParser:
+        """Return a new parser for one completion; raises what `CompletionParsers` raises."""
+        return self._parsers(self._opening, tools=self.tools.tools, params=self.params)
+
+    def split(self, outputs: Iterable[CompletionOutput]) -> None:
+        """Move reasoning and tool calls out of the texts of whole completions, in place."""
+        self._parsers.split(outputs, self._opening, self.tools.tools, self.params)

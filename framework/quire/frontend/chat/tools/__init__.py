@@ -1,0 +1,1 @@
+"""Tools of a chat: their checks, the choice among them, and the constraints that follow."""
