@@ -140,6 +140,7 @@ def test_some_of_the_tools_are_allowed():
     ("choice", "param"),
     [
         (allowing("c"), "tool_choice.allowed_tools.tools"),
+        (allowing("a", "c"), "tool_choice.allowed_tools.tools"),
         (allowing(), "tool_choice.allowed_tools.tools"),
         (allowing("a", mode="none"), "tool_choice.allowed_tools.mode"),
         ({"type": "allowed_tools"}, "tool_choice.allowed_tools"),
