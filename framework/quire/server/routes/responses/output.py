@@ -271,15 +271,16 @@ class Output:
         self._add_runnable(new_call(label, name, arguments))
 
     def _add_cut_call(self, offered: OfferedTool, arguments: str) -> None:
-        """Add a call for which no client is asked; it is dropped, as the turn is incomplete."""
+        """Add a call that was cut; the client is not asked to approve it, as it is not run."""
         self._close_unless_call("completed")
-        self._add_runnable(new_call(offered.label, offered.tool.name, arguments))
+        item = new_call(offered.label, offered.tool.name, arguments)
+        self._add_runnable(item, is_cut=True)
 
-    def _add_runnable(self, item: McpCallItem) -> None:
+    def _add_runnable(self, item: McpCallItem, *, is_cut: bool = False) -> None:
         call = RunnableCall(len(self.items), item)
         self.items.append(item)
         self.calls.append(call)
-        self._changes.append(CallBegun(call.index, item))
+        self._changes.append(CallBegun(call.index, item, is_cut))
 
     def _close(self, status: ItemStatus) -> None:
         if (item := self._open) is not None:

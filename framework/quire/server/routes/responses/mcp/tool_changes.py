@@ -42,10 +42,11 @@ class ToolsListed:
 
 @dataclass(frozen=True, slots=True)
 class CallBegun:
-    """The model has written a call; its item has no result yet."""
+    """The model has written a call, or its beginning if it was cut; its item has no result yet."""
 
     index: int
     item: McpCallItem
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ class ToolEvents:
 
     def _begun(self, change: CallBegun, item: McpCallItem) -> list[ToolEvent]:
         empty = msgspec.structs.replace(item, arguments="")
-        return [
+        events: list[ToolEvent] = [
             OutputItemAdded(
                 sequence_number=self._next_number(), output_index=change.index, item=empty
             ),
@@ -120,13 +121,16 @@ class ToolEvents:
                 item_id=item.id,
                 delta=item.arguments,
             ),
-            McpArgumentsDone(
-                sequence_number=self._next_number(),
-                output_index=change.index,
-                item_id=item.id,
-                arguments=item.arguments,
-            ),
         ]
+        return events if change.is_cut else [*events, self._arguments_done(change, item)]
+
+    def _arguments_done(self, change: CallBegun, item: McpCallItem) -> McpArgumentsDone:
+        return McpArgumentsDone(
+            sequence_number=self._next_number(),
+            output_index=change.index,
+            item_id=item.id,
+            arguments=item.arguments,
+        )
 
     def _event(self, kind: type[E], change: ToolChange) -> E:
         return kind(

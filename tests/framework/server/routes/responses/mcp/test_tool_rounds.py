@@ -241,8 +241,10 @@ def test_a_call_that_is_cut_is_not_run_and_no_client_is_asked(client, served, re
     assert call.arguments
     assert (call.output, response.incomplete_details.reason) == (None, "max_output_tokens")
     assert len(served.core.requests) == 1
-    *_, last = ask(client, tools=tools, max_output_tokens=num_tokens, stream=True)
-    streamed = last.response.output
+    events = [*ask(client, tools=tools, max_output_tokens=num_tokens, stream=True)]
+    assert "response.mcp_call_arguments.delta" in [event.type for event in events]
+    assert "response.mcp_call_arguments.done" not in [event.type for event in events]
+    streamed = events[-1].response.output
     assert [(item.type, item.status) for item in streamed[1:]] == [
         ("message", "completed"), ("mcp_call", "incomplete"),
     ]  # fmt: skip
