@@ -1,6 +1,6 @@
 """A conversation as a prompt with its parameters, and how its completions are read."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +8,7 @@ from quire.frontend.chat.parsing.completion_parser import CompletionParser
 from quire.frontend.chat.parsing.completion_parsers import CompletionParsers, Tools
 from quire.frontend.chat.templates.chat_template import ChatTemplate
 from quire.frontend.chat.tools.tool_choice import Choice, ToolUse, tool_use
+from quire.frontend.json_limits import check_json
 from quire.outputs import CompletionOutput, Messages, Prompt
 from quire.sampling_params import SamplingParams
 
@@ -54,7 +55,7 @@ class PreparedChat:
         Raises:
             RequestError: The conversation, its tools or the choice among them are invalid.
         """
-        use = tool_use(tools, tool_choice, parsers)
+        use = read_tools(tools, tool_choice, parsers)
         params = use.constrained(params)
         rendered = template.render(
             messages,
@@ -73,3 +74,20 @@ class PreparedChat:
     def split(self, outputs: Iterable[CompletionOutput]) -> None:
         """Move reasoning and tool calls out of the texts of whole completions, in place."""
         self._parsers.split(outputs, self._opening, self.tools.tools, self.params)
+
+
+def read_tools(tools: Tools, choice: Choice, parsers: CompletionParsers) -> ToolUse:
+    """Read the tools of a program, which may be anything: their values are limited first.
+
+    Args:
+        tools: Tools in OpenAI's format.
+        choice: Choice among them in OpenAI's format; None: auto.
+        parsers: Parsers of the completions.
+
+    Raises:
+        RequestError: The tools or the choice among them are invalid.
+    """
+    if isinstance(tools, Sequence) and not isinstance(tools, str):
+        tools = [dict(tool) if isinstance(tool, Mapping) else tool for tool in tools]
+        check_json(tools, "tools")
+    return tool_use(tools, choice, parsers)

@@ -7,7 +7,8 @@ import pytest
 
 from quire.call_grammar import CallGrammar
 from quire.errors import GrammarError
-from quire.frontend.intake.constraint_values import MAX_DEPTH, MAX_VALUES, check_values
+from quire.frontend.intake.constraint_values import check_values
+from quire.frontend.json_limits import MAX_DEPTH, MAX_VALUES
 from quire.sampling_params import StructuredOutputsParams
 
 
