@@ -123,7 +123,7 @@ class OfferedTools:
 
         Raises:
             InvalidRequestError: It names a server or a tool that the request does not.
-            HTTPError: It asks for a call of a server that is out of use at present.
+            HTTPError: It asks for a call, and only of servers that are out of use at present.
             UnknownFieldError: It has a field that does not exist.
         """
         if choice == "required" and not (self._by_function or self._has_functions):
@@ -138,11 +138,29 @@ class OfferedTools:
         tools = choice.get("tools")
         if choice.get("type") != "allowed_tools" or not isinstance(tools, list):
             return choice
+        return self._allowed(choice, tools, unknown)
+
+    def _allowed(self, choice: dict[str, Any], tools: list[Any], unknown: UnknownFields) -> Any:
+        """Return a choice of allowed tools; servers that are out of use are left out.
+
+        Raises:
+            HTTPError: It asks for a call, and nothing else is left.
+        """
         found: list[Any] = []
+        unavailable: list[HTTPError] = []
         for i, tool in enumerate(tools):
             is_ours = isinstance(tool, dict) and tool.get("type") == MCP
-            where = f"tool_choice.tools[{i}]"
-            found += self._chosen(tool, where, unknown) if is_ours else [tool]
+            try:
+                found += (
+                    self._chosen(tool, f"tool_choice.tools[{i}]", unknown) if is_ours else [tool]
+                )
+            except HTTPError as error:
+                unavailable.append(error)
+        if unavailable and not found:
+            if choice.get("mode") == "required":
+                raise unavailable[0]
+            if choice.get("mode") == "auto":
+                return "none"
         return choice | {"tools": found}
 
     def _check_in_use(self) -> None:
@@ -153,7 +171,12 @@ class OfferedTools:
     def _chosen(
         self, choice: Mapping[str, Any], where: str, unknown: UnknownFields
     ) -> list[dict[str, Any]]:
-        """Return the functions of a server, or the one that is named."""
+        """Return the functions of a server, or the one that is named.
+
+        Raises:
+            InvalidRequestError: There is no such server, or no such tool.
+            HTTPError: The server is out of use at present.
+        """
         given = [name for name, value in choice.items() if value is not None]
         unknown.check(given, _CHOICE, where)
         label, name = choice.get("server_label"), choice.get("name")

@@ -18,6 +18,7 @@ from quire.server.routes.responses.mcp.requested_server import requested_servers
 from quire.server.tool_servers.remote_tool import RemoteTool
 from quire.server.wire.http_errors import HTTPError
 
+A = {"type": "mcp", "server_label": "a"}
 NAMES = st.lists(st.text("ab/_é.", min_size=1, max_size=80), max_size=5, unique=True)
 
 
@@ -91,6 +92,23 @@ def test_a_server_that_is_out_of_use_says_so_when_it_is_chosen():
         assert "retry-after" in error.headers
     assert found.allows("a", "anything")
     assert not found.allows("b", "anything")
+
+
+def test_of_allowed_tools_a_server_that_is_out_of_use_is_left_out():
+    down = OfferedServer(requested_servers([A], ["a"], UnknownFields())[0], (), "'a' fell over")
+    up = offered({"b": ["read"]}).servers[0]
+    found = OfferedTools([down, up], ["f"])
+    function = {"type": "function", "name": "f"}
+    for mode in ("auto", "required"):
+        allowed = {"type": "allowed_tools", "mode": mode, "tools": [A, function]}
+        assert choice(found, allowed)["tools"] == [function]
+        allowed["tools"] = [A, {"type": "mcp", "server_label": "b"}]
+        assert choice(found, allowed)["tools"] == [{"type": "function", "name": "read"}]
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [A]}
+    assert choice(found, allowed) == "none"
+    assert choice(found, allowed | {"mode": "any"})["mode"] == "any"
+    with pytest.raises(HTTPError, match="asks for a call, and 'a' fell over"):
+        choice(found, allowed | {"mode": "required"})
 
 
 def test_without_a_server_that_is_out_of_use_a_call_of_something_else_may_be_required():
