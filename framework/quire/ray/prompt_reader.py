@@ -11,6 +11,7 @@ from quire.errors import QuireError
 from quire.frontend.chat.templates.chat_template import ChatTemplate
 from quire.frontend.chat.tools.checked_tools import checked_tools
 from quire.frontend.text.tokenizer import Tokenizer
+from quire.frontend.unknown_fields import UnknownFields
 from quire.launch.composing import load_text
 from quire.messages import EngineRequest
 from quire.plugins.loading import load_plugins
@@ -62,10 +63,18 @@ class PromptReader:
         tokenizer: Tokenizer of the model.
         template: Chat template of the model.
         model_name: Name of the model in requests; any other one is that of an adapter.
+        unknown: What happens to fields that do not exist, as in the replicas.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, model_name: str) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        model_name: str,
+        unknown: UnknownFields,
+    ) -> None:
         self._model_name = model_name
+        self._unknown = unknown
         self._tokenizer = tokenizer
         self._template = template
 
@@ -79,7 +88,8 @@ class PromptReader:
         plugins = load_plugins(settings.plugins)
         checkpoint = find_checkpoint(settings.model, plugins.registries.checkpoints, False)
         model_name = settings.model.served_model_name or checkpoint.name
-        return cls(*load_text(settings, plugins, checkpoint), model_name)
+        unknown = UnknownFields(settings.server.lenient_fields)
+        return cls(*load_text(settings, plugins, checkpoint), model_name, unknown)
 
     async def read(self, path: str, body: bytes, key_salt: str | None = None) -> PromptTokens:
         """Return the prompt of a request; no tokens if it has none, or an invalid one.
@@ -113,8 +123,10 @@ class PromptReader:
         """Return the tokens of a body's prompt; of the first one, if there are several."""
         if "messages" in fields:
             variables = fields.get("chat_template_kwargs") or {}
-            tools = checked_tools(fields.get("tools"))
-            rendered = self._template.render(fields["messages"], tools, variables)
+            tools = checked_tools(fields.get("tools"), self._unknown)
+            rendered = self._template.render(
+                fields["messages"], tools, variables, unknown=self._unknown
+            )
             if rendered.breaks:
                 return self._tokenizer.encode_broken(rendered.text, rendered.breaks)
             return self._tokenizer.encode(rendered.text, fields.get("add_special_tokens") is True)

@@ -7,6 +7,7 @@ import pytest
 
 from quire.config import Settings
 from quire.frontend.chat.templates.chat_template import ChatTemplate
+from quire.frontend.unknown_fields import UnknownFields
 from quire.llm import LLM
 from quire.ray.prompt_reader import INLINE_BYTES, NO_TOKENS, PromptReader, owner_of
 from quire.sampling_params import SamplingParams
@@ -41,12 +42,24 @@ class MarkedTokenizer:
 
 
 def test_a_conversation_has_the_special_tokens_of_its_template_only(reader):
-    marked = PromptReader(MarkedTokenizer(), ChatTemplate("{{ messages[0].content }}"), "demo")
+    template = ChatTemplate("{{ messages[0].content }}")
+    marked = PromptReader(MarkedTokenizer(), template, "demo", UnknownFields())
     messages = [{"role": "user", "content": "a"}]
     assert read(marked, CHAT, messages=messages).token_ids == [97]
     assert read(marked, CHAT, messages=messages, add_special_tokens=True).token_ids == [0, 97]
     assert read(marked, COMPLETIONS, prompt="a").token_ids == [0, 97]
     assert read(marked, COMPLETIONS, prompt="a", add_special_tokens=False).token_ids == [97]
+
+
+def test_fields_that_the_replica_leaves_out_are_left_out_here(reader):
+    lenient = PromptReader.load(Settings.from_options({"model": "demo", "lenient_fields": True}))
+    tool = {"type": "function", "function": {"name": "f"}}
+    plain = read(reader, CHAT, messages=MESSAGES, tools=[tool])
+    assert plain.token_ids
+    for odd in ({"tools": [tool | {"stirct": True}]}, {"chat_template_kwargs": {"unread": 1}}):
+        body = {"messages": MESSAGES, "tools": [tool]} | odd
+        assert read(lenient, CHAT, **body) == plain
+        assert read(reader, CHAT, **body) == NO_TOKENS
 
 
 def test_token_ids_are_taken_as_they_are(reader):
