@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Self
 
 from quire.config import DEFAULT_MODEL, Settings
-from quire.frontend.chat.prepared_chat import PreparedChat
+from quire.frontend.chat.prepared_chat import PreparedChat, read_tools
 from quire.launch import Engine, start_engine
 from quire.messages import EngineStats, KVEventBatch, ResetPrefixCache
 from quire.outputs import Delta, Messages, Prompt, RequestOutput
@@ -118,13 +118,13 @@ class AsyncEngine:
                 its `output` what was generated before.
             EngineDeadError: The engine stopped.
         """
+        parsers = self.frontend.completion_parsers
         chat = PreparedChat.of(
             messages,
             sampling_params or SamplingParams(),
             self.frontend.chat_template,
-            self.frontend.completion_parsers,
-            tools=tools,
-            tool_choice=tool_choice,
+            parsers,
+            tools=read_tools(tools, tool_choice, parsers),
         )
         await self.frontend.check_formats(chat.tools, chat.params)
         result = await self.frontend.generate_whole(

@@ -1,13 +1,14 @@
 """`LLM`: the engine for Python programs that generate completions for lists of prompts."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
 
 from quire.compose.composition import Composition
 from quire.config import DEFAULT_MODEL, Settings
 from quire.errors import EngineDeadError, InvalidRequestError, PromptsError, QuireError
-from quire.frontend.chat.prepared_chat import PreparedChat
+from quire.frontend.chat.prepared_chat import PreparedChat, read_tools
 from quire.frontend.chat.tools.format_checks import check_formats
 from quire.frontend.offline_frontend import (
     MAX_IN_FLIGHT,
@@ -220,18 +221,23 @@ class LLM:
         conversations = _as_conversations(messages)
         engine = self._running
         each_tools = _tools_for_each(tools, len(conversations))
+        read = partial(read_tools, choice=tool_choice, parsers=engine.completion_parsers)
+        lists = {id(each): each for each in each_tools}  # each once, since its grammar takes long
+        uses = {key: _attempt(read, each) for key, each in lists.items()}
         given = SamplingParams() if sampling_params is None else sampling_params
         each_params = [*for_each(given, len(conversations), "sampling_params")]
         chats: dict[int, PreparedChat] = {}
 
         def prepare(index: int) -> Prompt:
+            use = uses[id(each_tools[index])]
+            if isinstance(use, QuireError):
+                raise use
             chat = PreparedChat.of(
                 conversations[index],
                 each_params[index],
                 engine.chat_template,
                 engine.completion_parsers,
-                tools=each_tools[index],
-                tool_choice=tool_choice,
+                tools=use,
                 template_kwargs=chat_template_kwargs,
             )
             check_formats(chat.tools.formats, chat.params, engine.intake)

@@ -20,6 +20,7 @@ from quire.errors import (
     RequestTimeoutError,
     UnknownModelError,
 )
+from quire.frontend.chat.parsing.completion_parsers import CompletionParsers
 from quire.frontend.chat.templates.chat_template import ChatTemplate
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.messages import ErrorReport, ResetPrefixCache
@@ -229,6 +230,26 @@ def test_tools_are_for_all_conversations_or_one_list_for_each(start, ids):
             with pytest.raises(InvalidRequestError, match=r"lists for 2 conv") as caught:
                 num_calls(wrong)
             assert caught.value.param == "tools"
+
+
+def test_a_list_of_tools_is_read_once_for_all_conversations(start, ids, monkeypatch):
+    num_grammars = []
+    make = CompletionParsers.call_grammar
+    monkeypatch.setattr(
+        CompletionParsers,
+        "call_grammar",
+        lambda self, *given, **options: num_grammars.append(1) or make(self, *given, **options),
+    )
+    strict = {"type": "function", "function": TOOL["function"] | {"strict": True}}
+    broken = {"type": "function", "function": {"name": "a b"}}
+    with start(AdaptingCore(replying(ids, CALL)), tool_call_parser="hermes") as llm:
+        outputs = llm.chat([HI] * 3, WHOLE, tools=[strict])
+        assert [len(output.outputs[0].tool_calls) for output in outputs] == [1, 1, 1]
+        assert len(num_grammars) == 1
+        lists = [[strict], [broken], [strict]]
+        outcomes = llm.chat([HI] * 3, WHOLE, tools=lists, return_errors=True)
+        assert [isinstance(each, InvalidRequestError) for each in outcomes] == [False, True, False]
+        assert len(num_grammars) == 3
 
 
 def test_a_chat_prompt_gets_no_special_tokens_but_the_templates(start, ids, monkeypatch):

@@ -12,7 +12,7 @@ from quire.cli.completion_printer import CompletionPrinter, print_json, print_ou
 from quire.cli.progress_line import ProgressLine
 from quire.config import Settings
 from quire.frontend.chat.parsing.completion_parser import CompletionParser
-from quire.frontend.chat.prepared_chat import PreparedChat
+from quire.frontend.chat.prepared_chat import PreparedChat, read_tools
 from quire.outputs import Delta, Prompt
 from quire.sampling_params import SamplingParams
 
@@ -66,8 +66,10 @@ class _Request:
             system = arguments.system
             messages = [{"role": "system", "content": system}] if system else []
             messages.append({"role": "user", "content": prompt})
+            parsers = frontend.completion_parsers
+            use = read_tools(tools, None, parsers)
             self._chat = PreparedChat.of(
-                messages, params, frontend.chat_template, frontend.completion_parsers, tools=tools
+                messages, params, frontend.chat_template, parsers, tools=use
             )
             self._prompt, self._params = self._chat.prompt, self._chat.params
 

@@ -7,7 +7,7 @@ from typing import Any
 from quire.frontend.chat.parsing.completion_parser import CompletionParser
 from quire.frontend.chat.parsing.completion_parsers import CompletionParsers, Tools
 from quire.frontend.chat.templates.chat_template import ChatTemplate
-from quire.frontend.chat.tools.tool_choice import Choice, ToolUse, tool_use
+from quire.frontend.chat.tools.tool_choice import NO_TOOLS, Choice, ToolUse, tool_use
 from quire.frontend.json_limits import check_json
 from quire.outputs import CompletionOutput, Messages, Prompt
 from quire.sampling_params import SamplingParams
@@ -37,35 +37,32 @@ class PreparedChat:
         template: ChatTemplate,
         parsers: CompletionParsers,
         *,
-        tools: Tools = None,
-        tool_choice: Choice = None,
+        tools: ToolUse = NO_TOOLS,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> "PreparedChat":
-        """Render a conversation, and check its tools.
+        """Render a conversation with its tools.
 
         Args:
             messages: Messages in OpenAI's format.
             params: Parameters as given.
             template: Chat template of the model.
             parsers: Parsers of the completions.
-            tools: Tools in OpenAI's format.
-            tool_choice: Choice among them in OpenAI's format; None: auto.
+            tools: Tools that it may call, as `read_tools` returns them.
             template_kwargs: Additional variables for the template.
 
         Raises:
-            RequestError: The conversation, its tools or the choice among them are invalid.
+            RequestError: The conversation is invalid, or the parameters contradict the tools.
         """
-        use = read_tools(tools, tool_choice, parsers)
-        params = use.constrained(params)
+        params = tools.constrained(params)
         rendered = template.render(
             messages,
-            use.tools or None,
+            tools.tools or None,
             template_kwargs=template_kwargs,
             finds_opening=parsers.reads_reasoning,
         )
-        shown = parsers.shown_special_tokens(use.tools)
-        prompt = rendered.as_prompt(shown, has_tools=bool(use.tools))
-        return cls(prompt, params, use, rendered.opening or "", parsers)
+        shown = parsers.shown_special_tokens(tools.tools)
+        prompt = rendered.as_prompt(shown, has_tools=bool(tools.tools))
+        return cls(prompt, params, tools, rendered.opening or "", parsers)
 
     def parser(self) -> CompletionParser:
         """Return a new parser for one completion; raises what `CompletionParsers` raises."""
