@@ -3,7 +3,12 @@
 import pytest
 
 from quire.errors import InvalidRequestError
-from quire.server.wire.thinking_switches import EFFORTS, effort_variables, thinking_switches
+from quire.server.wire.thinking_switches import (
+    EFFORTS,
+    check_effort,
+    effort_variables,
+    thinking_switches,
+)
 
 
 def test_each_familys_switch_is_set():
@@ -27,9 +32,14 @@ def test_every_known_effort_is_taken(effort):
 
 @pytest.mark.parametrize("effort", ["weird", "", "High", "no_think", "x" * 1000])
 def test_an_effort_that_no_api_knows_is_refused_with_the_known_ones(effort):
-    with pytest.raises(InvalidRequestError) as caught:
-        effort_variables(effort)
-    assert caught.value.param == "reasoning_effort"
-    assert len(str(caught.value)) < 400
-    for known in (*EFFORTS, "chat_template_kwargs"):
-        assert known in str(caught.value)
+    for check, where in (
+        (lambda: effort_variables(effort), "reasoning_effort"),
+        (lambda: check_effort(effort, "output_config.effort"), "output_config.effort"),
+    ):
+        with pytest.raises(InvalidRequestError) as caught:
+            check()
+        assert caught.value.param == where
+        assert str(caught.value).startswith(f"{where} must be one of")
+        assert len(str(caught.value)) < 400
+        for known in (*EFFORTS, "chat_template_kwargs"):
+            assert known in str(caught.value)

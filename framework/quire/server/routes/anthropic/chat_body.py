@@ -21,7 +21,7 @@ from quire.server.routes.chat.chat_turn import ChatTurns
 from quire.server.routes.chat.shared_fields import SharedFields
 from quire.server.wire.bodies import Body
 from quire.server.wire.protocol import ChatBody
-from quire.server.wire.thinking_switches import EFFORTS, thinking_switches
+from quire.server.wire.thinking_switches import check_effort, thinking_switches
 
 B = TypeVar("B", MessagesBody, CountTokensBody)
 
@@ -118,7 +118,7 @@ def _set_output(chat: ChatBody, config: OutputConfig, unknown: UnknownFields) ->
             param="output_config.task_budget",
         )
     if config.effort is not None:
-        _check_one_of(EFFORTS, config.effort, "output_config.effort")
+        check_effort(config.effort, "output_config.effort")
     chat.reasoning_effort = config.effort
     if config.format is None:
         return
