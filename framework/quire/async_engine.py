@@ -1,10 +1,12 @@
 """`AsyncEngine`: the engine for asyncio programs; completions are streamed."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 from quire.config import DEFAULT_MODEL, Settings
 from quire.frontend.chat.prepared_chat import PreparedChat, read_tools
+from quire.frontend.work_lanes import INLINE_SIZE
 from quire.launch import Engine, start_engine
 from quire.messages import EngineStats, KVEventBatch, ResetPrefixCache
 from quire.outputs import Delta, Messages, Prompt, RequestOutput
@@ -118,14 +120,10 @@ class AsyncEngine:
                 its `output` what was generated before.
             EngineDeadError: The engine stopped.
         """
-        parsers = self.frontend.completion_parsers
-        chat = PreparedChat.of(
-            messages,
-            sampling_params or SamplingParams(),
-            self.frontend.chat_template,
-            parsers,
-            tools=read_tools(tools, tool_choice, parsers),
-        )
+        params = sampling_params or SamplingParams()
+        prepare = partial(self._prepared, messages, params, tools, tool_choice)
+        # The size of a conversation is not known before.
+        chat = await self.frontend.lanes.run(INLINE_SIZE + 1, prepare)
         await self.frontend.check_formats(chat.tools, chat.params)
         result = await self.frontend.generate_whole(
             chat.prompt,
@@ -136,6 +134,17 @@ class AsyncEngine:
         )
         chat.split(result.outputs)
         return result
+
+    def _prepared(
+        self,
+        messages: Messages,
+        params: SamplingParams,
+        tools: Sequence[Mapping[str, Any]] | None,
+        tool_choice: str | Mapping[str, Any] | None,
+    ) -> PreparedChat:
+        template, parsers = self.frontend.chat_template, self.frontend.completion_parsers
+        use = read_tools(tools, tool_choice, parsers)
+        return PreparedChat.of(messages, params, template, parsers, tools=use)
 
     async def beam_search(
         self,

@@ -1,6 +1,7 @@
 """The calls, results and errors of `LLM` and `AsyncEngine`, without a model."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import msgspec
@@ -283,6 +284,21 @@ def test_the_template_of_an_async_chat_is_given_its_tools(start, monkeypatch, to
     )
     asyncio.run(chat(start(AdaptingCore(echo), AsyncEngine), tools=tools))
     assert seen == [tools]
+
+
+def test_an_async_chat_is_prepared_beside_the_event_loop(start, monkeypatch):
+    threads = []
+    render = ChatTemplate.render
+    monkeypatch.setattr(
+        ChatTemplate,
+        "render",
+        lambda *given, **options: (
+            threads.append(threading.current_thread()) or render(*given, **options)
+        ),
+    )
+    asyncio.run(chat(start(AdaptingCore(echo), AsyncEngine)))
+    assert len(threads) == 1
+    assert threading.current_thread() not in threads
 
 
 async def chat(engine, **options):
