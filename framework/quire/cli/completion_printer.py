@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TextIO
 
 from quire.frontend.chat.parsing.completion_parser import CompletionEvent
+from quire.frontend.chat.parsing.tool_stage import ToolCallCut
 from quire.interfaces.reasoning import ReasoningDelta
 from quire.interfaces.tool_parsing import TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from quire.outputs import RequestOutput
@@ -32,7 +33,7 @@ class CompletionPrinter:
         self.text = ""
 
     def show(self, events: Iterable[CompletionEvent]) -> None:
-        """Print events; a tool call once it is complete."""
+        """Print events; a tool call at its end."""
         for event in events:
             match event:
                 case TextDelta(text):
@@ -46,7 +47,7 @@ class CompletionPrinter:
                     self._calls[index] = f"[tool call] {name}("
                 case ToolCallArguments(index, piece):
                     self._calls[index] += piece
-                case ToolCallEnd(index):
+                case ToolCallEnd(index) | ToolCallCut(index):
                     self._end_line()
                     self._write(f"{self._calls[index]})\n")
         self._stream.flush()

@@ -86,11 +86,13 @@ class _Request:
     async def _stream(self) -> int:
         """Print the completion while it is generated; return its number of tokens."""
         parser, printer, num_tokens = self._parser(), CompletionPrinter(), 0
+        reason: str | None = None
         try:
             async for delta in self._deltas():
                 num_tokens += len(delta.token_ids)
+                reason = delta.finish_reason
                 printer.show(parser.feed(delta.text))
-            printer.show(parser.close())
+            printer.show(parser.close(is_cut=reason != "stop"))
         finally:
             printer.close()
         return num_tokens

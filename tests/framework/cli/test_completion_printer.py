@@ -4,6 +4,7 @@ import io
 import json
 
 from quire.cli.completion_printer import CompletionPrinter, print_json, print_output
+from quire.frontend.chat.parsing.tool_stage import ToolCallCut
 from quire.interfaces.reasoning import ReasoningDelta
 from quire.interfaces.tool_parsing import TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from quire.outputs import CompletionOutput, RequestOutput, ToolCall
@@ -55,6 +56,11 @@ def test_a_tool_call_is_a_line_once_it_is_complete():
     start = [ToolCallStart(0, "f"), ToolCallArguments(0, '{"a"'), ToolCallArguments(0, ": 1}")]
     assert text_of(TextDelta("so"), *start) == "so\n"
     assert text_of(TextDelta("so"), *start, ToolCallEnd(0)) == 'so\n[tool call] f({"a": 1})\n'
+
+
+def test_a_call_that_a_limit_cuts_is_a_line_as_far_as_it_goes():
+    cut = [ToolCallStart(0, "f"), ToolCallArguments(0, '{"a"'), ToolCallCut(0)]
+    assert text_of(TextDelta("so"), *cut) == 'so\n[tool call] f({"a")\n'
 
 
 def test_two_calls_that_are_interleaved_are_two_lines():

@@ -67,6 +67,36 @@ def test_a_terminal_shows_the_completion_and_nothing_else():
     )
 
 
+CUT = """
+from quire.interfaces.tool_parsing import TextDelta, ToolCallStart, ToolParser
+
+
+class Cut(ToolParser):
+    def feed(self, delta):
+        return [] if self.has_begun else self.begun()
+
+    has_begun = False
+
+    def begun(self):
+        self.has_begun = True
+        return [ToolCallStart(0, "f")]
+
+    def close(self):
+        return [TextDelta("markup")]
+"""
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_call_that_a_limit_cuts_is_shown_as_a_call(is_terminal, tmp_path, monkeypatch, capsys):
+    parser, tools = tmp_path / "cut.py", tmp_path / "tools.json"
+    parser.write_text(CUT)
+    tools.write_text(json.dumps([{"type": "function", "function": {"name": "f"}}]))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    flags = ["--tools", str(tools), "--tool-call-parser", str(parser), "--max-tokens", "2"]
+    assert main(["run", "demo", "What is quire?", *flags]) == 0
+    assert capsys.readouterr().out == "[tool call] f()\n"
+
+
 def test_ctrl_c_ends_a_completion_without_a_traceback():
     lengths = ("--min-tokens", "900", "--max-tokens", "900")
     terminal = Terminal("run", "What is quire?", "--temperature", "0", *lengths)
