@@ -9,6 +9,7 @@ from quire.cli.completion_printer import CompletionPrinter
 from quire.cli.progress_line import ProgressLine
 from quire.config import Settings
 from quire.errors import RequestError
+from quire.frontend.chat.prepared_chat import PreparedChat
 from quire.sampling_params import SamplingParams
 
 
@@ -74,14 +75,11 @@ async def _stream_completion(
     engine: AsyncEngine, messages: list[dict[str, Any]], params: SamplingParams, adapter: str | None
 ) -> str:
     """Print a completion piece by piece; return its text without the reasoning."""
-    parsers = engine.frontend.completion_parsers
-    finds_opening = parsers.reads_reasoning
-    rendered = engine.frontend.chat_template.render(messages, finds_opening=finds_opening)
-    parser = parsers(rendered.opening or "", tools=None, params=params)
-    prompt = rendered.as_prompt(parsers.shown_special_tokens(None))
-    printer = CompletionPrinter()
+    frontend = engine.frontend
+    chat = PreparedChat.of(messages, params, frontend.chat_template, frontend.completion_parsers)
+    parser, printer = chat.parser(), CompletionPrinter()
     try:
-        async for delta in engine.generate(prompt, params, lora_request=adapter):
+        async for delta in engine.generate(chat.prompt, chat.params, lora_request=adapter):
             printer.show(parser.feed(delta.text))
         printer.show(parser.close())
     finally:
