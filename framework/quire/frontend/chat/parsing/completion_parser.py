@@ -68,6 +68,7 @@ class CompletionParser:
         self._tools = tools or ToolStage(None)
         self._reads_calls_first = reads_calls_first
         self._skips_calls = reads_calls_first and follows_reasoning and self._reasoning.is_thinking
+        self._call: list[CompletionEvent] = []  # an open one, if text before it is held back
         self._pieces = None if call_openers is None else MarkedPieces(call_openers)
         self._removers = (
             {} if removed is None else {kind: MarkerRemover(removed) for kind in _TEXTS}
@@ -97,7 +98,8 @@ class CompletionParser:
         tools, reasoning = self._tools, self._reasoning
         last: list[CompletionEvent]
         if self._reads_calls_first:
-            last = [*self._read_reasoning(tools.close(is_cut=is_cut)), *reasoning.close()]
+            read = [*self._read_reasoning(tools.close(is_cut=is_cut))]
+            last = [*read, *reasoning.close(), *self._taken_call()]
         else:
             last = [*self._read_calls(reasoning.close()), *tools.close(is_cut=is_cut)]
         return [*self._cleaned(last), *self._left()]
@@ -151,14 +153,26 @@ class CompletionParser:
             )
 
     def _read_reasoning(self, events: Iterable[CallEvent]) -> Iterator[CompletionEvent]:
-        """Read the reasoning of the text; a call that is complete ends it, there or behind it."""
+        """Read the reasoning of the text; a call that is complete ends it, there or behind it.
+
+        Where text before a call is held back, so is the call until it is complete or breaks off: if
+        it is cut, it comes behind the text.
+        """
         for event in events:
             if isinstance(event, TextDelta):
+                yield from self._taken_call()
                 yield from self._reasoning.feed(event.text)
-                continue
-            yield event
+            elif self._reasoning.holds_text:
+                self._call.append(event)
+            else:
+                yield event
             if isinstance(event, ToolCallEnd):
+                yield from self._taken_call()
                 yield from self._reasoning.end_call()
+
+    def _taken_call(self) -> list[CompletionEvent]:
+        taken, self._call = self._call, []
+        return taken
 
     def _cleaned(self, events: Iterable[CompletionEvent]) -> list[CompletionEvent]:
         """Return events whose texts have no special tokens."""

@@ -61,6 +61,11 @@ class ReasoningStage:
         """Whether the next text belongs to the reasoning, as far as is known."""
         return self._is_open and not self._is_behind
 
+    @property
+    def holds_text(self) -> bool:
+        """Whether text behind a call is held back."""
+        return self._is_behind and bool(self._read)
+
     def pieces(self, text: str) -> Iterable[str]:
         """Return the next text in pieces, each of which ends where the reasoning may end."""
         return text if self._pieces is None else self._pieces.of(text)

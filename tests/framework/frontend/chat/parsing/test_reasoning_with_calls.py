@@ -3,7 +3,7 @@
 import json
 import re
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from quire.call_grammar import CallGrammar, CallShape
 from quire.frontend.chat.parsing.completion_parser import gather
 from quire.frontend.chat.parsing.completion_parsers import CompletionParsers, ParserChoice
+from quire.frontend.chat.parsing.tool_stage import ToolCallCut
 from quire.interfaces.reasoning import ReasoningDelta
-from quire.interfaces.tool_parsing import TextDelta
+from quire.interfaces.tool_parsing import TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
 from quire.testing.parsing.parser_work import work_of
 
@@ -167,6 +168,25 @@ def test_thinking_that_goes_on_behind_a_call_ends_by_its_marker(parsers_of, fami
     for pieces in ([text.removesuffix(f"{end}Done.")], [*text.removesuffix(f"{end}Done.")]):
         reasoning, text_of, calls = parsed(parsers_of(family), family, pieces)
         assert (reasoning.strip(), text_of.strip()) == ("Hm.", "Wait.")
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+def test_a_call_that_is_cut_behind_another_in_the_thinking_is_the_last(parsers_of, family):
+    if not family.takes_calls_in_thinking:
+        pytest.skip("no call is in the thinking")
+    before, _, _ = family.thought.partition("Hm.")
+    cut = family.call[: family.call.rindex("1") + 1]
+    text = f"{before}Hm.\n{family.call}\nWait.\n{cut}"
+    for pieces in ([text], [*text]):
+        parser = parser_of(parsers_of(family), family)
+        events = [event for piece in pieces for event in parser.feed(piece)]
+        events += parser.close(is_cut=True)
+        kinds = [kind for kind, _ in groupby(map(type, events))]
+        assert kinds == [
+            ReasoningDelta, ToolCallStart, ToolCallArguments, ToolCallEnd, TextDelta,
+            ToolCallStart, ToolCallArguments, ToolCallCut,
+        ]  # fmt: skip
+        assert gather(events).text.strip() == "Wait."
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=IDS)
