@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quire.errors import InvalidRequestError
 from quire.frontend.chat.parsing.completion_parser import CompletionParser
 from quire.frontend.chat.parsing.completion_parsers import CompletionParsers, Tools
 from quire.frontend.chat.templates.chat_template import ChatTemplate
@@ -51,8 +52,13 @@ class PreparedChat:
             template_kwargs: Additional variables for the template.
 
         Raises:
-            RequestError: The conversation is invalid, or the parameters contradict the tools.
+            RequestError: The conversation is invalid, or the parameters contradict the tools or
+                are those of a beam search.
         """
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequestError(
+                f"a chat takes SamplingParams, got {type(params).__name__}", param="sampling_params"
+            )
         params = tools.constrained(params)
         rendered = template.render(
             messages,

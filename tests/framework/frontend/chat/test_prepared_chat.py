@@ -9,7 +9,8 @@ from server_parts import SOURCE, BracketParser
 
 from quire.errors import InvalidRequestError
 from quire.frontend.chat.parsing.completion_parsers import CompletionParsers
-from quire.frontend.chat.prepared_chat import read_tools
+from quire.frontend.chat.prepared_chat import PreparedChat, read_tools
+from quire.sampling_params import BeamSearchParams
 
 PARSERS = CompletionParsers(tools=calling(BracketParser, SOURCE))
 
@@ -56,3 +57,12 @@ def test_what_is_no_list_of_tools_is_refused(wrong):
 def test_tools_are_mappings_in_any_sequence():
     assert read_tools((MappingProxyType(tool()),), None, PARSERS).tools == [tool()]
     assert read_tools(None, None, PARSERS).tools == []
+
+
+@pytest.mark.parametrize("choice", [None, "required"])
+@pytest.mark.parametrize("params", [{"temperature": 1}, BeamSearchParams(beam_width=2)])
+def test_parameters_of_another_type_are_refused_by_their_type(choice, params):
+    use = read_tools([tool()], choice, PARSERS)
+    with pytest.raises(InvalidRequestError, match=f"got {type(params).__name__}") as caught:
+        PreparedChat.of([], params, None, PARSERS, tools=use)
+    assert caught.value.param == "sampling_params"

@@ -67,7 +67,7 @@ class ToolUse:
         wanted = self.strict_calls if self.constraint is None else self.constraint
         if wanted is None:
             return params
-        if not isinstance(params, SamplingParams):
+        if isinstance(params, BeamSearchParams):
             raise InvalidRequestError(
                 "a beam search compares the model's own log probabilities, so it can neither force "
                 "a call nor follow a strict tool; leave out tool_choice and strict",
@@ -126,7 +126,7 @@ def no_tool_parser() -> InvalidRequestError:
     """Return the error of a request whose calls could not be read."""
     return InvalidRequestError(
         "this model has no tool-call parser, so its calls could not be read; start with "
-        "--tool-call-parser NAME, or send tool_choice none",
+        "--tool-call-parser NAME (in Python: tool_call_parser=NAME), or send tool_choice none",
         param="tools",
     )
 

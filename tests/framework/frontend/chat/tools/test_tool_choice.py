@@ -240,7 +240,8 @@ def test_a_parser_that_cannot_force_a_call_says_so(choice):
     ("name", "choice"), [("a", "required"), ("a", named("a")), ("s", None), ("s", "auto")]
 )
 def test_without_a_tool_parser_the_advice_is_to_name_one(name, choice):
-    with pytest.raises(InvalidRequestError, match=r"no tool-call parser.*NAME, or send") as caught:
+    advice = r"no tool-call parser.*NAME \(in Python: tool_call_parser=NAME\), or send"
+    with pytest.raises(InvalidRequestError, match=advice) as caught:
         use([A, strict("s")] if name == "s" else [A], parsers=NO_PARSER, tool_choice=choice)
     assert caught.value.param == "tools"
 
