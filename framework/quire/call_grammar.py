@@ -140,14 +140,14 @@ class CallGrammar(msgspec.Struct, frozen=True):
     covers_reasoning: bool = False
 
     @property
-    def are_forced(self) -> bool:
-        """Whether a completion has a call at least."""
+    def is_forced(self) -> bool:
+        """Whether a call is forced: a completion has one at least."""
         return not self.triggers
 
     @property
     def follow_reasoning(self) -> bool:
         """Whether calls are forced behind reasoning that the prompt has opened."""
-        return self.are_forced and not self.covers_reasoning
+        return self.is_forced and not self.covers_reasoning
 
     def __post_init__(self) -> None:
         if "" in (*self.triggers, *self.excluded):

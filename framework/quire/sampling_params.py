@@ -306,6 +306,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         """Number of completions that are generated for a prompt."""
         return self.best_of or self.n
 
+    @property
+    def calls(self) -> CallGrammar | None:
+        """Grammar of tool calls that a completion follows; None: it follows none."""
+        constraint = self.structured_outputs
+        return None if constraint is None else constraint.calls
+
     def _check_stops(self) -> None:
         limits = {"stop": MAX_STOP_CHARACTERS, "stop_regex": MAX_STOP_REGEX_CHARACTERS}
         for name, max_characters in limits.items():

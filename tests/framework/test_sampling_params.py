@@ -3,6 +3,7 @@ import math
 import msgspec
 import pytest
 
+from quire.call_grammar import CallGrammar
 from quire.errors import InvalidRequestError
 from quire.sampling_params import (
     RepetitionDetectionParams,
@@ -173,6 +174,13 @@ def test_parameters_travel_as_msgpack():
     )
     sent = msgspec.msgpack.encode(params)
     assert msgspec.msgpack.decode(sent, type=SamplingParams) == params
+
+
+def test_the_calls_of_parameters_are_those_of_their_constraint():
+    calls = CallGrammar(())
+    assert SamplingParams().calls is None
+    assert SamplingParams(structured_outputs=StructuredOutputsParams(regex="a")).calls is None
+    assert SamplingParams(structured_outputs=StructuredOutputsParams(calls=calls)).calls is calls
 
 
 def test_token_ids_of_json_are_numbers_before_they_travel():

@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from quire.call_grammar import CallGrammar
 from quire.errors import (
     GrammarError,
     InvalidRequestError,
@@ -390,7 +389,7 @@ class Intake:
                 "ends; start with --reasoning-parser NAME, or leave it out",
                 param="thinking_token_budget",
             )
-        calls = _calls_of(params)
+        calls = params.calls
         budget = self._thinking.budget(
             max_tokens,
             prompt.opening,
@@ -409,7 +408,7 @@ class Intake:
 
     def _call_openers(self, prompt: EncodedPrompt, params: SamplingParams) -> MarkerTokens | None:
         """Return the markers by which a call in the reasoning begins, where one counts."""
-        calls = _calls_of(params)
+        calls = params.calls
         follow = calls is not None and calls.follow_reasoning
         if self._thinking is None or follow or not prompt.has_tools:
             return None
@@ -469,12 +468,6 @@ class Intake:
         listed = ", ".join(self.extra_fields) or "none"
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return f"{hint} (the samplers in use add: {listed})"
-
-
-def _calls_of(params: SamplingParams) -> CallGrammar | None:
-    """Return the calls that a constraint is made of, if it is."""
-    constraint = params.structured_outputs
-    return None if constraint is None else constraint.calls
 
 
 @contextmanager

@@ -169,8 +169,7 @@ class CompletionParsers:
         Raises:
             RequestFailedError: A plugin's parser cannot be built.
         """
-        constraint = params.structured_outputs
-        calls = None if constraint is None else constraint.calls
+        calls = params.calls
         reads_calls = self.tools is not None and self.tools.capabilities.calls_end_reasoning
         return CompletionParser(
             self._reasoning_stage(prompt_text),
@@ -234,10 +233,9 @@ class CompletionParsers:
 
 def _ends(declared: ReasoningParserCapabilities) -> Markers | None:
     """Return the texts at which reasoning may end; None: the parser does not declare them."""
-    if not declared.end_marker:
+    if declared.end_marker is None:
         return None
-    texts = (declared.end_marker, *declared.end_spellings, *declared.markers)
-    return Markers({text for text in texts if text})
+    return Markers({declared.end_marker, *declared.end_spellings, *declared.markers})
 
 
 def _marked(special_tokens: Mapping[int, str], markers: Sequence[str]) -> dict[int, str]:

@@ -24,8 +24,7 @@ def check_formats(formats: Mapping[str, str], params: SamplingParams, intake: In
         GrammarError: No backend supports one; `param` is its path.
         RequestFailedError: A backend failed.
     """
-    constraint = params.structured_outputs
-    if constraint is None or constraint.calls is None:
+    if params.calls is None:
         return
     for where, definition in formats.items():
         refusal = _refusal(whole_pattern(definition), intake)

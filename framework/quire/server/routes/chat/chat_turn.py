@@ -50,15 +50,14 @@ class ChatTurn:
 
     def choice(self, *, keeps_cut_call: bool = True) -> ChoiceEvents:
         """Return the events of one choice; see `ChoiceEvents`."""
-        constraint = self.generation.params.structured_outputs
-        calls = None if constraint is None else constraint.calls
-        are_forced = calls is not None and calls.are_forced
+        calls = self.generation.params.calls
+        is_forced = calls is not None and calls.is_forced
         parsers = self.generation.frontend.completion_parsers
         return ChoiceEvents(
             self._parser(),
             self.tools.allows_parallel,
             keeps_cut_call=keeps_cut_call,
-            on_no_call=parsers.warn_of_missed_call if are_forced else None,
+            on_no_call=parsers.warn_of_missed_call if is_forced else None,
         )
 
     def parsed(self, output: CompletionOutput) -> ParsedCompletion:
