@@ -14,7 +14,7 @@ class ReasoningParserCapabilities:
     """Capabilities of a reasoning parser, declared at registration.
 
     Raises:
-        PluginError: A field has not its type.
+        PluginError: A field has another type or an empty text.
 
     Attributes:
         template_markers: Texts of the chat template, as in `ToolParserCapabilities`.

@@ -35,7 +35,7 @@ class ToolParserCapabilities:
     """Capabilities of a tool parser, declared at registration.
 
     Raises:
-        PluginError: A field has not its type.
+        PluginError: A field has another type or an empty text, or `call_id_length` is out of range.
 
     Attributes:
         template_markers: Texts that the model's chat template must all contain for `auto` to choose
