@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from datetime import datetime
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -81,17 +82,11 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens or {})
         self._max_characters = max_characters
         self._plain_spellings = SpecialSpellings(plain_spellings)
-        environment = _environment()
+        self._environment = _environment()
         self._compiled = {
-            name: _compile(environment, name, text) for name, text in self.templates.items()
+            name: _compile(self._environment, name, text) for name, text in self.templates.items()
         }
         self._reserved = {*PARAMETERS, *FUNCTIONS, *self._special_tokens}
-        self._variables = THINKING_VARIABLES | {
-            name
-            for text in self.templates.values()
-            for name in meta.find_undeclared_variables(environment.parse(text))
-            if not self._is_reserved(name)
-        }
 
     @classmethod
     def load(
@@ -220,6 +215,16 @@ class ChatTemplate:
                 )
         if self.exists:
             unknown.check(kwargs, self._variables, "chat_template_kwargs")
+
+    @cached_property
+    def _variables(self) -> frozenset[str]:
+        """Variables that a client may set; most clients set none."""
+        return THINKING_VARIABLES | {
+            name
+            for text in self.templates.values()
+            for name in meta.find_undeclared_variables(self._environment.parse(text))
+            if not self._is_reserved(name)
+        }
 
     def _is_reserved(self, name: str) -> bool:
         return name in self._reserved or name.startswith("_")
