@@ -80,7 +80,7 @@ class ContentBlocks:
                 case tool_parsing.ToolCallEnd(index):
                     self._end_call(index)
                 case ToolCallCut(index):
-                    self._cut_call(index)
+                    self._end_call(index, is_cut=True)
         return self._taken()
 
     def close(self) -> list[BlockEvent]:
@@ -133,21 +133,16 @@ class ContentBlocks:
         elif self._open == index:
             self._add_input(self._input.feed(piece))
 
-    def _end_call(self, index: int) -> None:
+    def _end_call(self, index: int, *, is_cut: bool = False) -> None:
         if index in self._calls:
             name, pieces = self._calls.pop(index)
+            text = "".join(pieces)
             self._begin_block(index, _tool_use(name))
-            self._add_input(strict_arguments("".join(pieces)))
-        elif self._open == index:
+            self._add_input(
+                complete_members(StrictJson().feed(text)) if is_cut else strict_arguments(text)
+            )
+        elif self._open == index and not is_cut:
             self._add_input(self._input.close())
-        if self._open == index:
-            self._close_block()
-
-    def _cut_call(self, index: int) -> None:
-        if index in self._calls:
-            name, pieces = self._calls.pop(index)
-            self._begin_block(index, _tool_use(name))
-            self._add_input(complete_members(StrictJson().feed("".join(pieces))))
         if self._open == index:
             self._close_block()
 
