@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,8 +31,12 @@ class Build:
     suffix: str
 
     @classmethod
-    def here(cls, source: Path) -> Build:
+    def here(cls, source: Path, replayable: Iterable[str] = ()) -> Build:
         """Return the build of a source for this machine and environment.
+
+        Args:
+            source: A C++ file.
+            replayable: Names of its functions whose calls may be replayed.
 
         Raises:
             NativeUnavailableError: The kernels support no instruction set of this processor.
@@ -44,7 +49,8 @@ class Build:
                 f"this processor has no instruction set that the kernels support: {chosen}"
             )
         flags = (*chosen.compiler_flags, *extra_flags())
-        return cls(Sources.read(source), flags, command_arguments(), f".{chosen.name}.so")
+        sources = Sources.read(source, replayable)
+        return cls(sources, flags, command_arguments(), f".{chosen.name}.so")
 
     def find_cached(self, compiler_version: str | None) -> Path | None:
         """Return the cached library of this compiler version, or of any; None: there is none."""

@@ -16,11 +16,10 @@ from quire.native.availability import POOL_SOURCE
 from quire.native.build import Build
 from quire.native.compiler import CppCompiler, find_compiler
 from quire.native.logged_reasons import LoggedReasons
-from quire.native.recording import traceable
+from quire.native.recording import traceable, traceable_compiled
+from quire.native.stored_calls import Check, ReplayableFunction, letters_of
 
 __all__ = ["NativeLibrary", "NativeUnavailableError"]
-
-Check = Callable[[int, Any, tuple[Any, ...]], None]
 
 POOL_SETTER = "use_pool"  # of threads.h
 
@@ -67,7 +66,7 @@ class NativeLibrary:
 
         Raises:
             NativeUnavailableError: It is not available on this machine; raised by each call.
-            PluginLoadError: The source does not export one of the functions.
+            PluginLoadError: The source does not export one of the functions, or with other types.
             SettingsError: The environment names an instruction set that this processor does not
                 have.
         """
@@ -80,7 +79,7 @@ class NativeLibrary:
         """Wait for the library, and return the reason why it is unavailable; None: it is loaded.
 
         Raises:
-            PluginLoadError: The source does not export one of the functions.
+            PluginLoadError: The source does not export one of the functions, or with other types.
             SettingsError: The environment names an instruction set that this processor does not
                 have.
         """
@@ -111,7 +110,7 @@ class NativeLibrary:
             raise
 
     def _load_or_compile(self) -> ctypes.CDLL:
-        build = Build.here(self.source)
+        build = Build.here(self.source, self.functions if self.repeats else ())
         try:
             compiler = find_compiler()
             return _load_cached(build, compiler) or self._compile(build, compiler)
@@ -154,8 +153,24 @@ class NativeLibrary:
             function.argtypes, function.restype = tuple(types), None
             if self.check is not None:
                 function.restype, function.errcheck = ctypes.c_int, self.check
-            setattr(library, name, traceable(function, f"{self.name}: {name}", self.repeats))
+            setattr(library, name, self._traceable(library, function, name))
         return library
+
+    def _traceable(self, library: ctypes.CDLL, function: Any, name: str) -> Callable[..., object]:
+        if self.repeats:
+            return traceable_compiled(function, self._replayable(library, name))
+        return traceable(function, f"{self.name}: {name}", repeats=False)
+
+    def _replayable(self, library: ctypes.CDLL, name: str) -> ReplayableFunction:
+        """Return the function for replays, once its types have been compared."""
+        replayable, declared = ReplayableFunction(library, name), letters_of(self.functions[name])
+        if replayable.types != declared:
+            raise PluginLoadError(
+                f"{self.source}: the parameters of {name} are {replayable.types!r} in C++ and are "
+                f"declared as {declared!r} in Python (P: pointer; q, i, h, b: integer of 8, 4, 2, "
+                "1 bytes; d, f: floating-point number of 8, 4 bytes)"
+            )
+        return replayable
 
     def _connect_pool(self, library: ctypes.CDLL) -> None:
         """Connect a library that includes threads.h to the thread pool of this process."""

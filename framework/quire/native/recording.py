@@ -1,7 +1,8 @@
 """Tracing and replay of calls of compiled functions.
 
 For a small model, the Python around a call takes about as long as the call's work. A trace is a
-list of functions with their arguments, so a replay is a forward pass without that Python.
+list of functions with their arguments, so a replay is a forward pass without that Python. Calls of
+compiled functions that follow each other are replayed by one call.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from quire.native.stored_calls import ReplayableFunction, StoredCalls
 
 Function = Callable[..., object]
 
@@ -22,12 +25,22 @@ class CallTrace:
     """
 
     def __init__(self) -> None:
-        self._calls: list[tuple[Function, tuple[object, ...]]] = []
+        self._parts: list[StoredCalls | Callable[[], object]] = []
         self.reason: str | None = None
 
     def append(self, function: Function, arguments: tuple[object, ...]) -> None:
-        """Append a call."""
-        self._calls.append((function, arguments))
+        """Append a call of a Python function."""
+        self._parts.append(functools.partial(function, *arguments))
+
+    def append_compiled(
+        self, replayable: ReplayableFunction, function: Function, arguments: tuple[object, ...]
+    ) -> None:
+        """Append a call of a compiled function; `function` is the same one in ctypes."""
+        last = self._parts[-1] if self._parts else None
+        if not isinstance(last, StoredCalls):
+            last = StoredCalls()
+            self._parts.append(last)
+        last.append(replayable, function, arguments)
 
     def mark_unreplayable(self, reason: str) -> None:
         """Set the reason why the calls cannot be replayed; the first reason is kept."""
@@ -35,8 +48,8 @@ class CallTrace:
 
     def replay(self) -> None:
         """Make the calls again; the memory behind their pointers must still be allocated."""
-        for function, arguments in self._calls:
-            function(*arguments)
+        for part in self._parts:
+            part.replay() if isinstance(part, StoredCalls) else part()
 
 
 class _ThreadState(threading.local):
@@ -61,7 +74,7 @@ def traceable(function: Function, name: str, repeats: bool) -> Function:
     """Return a wrapper of a function whose calls are traced.
 
     Args:
-        function: Function of a ctypes library.
+        function: Python function, or function of a ctypes library.
         name: Name of the function for messages.
         repeats: Whether its calls may be replayed.
     """
@@ -76,5 +89,24 @@ def traceable(function: Function, name: str, repeats: bool) -> Function:
                 trace.append(function, arguments)
             else:
                 trace.mark_unreplayable(f"{name} is called, which cannot be replayed")
+
+    return call
+
+
+def traceable_compiled(function: Function, replayable: ReplayableFunction) -> Function:
+    """Return a wrapper of a compiled function whose calls are traced.
+
+    Args:
+        function: The function in ctypes.
+        replayable: The same function for replays.
+    """
+    thread = _THREAD
+
+    @functools.wraps(function, assigned=())
+    def call(*arguments: object) -> None:
+        function(*arguments)
+        trace = thread.trace
+        if trace is not None:
+            trace.append_compiled(replayable, function, arguments)
 
     return call

@@ -28,11 +28,18 @@ class Sources:
     texts: Mapping[str, str]
 
     @classmethod
-    def read(cls, source: Path) -> Sources:
-        """Read a source, the headers beside it and quire's headers."""
+    def read(cls, source: Path, replayable: Iterable[str] = ()) -> Sources:
+        """Read a source, the headers beside it and quire's headers.
+
+        Args:
+            source: A C++ file.
+            replayable: Names of its functions whose calls may be replayed.
+        """
         own = _texts(OWN, [source, *source.parent.glob("*.h")])
         included = _texts(INCLUDED, HEADERS.glob("*.h"))
-        return cls(f"{OWN}/{source.name}", MappingProxyType(own | included))
+        main = f"{OWN}/{source.name}"
+        own[main] += _replay_text(replayable)
+        return cls(main, MappingProxyType(own | included))
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -45,6 +52,12 @@ class Sources:
             file = folder / path
             file.parent.mkdir(exist_ok=True)
             file.write_text(text)
+
+
+def _replay_text(functions: Iterable[str]) -> str:
+    """Return the text behind a source that exports its functions for replays."""
+    lines = [f"REPLAYABLE({name})" for name in functions]
+    return "".join(f"{line}\n" for line in ("", '#include "replay.h"', *lines)) if lines else ""
 
 
 def _texts(folder: str, files: Iterable[Path]) -> dict[str, str]:
