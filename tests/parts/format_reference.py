@@ -5,11 +5,13 @@ are computed here and in `linear_packing.h` by the same rounded operations in th
 both give the same bits.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quire_quantizations.formats import BFLOAT16, BFLOAT16_DOT, INT4, INT8, Format
+from quire_quantizations.formats import BFLOAT16, FLOAT32, INT4, INT8, Format
 
 INT8_GROUP, INT4_GROUP = 128, 32  # inputs; also in linear_formats.h
 INT4_DIVISORS = tuple(-6.0 - 0.5 * i for i in range(8))  # of the extreme value, in trial order
@@ -92,13 +94,45 @@ def _sum_in_order(values: Tensor) -> Tensor:
 
 def round_weight(weight_format: Format, weight: Tensor) -> Tensor:  # [out, in] float32, both
     """Round a dense weight to the values that the format stores."""
-    rounded = {
-        BFLOAT16: nearest_bf16, BFLOAT16_DOT: nearest_bf16,
-        INT8: _rounded_int8, INT4: _rounded_int4,
-    }  # fmt: skip
-    return rounded[weight_format](weight) if weight_format in rounded else weight
+    rounded = {BFLOAT16: nearest_bf16, INT8: _rounded_int8, INT4: _rounded_int4}
+    stored = replace(weight_format, rounds_inputs=False)
+    return weight if stored == FLOAT32 else rounded[stored](weight)
 
 
 def round_input(weight_format: Format, x: Tensor) -> Tensor:  # [T, in] float32, both
     """Round inputs to the values that the format multiplies."""
-    return nearest_bf16(x) if weight_format is BFLOAT16_DOT else x
+    if not weight_format.rounds_inputs:
+        return x
+    if weight_format.is_bf16:
+        return nearest_bf16(x)
+    return dequantized(*quantize_input(weight_format, x), x.shape[1])
+
+
+def quantize_input(
+    weight_format: Format,
+    x: Tensor,  # [T, in] float32
+) -> tuple[Tensor, Tensor]:  # codes [T, G, group], scales [T, G, 1]
+    """Quantize inputs in the groups of the weight, so that the largest has the code 127 or -127."""
+    groups = _in_groups(x, INT8_GROUP if weight_format.index == INT8.index else INT4_GROUP)
+    scales = groups.abs().amax(-1, keepdim=True) / 127
+    return _codes(groups, scales, -127, 127), scales
+
+
+def integer_product(
+    weight_format: Format,
+    x: Tensor,  # [T, in] float32
+    weight: Tensor,  # [out, in] float32
+) -> Tensor:  # [T, out] float32
+    """Simulate a product of codes: exact sums of groups, each then scaled and added in float32.
+
+    Within one rounding of a float64: the kernel scales and adds with one fused instruction.
+    """
+    quantize = quantize_int8 if weight_format.index == INT8.index else quantize_int4
+    weight_codes, weight_scales = quantize(weight)
+    codes, scales = quantize_input(weight_format, x)
+    total = torch.zeros(len(x), len(weight))
+    for group in range(codes.shape[1]):
+        product = (codes[:, group].double() @ weight_codes[:, group].T.double()).float()
+        scaled = (product * weight_scales[:, group, 0]).double()
+        total = (scaled * scales[:, group].double() + total.double()).float()
+    return total

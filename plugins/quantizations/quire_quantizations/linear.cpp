@@ -11,13 +11,15 @@
 #include <memory>
 
 #include "export.h"
+#include "integer_formats.h"
 #include "linear_formats.h"
 #include "linear_packing.h"
 #include "threads.h"
 
 // A weight, described by the caller.
 struct Weight {
-    int64_t format;  // 0 float32, 1 bfloat16, 2 int8, 3 int4, 4 bfloat16 by pairs of inputs
+    int64_t format;    // of the packed weight: 0 float32, 1 bfloat16, 2 int8, 3 int4
+    int64_t products;  // 0 of float32, 1 of the format's own numbers, 2 by fused instructions
     const uint8_t* packed;
     int64_t inputs, outputs;
     int64_t threads;
@@ -25,7 +27,7 @@ struct Weight {
 
 // The weights of several experts, all of one shape and format.
 struct ExpertWeights {
-    int64_t format, inputs, outputs, experts;
+    int64_t format, products, inputs, outputs, experts;
     const uint8_t* const* packed;  // [experts]
     const float* const* biases;    // [experts]; null: no biases
     int64_t threads;
@@ -57,6 +59,7 @@ constexpr int panels_for(int rows) {
 // One tile of the product, over one block of inputs.
 struct Tile {
     const float* a;         // rows of x, in the layout of `arrange`
+    const InputGroup* groups;  // of integers: of all rows of the tile, group by group
     const uint8_t* packed;  // first panel, at the first group of the block
     long panel_bytes;
     long size;              // inputs of the block, a multiple of STEP
@@ -69,12 +72,6 @@ struct Tile {
     bool continues;  // adds to out
 };
 
-INLINE vf load_some(const float* p, long count) {
-    if (count >= LANES) return load(p);
-    float lanes[LANES] = {};
-    for (long i = 0; i < count; i++) lanes[i] = p[i];
-    return load(lanes);
-}
 // Inputs of a row: a vector of them, with zeros from `known` on.
 template <class F>
 INLINE vf take_inputs(F, const float* from, long known) {
@@ -95,26 +92,30 @@ INLINE void store_some(float* p, vf v, long count) {
 // acc += the products of one input. The smaller operand stays in registers: x or a column.
 template <class Codes, int ROWS, int VECTORS>
 INLINE void add_one(
-    vf (&acc)[ROWS][VECTORS], const float* a, typename Codes::Words (&words)[VECTORS], int j
+    typename Codes::Sum (&acc)[ROWS][VECTORS],
+    const float* a,
+    typename Codes::Words (&words)[VECTORS],
+    int j
 ) {
+    typedef typename Codes::Sum Vector;
     if constexpr (ROWS < VECTORS) {
-        vf value[ROWS];
+        Vector value[ROWS];
 #pragma GCC unroll 16
-        for (int r = 0; r < ROWS; r++) value[r] = set1(a[r * CHUNK]);
+        for (int r = 0; r < ROWS; r++) value[r] = Codes::broadcast(a + r * CHUNK);
 #pragma GCC unroll 16
         for (int v = 0; v < VECTORS; v++) {
-            vf column = Codes::value(words[v], j);
+            Vector column = Codes::value(words[v], j);
 #pragma GCC unroll 16
             for (int r = 0; r < ROWS; r++)
                 acc[r][v] = add_product(Codes(), value[r], column, acc[r][v]);
         }
     } else {
-        vf column[VECTORS];
+        Vector column[VECTORS];
 #pragma GCC unroll 16
         for (int v = 0; v < VECTORS; v++) column[v] = Codes::value(words[v], j);
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; r++) {
-            vf value = set1(a[r * CHUNK]);
+            Vector value = Codes::broadcast(a + r * CHUNK);
 #pragma GCC unroll 16
             for (int v = 0; v < VECTORS; v++)
                 acc[r][v] = add_product(Codes(), value, column[v], acc[r][v]);
@@ -125,12 +126,16 @@ INLINE void add_one(
 // acc += the products of `size` inputs, in their order.
 template <class Codes, int ROWS, int PANELS>
 INLINE void add_products(
-    vf (&acc)[ROWS][PANELS * TILE_VECTORS], const Tile& tile, const uint8_t* codes, long begin,
+    typename Codes::Sum (&acc)[ROWS][PANELS * TILE_VECTORS],
+    const Tile& tile,
+    const uint8_t* codes,
+    long begin,
     long size
 ) {
     typedef Layout<Codes> At;
     constexpr int VECTORS = PANELS * TILE_VECTORS;
-    const float* a = tile.a + begin * ROWS;
+    static_assert(Codes::GROUP % CHUNK == 0 || CHUNK % Codes::GROUP == 0, "");
+    const float* a = tile.a + begin / CHUNK * CHUNK * ROWS + begin % CHUNK;
     const uint8_t* next = tile.next + begin / CHUNK * tile.next_bytes;
     for (long k = 0; k < size; k += CHUNK, a += CHUNK * ROWS, next += tile.next_bytes) {
         if constexpr (PANELS == 1)
@@ -177,17 +182,34 @@ struct Product {
     INLINE void add_group(Totals& total, const Tile& tile, const uint8_t* group, long k) {
         long rest = tile.size - k, size = rest < F::GROUP ? rest : F::GROUP;
         const uint8_t* codes = group + Layout<F>::SCALE_BYTES;
-        if constexpr (F::SCALED) {
+        if constexpr (F::IS_INTEGER) {
+            const InputGroup* groups = tile.groups + k / F::GROUP * ROWS;
+            vi acc[ROWS][VECTORS];
+            for (int r = 0; r < ROWS; r++)
+                for (int v = 0; v < VECTORS; v++) acc[r][v] = set1i(groups[r].correction);
+            add_products<F, ROWS, PANELS>(acc, tile, codes, k, size);
+            for (int v = 0; v < VECTORS; v++) {
+                const vf scale = scales_of(tile, group, v);
+                for (int r = 0; r < ROWS; r++) {
+                    const vf product = to_float(acc[r][v]) * scale;
+                    total[r][v] = fma(product, set1(groups[r].scale), total[r][v]);
+                }
+            }
+        } else if constexpr (F::SCALED) {
             vf acc[ROWS][VECTORS] = {};
             add_products<F, ROWS, PANELS>(acc, tile, codes, k, size);
             for (int v = 0; v < VECTORS; v++) {
-                const uint8_t* scales = group + v / TILE_VECTORS * tile.panel_bytes;
-                vf scale = load_bf16((const uint16_t*)scales + v % TILE_VECTORS * LANES);
+                const vf scale = scales_of(tile, group, v);
                 for (int r = 0; r < ROWS; r++) total[r][v] = fma(scale, acc[r][v], total[r][v]);
             }
         } else {
             add_products<F, ROWS, PANELS>(total, tile, codes, k, size);
         }
+    }
+
+    INLINE vf scales_of(const Tile& tile, const uint8_t* group, int v) {
+        const uint8_t* scales = group + v / TILE_VECTORS * tile.panel_bytes;
+        return load_bf16((const uint16_t*)scales + v % TILE_VECTORS * LANES);
     }
 
     INLINE void finish(Totals& total, const Tile& tile) {
@@ -281,32 +303,63 @@ struct Linear {
     }
 
     // Copy rows of x to the layout of tiles: [chunks, rows of the tile, CHUNK] for each tile, with
-    // tiles `stride` inputs long; zeros after the last input.
+    // tiles `stride` inputs long; zeros after the last input. For integers the groups of inputs of
+    // each tile follow behind all tiles: [groups, rows of the tile].
     void arrange(float* to, Range some, long k, long size, long stride) const {
         long known = inputs - k * F::SLOT;
+        InputGroup* groups = groups_behind(to, some, stride);
         for (long first = some.begin; first < some.end; first += height, to += height * stride) {
             long rest = some.end - first, count = rest < height ? rest : height;
             for (long r = 0; r < count; r++) {
                 const float* from = x + (first + r) * inputs + k * F::SLOT;
-                for (long i = 0; i < size; i += LANES)
-                    store(
-                        to + (i / CHUNK * count + r) * CHUNK + i % CHUNK,
-                        take_inputs(F(), from + i * F::SLOT, known - i * F::SLOT)
-                    );
+                if constexpr (F::IS_INTEGER)
+                    arrange_codes(to + r * CHUNK, groups + r, count, from, known, size);
+                else
+                    for (long i = 0; i < size; i += LANES)
+                        store(
+                            to + (i / CHUNK * count + r) * CHUNK + i % CHUNK,
+                            take_inputs(F(), from + i * F::SLOT, known - i * F::SLOT)
+                        );
             }
+            groups += height * groups_of(stride);
         }
+    }
+
+    // Quantizes one of `count` rows of a tile.
+    static void arrange_codes(
+        float* to, InputGroup* groups, long count, const float* from, long known, long size
+    ) {
+        for (long k = 0; k < size; k += F::GROUP, groups += count) {
+            int8_t codes[F::GROUP * F::SLOT];
+            *groups = quantize_inputs(F(), codes, from + k * F::SLOT, known - k * F::SLOT);
+            const long end = size - k < F::GROUP ? size - k : F::GROUP;
+            for (long i = 0; i < end; i++)
+                F::write_element(to + (k + i) / CHUNK * count * CHUNK + (k + i) % CHUNK, codes, i);
+        }
+    }
+
+    static long groups_of(long stride) { return F::IS_INTEGER ? divided(stride, F::GROUP) : 0; }
+    static InputGroup* groups_behind(const float* a, Range some, long stride) {
+        return (InputGroup*)(a + (some.end - some.begin) * stride);
+    }
+    // Memory for rows that are `stride` inputs long, and for their groups.
+    static float* memory_for(long count, long stride) {
+        const long bytes = groups_of(stride) * (long)sizeof(InputGroup);
+        return scratch(count * (stride + bytes / (long)sizeof(float)));
     }
 
     // Few rows: several panels at once, from the first input to the last.
     void few(Range mine) const {
-        float* a = scratch(rows * round_up(padded, CHUNK));
-        arrange(a, {0, rows}, 0, padded, 0);
+        const long stride = round_up(padded, CHUNK);
+        float* a = memory_for(rows, stride);
+        arrange(a, {0, rows}, 0, padded, stride);
         Kernel one = one_panel<F>(rows), some = some_panels<F>(rows);
         long step = panels_for((int)rows);
         for (long panel = mine.begin; panel < mine.end;) {
             bool fits = panel + step <= mine.end;
             Tile next = tile(panel, 0, 0, padded);
             next.a = a;
+            next.groups = groups_behind(a, {0, rows}, stride);
             next.next = next.packed + PREFETCH_DISTANCE_OF_FEW;
             next.turn = padded - PREFETCH_DISTANCE_OF_FEW / Layout<F>::STEP_BYTES * F::STEP;
             (fits ? some : one)(next);
@@ -319,7 +372,7 @@ struct Linear {
     void many(Range mine, Range these) const {
         long count = these.end - these.begin, stride = round_up(padded, CHUNK);
         if (count * stride > CACHED_ELEMENTS) return blockwise(mine, these);
-        float* a = scratch(count * stride);
+        float* a = memory_for(count, stride);
         arrange(a, these, 0, padded, stride);
         long step = PACKED_BYTES / Layout<F>::STEP_BYTES * F::STEP;
         for (long panel = mine.begin; panel < mine.end; panel++)
@@ -334,7 +387,7 @@ struct Linear {
         constexpr long size_of_block = NEAR < SHORT ? NEAR : SHORT;
         static_assert(size_of_block % F::GROUP == 0, "");
         long rows_at_a_time = SHORT_ELEMENTS / size_of_block / height * height;
-        float* a = scratch(rows_at_a_time * size_of_block);
+        float* a = memory_for(rows_at_a_time, size_of_block);
         for (long row = these.begin; row < these.end; row += rows_at_a_time) {
             long end = row + rows_at_a_time;
             Range some = {row, end < these.end ? end : these.end};
@@ -354,9 +407,12 @@ struct Linear {
     void block(const float* a, Tile next, Range some, long stride, long begin) const {
         long count = some.end - some.begin, rest = count % height;
         Kernel whole = one_panel<F>(height), last = one_panel<F>(rest);
+        const InputGroup* groups = groups_behind(a, some, stride);
         for (long done = 0; done < count; done += height) {
             bool is_whole = count - done >= height;
-            next.a = a + done * stride + begin * (is_whole ? height : rest);
+            const long tile_rows = is_whole ? height : rest;
+            next.a = a + done * stride + begin * tile_rows;
+            next.groups = groups + done * groups_of(stride) + begin / F::GROUP * tile_rows;
             (is_whole ? whole : last)(next);
             next.out += height * outputs;
             next.next_bytes = 0;
@@ -441,16 +497,33 @@ struct GroupedLinear {
     }
 };
 
-template <class F>
-void product(const Weight& weight, const float* x, const float* bias, float* out, long rows) {
-    if (!rows || !weight.outputs) return;
-    long inputs = weight.inputs, outputs = weight.outputs, threads = weight.threads;
-    Linear<F>{weight.packed, inputs, outputs, x, bias, out, rows, threads}.run();
+// Calls work with the format of packed weights.
+template <class Work>
+void with_format(int64_t format, const Work& work) {
+    switch (format) {
+        case 0: return work(Float32());
+        case 1: return work(BFloat16());
+        case 2: return work(Int8());
+        case 3: return work(Int4());
+    }
 }
 
-template <class F>
-void products(const ExpertWeights& of, const float* x, const int64_t* ends, float* out) {
-    GroupedLinear<F>{of, x, ends, out}.run();
+// Calls work with the format as its products read it.
+template <class Work>
+void with_products(int64_t format, int64_t products, const Work& work) {
+    if (products) switch (format) {
+#if defined(QUIRE_PAIRS)
+        case 1: return work(BFloat16Pairs());
+#endif
+#if defined(QUIRE_FUSED_BYTES)
+        case 2: return products == 2 ? work(Integers<Int8, true>()) : work(Integers<Int8, false>());
+        case 3: return products == 2 ? work(Integers<Int4, true>()) : work(Integers<Int4, false>());
+#else
+        case 2: return work(Integers<Int8, false>());
+        case 3: return work(Integers<Int4, false>());
+#endif
+    }
+    with_format(format, work);
 }
 
 }  // namespace
@@ -459,17 +532,12 @@ void products(const ExpertWeights& of, const float* x, const int64_t* ends, floa
 EXPORT void linear(
     const Weight* weight, const float* x, const float* bias, float* out, int64_t rows
 ) {
-    switch (weight->format) {
-        case 0: return product<Float32>(*weight, x, bias, out, rows);
-#if defined(QUIRE_PAIRS)
-        case 4: return product<BFloat16Pairs>(*weight, x, bias, out, rows);
-#else
-        case 4:
-#endif
-        case 1: return product<BFloat16>(*weight, x, bias, out, rows);
-        case 2: return product<Int8>(*weight, x, bias, out, rows);
-        case 3: return product<Int4>(*weight, x, bias, out, rows);
-    }
+    if (!rows || !weight->outputs) return;
+    const long inputs = weight->inputs, outputs = weight->outputs, threads = weight->threads;
+    with_products(weight->format, weight->products, [&](auto format) {
+        typedef decltype(format) F;
+        Linear<F>{weight->packed, inputs, outputs, x, bias, out, rows, threads}.run();
+    });
 }
 
 // The same for rows sorted by expert, each with the weight and bias of its expert. Rows from the last
@@ -478,43 +546,24 @@ EXPORT void grouped_linear(
     const ExpertWeights* weights, const float* x, const int64_t* ends, float* out
 ) {
     if (!weights->outputs) return;
-    switch (weights->format) {
-        case 0: return products<Float32>(*weights, x, ends, out);
-#if defined(QUIRE_PAIRS)
-        case 4: return products<BFloat16Pairs>(*weights, x, ends, out);
-#else
-        case 4:
-#endif
-        case 1: return products<BFloat16>(*weights, x, ends, out);
-        case 2: return products<Int8>(*weights, x, ends, out);
-        case 3: return products<Int4>(*weights, x, ends, out);
-    }
+    with_products(weights->format, weights->products, [&](auto format) {
+        GroupedLinear<decltype(format)>{*weights, x, ends, out}.run();
+    });
 }
 
 // bytes[0] = size of the packed weight.
 EXPORT void packed_bytes(const Weight* weight, int64_t* bytes) {
-    long inputs = weight->inputs, panels = divided(weight->outputs, PANEL), one = 0;
-    switch (weight->format) {
-        case 0: one = Layout<Float32>::panel_bytes(inputs); break;
-        case 1:
-        case 4: one = Layout<BFloat16>::panel_bytes(inputs); break;
-        case 2: one = Layout<Int8>::panel_bytes(inputs); break;
-        case 3: one = Layout<Int4>::panel_bytes(inputs); break;
-    }
-    *bytes = panels * one;
+    with_format(weight->format, [&](auto format) {
+        *bytes = divided(weight->outputs, PANEL) * Layout<decltype(format)>::panel_bytes(weight->inputs);
+    });
 }
 
 // Packs a dense [outputs, inputs] weight in bfloat16 or float32 into `packed`.
 EXPORT void pack(const Weight* weight, const void* dense, int64_t is_bf16, uint8_t* packed) {
-    long threads = weight->threads;
-    Dense from = {dense, is_bf16 != 0, (long)weight->inputs, (long)weight->outputs};
-    switch (weight->format) {
-        case 0: return pack_panels<Float32>(packed, from, threads);
-        case 1:
-        case 4: return pack_panels<BFloat16>(packed, from, threads);
-        case 2: return pack_panels<Int8>(packed, from, threads);
-        case 3: return pack_panels<Int4>(packed, from, threads);
-    }
+    const Dense from = {dense, is_bf16 != 0, (long)weight->inputs, (long)weight->outputs};
+    with_format(weight->format, [&](auto format) {
+        pack_panels<decltype(format)>(packed, from, weight->threads);
+    });
 }
 
 // out[i] = row ids[i] of the weight, [count, inputs]. If there is no such row, only wrong[0] = i is
@@ -527,13 +576,9 @@ EXPORT void rows(
             *wrong = i;
             return;
         }
-    const uint8_t* from = weight->packed;
-    long inputs = weight->inputs, threads = weight->threads;
-    switch (weight->format) {
-        case 0: return read_rows<Float32>(out, from, inputs, ids, count, threads);
-        case 1:
-        case 4: return read_rows<BFloat16>(out, from, inputs, ids, count, threads);
-        case 2: return read_rows<Int8>(out, from, inputs, ids, count, threads);
-        case 3: return read_rows<Int4>(out, from, inputs, ids, count, threads);
-    }
+    with_format(weight->format, [&](auto format) {
+        read_rows<decltype(format)>(
+            out, weight->packed, weight->inputs, ids, count, weight->threads
+        );
+    });
 }

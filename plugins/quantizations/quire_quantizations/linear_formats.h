@@ -36,12 +36,32 @@ INLINE vu bf16_words(vf v) {
     return v != v ? (word >> 16) | 0x40 : rounded;
 }
 
+// Sums of products, and elements of x, of formats that multiply float32.
+struct FloatProducts {
+    static constexpr bool IS_INTEGER = false;
+    typedef vf Sum;
+    INLINE vf broadcast(const float* p) { return set1(*p); }
+};
+
+INLINE vf load_some(const float* p, long count) {
+    if (count >= LANES) return load(p);
+    float lanes[LANES] = {};
+    for (long i = 0; i < count; i++) lanes[i] = p[i];
+    return load(lanes);
+}
+
 template <class F>
 INLINE vf add_product(F, vf value, vf column, vf sum) {
     return fma(value, column, sum);
 }
 
-struct Float32 {
+// Float of a small unsigned integer, minus `offset`: exact, without a conversion.
+INLINE vf offset_float(vu integer, float offset) {
+    const float power = 8388608.0f;  // 2^23, whose last bit is worth 1
+    return (vf)(integer | 0x4b000000u) - set1(power + offset);
+}
+
+struct Float32 : FloatProducts {
     static constexpr long STEP = 1, GROUP = BLOCK, WORD_BYTES = 4;
     static constexpr long SLOT = 1;  // inputs per element of x
     static constexpr bool SCALED = false;
@@ -56,7 +76,7 @@ struct Float32 {
     INLINE void write(uint8_t* words, const float* x) { store((float*)words, load(x)); }
 };
 
-struct BFloat16 {
+struct BFloat16 : FloatProducts {
     static constexpr long STEP = 2, GROUP = BLOCK, WORD_BYTES = 4;
     static constexpr long SLOT = 1;  // inputs per element of x
     static constexpr bool SCALED = false;
@@ -75,7 +95,7 @@ struct BFloat16 {
 #define QUIRE_PAIRS 1
 // Same memory as BFloat16, but words are multiplied without decoding, by pairs of inputs that are
 // rounded to bfloat16 too. Requires a processor with avx512_bf16.
-struct BFloat16Pairs {
+struct BFloat16Pairs : FloatProducts {
     static constexpr long STEP = 1, GROUP = BLOCK / 2, WORD_BYTES = 4;  // in pairs of inputs
     static constexpr long SLOT = 2;  // inputs per element of x
     static constexpr bool SCALED = false;
@@ -101,41 +121,50 @@ INLINE vf add_product(BFloat16Pairs, vf value, vf column, vf sum) {
 }
 #endif
 
-struct Int8 {
-    static constexpr long STEP = 1, GROUP = 128, WORD_BYTES = 1;
+// Stored codes are unsigned: the code plus OFFSET.
+struct Int8 : FloatProducts {
+    static constexpr long STEP = 4, GROUP = 128, WORD_BYTES = 4;
     static constexpr long SLOT = 1;  // inputs per element of x
     static constexpr bool SCALED = true;
-    typedef vf Words;
-    INLINE Words load_codes(const uint8_t* p) { return load_i8((const int8_t*)p); }
-    INLINE vf value(Words words, int) { return words; }
-    static float read(const uint8_t* word, int) { return (float)(int8_t)*word; }
-    INLINE void write(uint8_t* words, const float* x) {
-        for (int i = 0; i < LANES; i++) words[i] = (uint8_t)(int8_t)x[i];
-    }
-};
-
-struct Int4 {
-    static constexpr long STEP = 8, GROUP = 32, WORD_BYTES = 4;
-    static constexpr long SLOT = 1;  // inputs per element of x
-    static constexpr bool SCALED = true;
+    static constexpr int OFFSET = 128;
     typedef vu Words;
     INLINE Words load_codes(const uint8_t* p) { return load_words(p); }
-    INLINE vf value(Words words, int j) {
-#if defined(QUIRE_AVX512)  // the lookup uses the lowest four bits
-        const __m512 codes = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
-        return (vf)_mm512_permutexvar_ps((__m512i)(words >> (4 * j)), codes);
-#else
-        return to_float((vi)(words << (28 - 4 * j)) >> 28);
-#endif
-    }
+    INLINE vf value(Words words, int j) { return offset_float(words >> (8 * j) & 255, OFFSET); }
     static float read(const uint8_t* word, int j) {
-        uint32_t nibble = load_word(word) >> (4 * j) & 15;
-        return (float)((int)(nibble ^ 8) - 8);
+        return (float)((int)(load_word(word) >> (8 * j) & 255) - OFFSET);
     }
     INLINE void write(uint8_t* words, const float* x) {
         vu all = {};
         for (int j = 0; j < STEP; j++)
-            all |= ((vu)__builtin_convertvector(load(x + j * PANEL), vi) & 15) << (4 * j);
+            all |= (vu)(__builtin_convertvector(load(x + j * PANEL), vi) + OFFSET) << (8 * j);
+        store_words(words, all);
+    }
+};
+
+// The low halves of a word's bytes have its first four inputs, the high halves the others.
+struct Int4 : FloatProducts {
+    static constexpr long STEP = 8, GROUP = 32, WORD_BYTES = 4;
+    static constexpr long SLOT = 1;  // inputs per element of x
+    static constexpr bool SCALED = true;
+    static constexpr int OFFSET = 8;
+    typedef vu Words;
+    static constexpr int shift(int j) { return j % 4 * 8 + j / 4 * 4; }
+    INLINE Words load_codes(const uint8_t* p) { return load_words(p); }
+    INLINE vf value(Words words, int j) {
+#if defined(QUIRE_AVX512)  // the lookup uses the lowest four bits
+        const __m512 codes = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+        return (vf)_mm512_permutexvar_ps((__m512i)(words >> shift(j)), codes);
+#else
+        return offset_float(words >> shift(j) & 15, OFFSET);
+#endif
+    }
+    static float read(const uint8_t* word, int j) {
+        return (float)((int)(load_word(word) >> shift(j) & 15) - OFFSET);
+    }
+    INLINE void write(uint8_t* words, const float* x) {
+        vu all = {};
+        for (int j = 0; j < STEP; j++)
+            all |= (vu)(__builtin_convertvector(load(x + j * PANEL), vi) + OFFSET) << shift(j);
         store_words(words, all);
     }
 };

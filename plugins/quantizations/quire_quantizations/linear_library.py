@@ -5,10 +5,17 @@ from pathlib import Path
 
 from quire.machine.instruction_sets import InstructionSet, cpu_flags, here
 from quire.native.library import NativeLibrary
+from quire_quantizations.formats import Format
 
 _POINTER, _INT64 = ctypes.c_void_p, ctypes.c_int64
 
 DOT_SET, DOT_FLAG = "avx512", "avx512_bf16"  # required by products of pairs
+BYTE_FLAGS = {  # of instructions that add four products of bytes, by instruction set
+    "avx512": "avx512_vnni",
+    "avx2": "avx_vnni",
+    "neon": "asimddp",
+}
+FLOAT_PRODUCTS, NARROW_PRODUCTS, FUSED_PRODUCTS = 0, 1, 2  # as in linear.cpp
 SOURCE = Path(__file__).with_name("linear.cpp")
 FUNCTIONS = {
     # weight, x, bias, out, rows
@@ -37,11 +44,21 @@ def dot_unavailable_reason() -> str | None:
     )
 
 
+def kind_of_products(weight_format: Format) -> int:
+    """Return how linear.cpp multiplies on this processor."""
+    if not weight_format.rounds_inputs:
+        return FLOAT_PRODUCTS
+    chosen = here()
+    has_fused = isinstance(chosen, InstructionSet) and BYTE_FLAGS.get(chosen.name) in cpu_flags()
+    return FUSED_PRODUCTS if has_fused else NARROW_PRODUCTS
+
+
 class ExpertsStruct(ctypes.Structure):
     """Mirror of the struct `ExpertWeights` of linear.cpp."""
 
     _fields_ = (
         ("format", _INT64),
+        ("products", _INT64),
         ("inputs", _INT64),
         ("outputs", _INT64),
         ("experts", _INT64),
@@ -56,6 +73,7 @@ class WeightStruct(ctypes.Structure):
 
     _fields_ = (
         ("format", _INT64),
+        ("products", _INT64),
         ("packed", _POINTER),
         ("inputs", _INT64),
         ("outputs", _INT64),

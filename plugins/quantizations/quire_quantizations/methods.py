@@ -7,7 +7,16 @@ from typing import Any, ClassVar
 
 from quire.errors import SettingsError
 from quire.interfaces.quantization import LinearMethod, Quantization
-from quire_quantizations.formats import BFLOAT16, BFLOAT16_DOT, FLOAT32, INT4, INT8, Format
+from quire_quantizations.formats import (
+    BFLOAT16,
+    BFLOAT16_DOT,
+    FLOAT32,
+    INT4,
+    INT4_DOT,
+    INT8,
+    INT8_DOT,
+    Format,
+)
 from quire_quantizations.packed_linear import PackedLinear
 from quire_quantizations.packed_memory import PackedMemory
 
@@ -78,14 +87,27 @@ class Float32Weights(PackedWeights):
     weight_format = head = FLOAT32
 
 
+class Int8Products(PackedWeights):
+    """Eight bits per weight, one scale per 128 weights, and inputs quantized likewise."""
+
+    weight_format = head = INT8_DOT
+
+
 class Int8Weights(PackedWeights):
-    """Eight bits per weight, and one scale per 128 weights."""
+    """The weights of `Int8Products`, multiplied in float32."""
 
     weight_format = head = INT8
 
 
+class Int4Products(PackedWeights):
+    """Four bits per weight, one scale per 32 weights, inputs of 8 bits; the LM head is int8."""
+
+    weight_format = INT4_DOT
+    head = INT8_DOT
+
+
 class Int4Weights(PackedWeights):
-    """Four bits per weight, and one scale per 32 weights; the LM head has eight bits."""
+    """The weights of `Int4Products`, multiplied in float32."""
 
     weight_format = INT4
     head = INT8

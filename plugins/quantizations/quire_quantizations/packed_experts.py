@@ -34,6 +34,7 @@ class PackedExperts:
         self._biases = _pointers(biases) if biases else None
         self._struct = ExpertsStruct(
             first.weight_format.index,
+            library.kind_of_products(first.weight_format),
             self.in_features,
             self.out_features,
             len(weights),

@@ -47,7 +47,12 @@ class PackedWeight:
         self.out_features, self.in_features = dense.shape
         threads = torch.get_num_threads()
         self._struct = WeightStruct(
-            weight_format.index, None, self.in_features, self.out_features, threads
+            weight_format.index,
+            library.kind_of_products(weight_format),
+            None,
+            self.in_features,
+            self.out_features,
+            threads,
         )
         self._address = ctypes.addressof(self._struct)
         self._wrong_index = ctypes.c_int64(-1)  # must outlive traced calls, which write to it

@@ -45,13 +45,15 @@ def register_quantizations(registry: Registrar[type[Quantization]]) -> None:
             probe="quire_quantizations.linear_library:dot_unavailable_reason",
         ),
     )
-    registry.add(
-        "int8",
-        "quire_quantizations.methods:Int8Weights",
-        capabilities=_packed(weight_bits=8.125),
-    )
-    registry.add(
-        "int4",
-        "quire_quantizations.methods:Int4Weights",
-        capabilities=_packed(weight_bits=4.5, head_bits=8.125),
-    )
+    for name, products in (("int8", "Int8Products"), ("int8_weight_only", "Int8Weights")):
+        registry.add(
+            name,
+            f"quire_quantizations.methods:{products}",
+            capabilities=_packed(weight_bits=8.125),
+        )
+    for name, products in (("int4", "Int4Products"), ("int4_weight_only", "Int4Weights")):
+        registry.add(
+            name,
+            f"quire_quantizations.methods:{products}",
+            capabilities=_packed(weight_bits=4.5, head_bits=8.125),
+        )

@@ -8,7 +8,9 @@ from quire.testing.quantization import QuantizationContract
 from quire_quantizations.methods import (
     BFloat16Weights,
     Float32Weights,
+    Int4Products,
     Int4Weights,
+    Int8Products,
     Int8Weights,
 )
 
@@ -30,13 +32,25 @@ class TestFloat32(QuantizationContract):
     capabilities = OFFERED.entry("float32").capabilities
 
 
-class TestInt8(QuantizationContract):
+class TestInt8WeightOnly(QuantizationContract):
     quantization = Int8Weights
-    capabilities = OFFERED.entry("int8").capabilities
+    capabilities = OFFERED.entry("int8_weight_only").capabilities
     max_error = 0.005
 
 
-class TestInt4(QuantizationContract):
+class TestInt8(TestInt8WeightOnly):
+    quantization = Int8Products
+    capabilities = OFFERED.entry("int8").capabilities
+    product_tolerance = 0.02  # inputs are rounded to 8 bits
+
+
+class TestInt4WeightOnly(QuantizationContract):
     quantization = Int4Weights
-    capabilities = OFFERED.entry("int4").capabilities
+    capabilities = OFFERED.entry("int4_weight_only").capabilities
     max_error = 0.13  # the largest positive element of a group is clipped by an eighth
+
+
+class TestInt4(TestInt4WeightOnly):
+    quantization = Int4Products
+    capabilities = OFFERED.entry("int4").capabilities
+    product_tolerance = 0.02

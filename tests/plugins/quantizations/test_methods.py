@@ -23,7 +23,8 @@ from quire_models.decoder.decoder_model import DecoderForCausalLM
 from quire_models.family_table import describe
 from quire_quantizations import linear_library
 
-METHODS = ("bf16", "float32", "int8", "int4")
+METHODS = ("bf16", "float32", "int8_weight_only", "int4_weight_only")
+INTEGERS = {"int8": "int8_weight_only", "int4": "int4_weight_only"}
 SIZES = {"hidden_size": 96, "intermediate_size": 160}
 REGISTRY = load_plugins().registries.quantizations
 
@@ -90,6 +91,14 @@ def test_fewer_bits_are_further_away(checkpoint):
     assert misses[2] < misses[3] < 0.7
 
 
+@pytest.mark.parametrize("name", INTEGERS)
+def test_products_of_codes_are_about_as_close_as_the_weights_of_eight_bits(checkpoint, name):
+    """The rounding of inputs adds about what int8 weights miss."""
+    tokens = random_tokens(40)
+    weight_only = logits_of(model_of(checkpoint, INTEGERS[name]), tokens)
+    assert 1e-4 < difference(logits_of(model_of(checkpoint, name), tokens), weight_only) < 0.1
+
+
 HAS_DOT = linear_library.DOT_FLAG in cpu_flags() and here().name == linear_library.DOT_SET
 
 
@@ -115,13 +124,13 @@ def test_products_of_pairs_are_refused_in_kernels_for_less(monkeypatch):
 
 
 def test_a_method_takes_no_options():
-    with pytest.raises(SettingsError, match="Int4Weights takes no options, got bits;"):
+    with pytest.raises(SettingsError, match="Int4Products takes no options, got bits;"):
         REGISTRY.get("int4").from_config({"bits": 8})
-    with pytest.raises(SettingsError, match="Int8Weights takes no options, got bits, group"):
+    with pytest.raises(SettingsError, match="Int8Products takes no options, got bits, group"):
         REGISTRY.get("int8").from_config({"group": 3, "bits": 8})
 
 
-@pytest.mark.parametrize("name", [*METHODS, "bf16_dot"])
+@pytest.mark.parametrize("name", [*METHODS, *INTEGERS, "bf16_dot"])
 def test_each_method_declares_what_it_keeps(name):
     capabilities = REGISTRY.entry(name).capabilities
     assert capabilities.from_plain_checkpoint
@@ -130,4 +139,5 @@ def test_each_method_declares_what_it_keeps(name):
     assert capabilities.lossless_for == lossless.get(name, frozenset())
     bits = {"bf16": (16, None), "float32": (32, None), "bf16_dot": (16, None)}
     bits |= {"int8": (8.125, None), "int4": (4.5, 8.125)}
-    assert (capabilities.weight_bits, capabilities.head_bits) == bits[name]
+    found = (capabilities.weight_bits, capabilities.head_bits)
+    assert found == bits[name.removesuffix("_weight_only")]

@@ -10,12 +10,23 @@ from quire.layers.linear.row_tiles import same_bits
 from quire.machine.instruction_sets import cpu_flags
 from quire.native.availability import native_unavailable_reason
 from quire_quantizations import linear_library as library
-from quire_quantizations.formats import BFLOAT16, BFLOAT16_DOT, FLOAT32, INT4, INT8
+from quire_quantizations.formats import (
+    BFLOAT16,
+    BFLOAT16_DOT,
+    FLOAT32,
+    INT4,
+    INT4_DOT,
+    INT8,
+    INT8_DOT,
+)
 from quire_quantizations.linear_library import DOT_FLAG
 from quire_quantizations.packed_experts import PackedExperts
 from quire_quantizations.packed_weight import PackedWeight
 
-FORMATS = {"float32": FLOAT32, "bf16": BFLOAT16, "int8": INT8, "int4": INT4}
+FORMATS = {
+    "float32": FLOAT32, "bf16": BFLOAT16, "int8": INT8, "int8_dot": INT8_DOT,
+    "int4": INT4, "int4_dot": INT4_DOT,
+}  # fmt: skip
 if DOT_FLAG in cpu_flags():
     FORMATS["bf16_dot"] = BFLOAT16_DOT
 

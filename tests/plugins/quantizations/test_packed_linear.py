@@ -17,10 +17,11 @@ from quire.layers import (
 )
 from quire.layers.linear.row_tiles import same_bits
 from quire.native.availability import native_unavailable_reason
-from quire_quantizations.formats import INT8, Format
+from quire_quantizations.formats import INT8, INT8_DOT, Format
 from quire_quantizations.methods import (
     BFloat16Weights,
     Float32Weights,
+    Int4Products,
     Int4Weights,
     Int8Weights,
     PackedWeights,
@@ -172,6 +173,7 @@ def test_an_untied_embedding_stays_in_the_type_of_the_checkpoint(method):
 
 def test_the_head_of_a_four_bit_model_has_eight():
     assert Int4Weights.from_config({}).linear_method("lm_head").weight_format is INT8
+    assert Int4Products.from_config({}).linear_method("lm_head").weight_format is INT8_DOT
 
 
 def test_in_batch_invariant_mode_rows_have_the_same_bits(method):

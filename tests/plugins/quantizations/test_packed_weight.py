@@ -2,18 +2,29 @@
 
 import pytest
 import torch
-from format_reference import round_input, round_weight
+from format_reference import integer_product, round_input, round_weight
 from native_libraries import SETS_HERE, use_set
 
 from quire.layers.linear.row_tiles import same_bits
-from quire.machine.instruction_sets import cpu_flags
+from quire.machine.instruction_sets import VARIABLE, cpu_flags
 from quire.native.availability import native_unavailable_reason
 from quire_quantizations import linear_library as library
-from quire_quantizations.formats import BFLOAT16, BFLOAT16_DOT, FLOAT32, INT4, INT8
+from quire_quantizations.formats import (
+    BFLOAT16,
+    BFLOAT16_DOT,
+    FLOAT32,
+    INT4,
+    INT4_DOT,
+    INT8,
+    INT8_DOT,
+)
 from quire_quantizations.linear_library import DOT_FLAG
 from quire_quantizations.packed_weight import PackedWeight
 
-FORMATS = {"float32": FLOAT32, "bf16": BFLOAT16, "int8": INT8, "int4": INT4}
+FORMATS = {
+    "float32": FLOAT32, "bf16": BFLOAT16, "int8": INT8, "int8_dot": INT8_DOT,
+    "int4": INT4, "int4_dot": INT4_DOT,
+}  # fmt: skip
 if DOT_FLAG in cpu_flags():
     FORMATS["bf16_dot"] = BFLOAT16_DOT
 SHAPES = [(1, 1), (7, 33), (48, 256), (100, 300), (130, 1025), (5, 3000), (97, 8)]
@@ -62,6 +73,57 @@ def test_a_product_of_pairs_rounds_what_is_multiplied(monkeypatch, shape):
         product = packed.multiply(x[:count])
         assert same_bits(product, packed.multiply(round_input(BFLOAT16_DOT, x[:count]))), count
         assert not torch.equal(product, PackedWeight(numbers(*shape), BFLOAT16).multiply(x[:count]))
+
+
+@pytest.mark.parametrize("weight_format", [INT8_DOT, INT4_DOT])
+@pytest.mark.parametrize("shape", [*SHAPES, (40, 5000)])
+def test_a_product_of_codes_equals_its_simulation(weight_format, shape):
+    """Extreme codes too: sums of pairs of bytes would saturate at a quarter of these products."""
+    for scale in (1.0, 1e-3, 1e20):
+        weight, x = numbers(*shape), numbers(30, shape[1], seed=1) * scale
+        weight[0], x[0] = 1.0, 1.0
+        weight[-1], x[1] = -1.0, torch.where(torch.arange(shape[1]) % 2 == 0, scale, -scale)
+        product = PackedWeight(weight, weight_format).multiply(x)
+        expected = integer_product(weight_format, x, weight)
+        limit = 1e-6 * expected.abs() + 1e-7 * expected.abs().amax(-1, keepdim=True)
+        assert ((product - expected).abs() <= limit).all()
+
+
+@pytest.mark.parametrize("weight_format", [INT8_DOT, INT4_DOT])
+@pytest.mark.parametrize("shape", [(7, 33), (100, 300), (130, 1025)])
+def test_products_of_codes_have_the_same_bits_with_every_instruction(
+    monkeypatch, weight_format, shape
+):
+    weight, x, products = numbers(*shape), numbers(40, shape[1], seed=1), []
+    for name in SETS_HERE:
+        use_set(monkeypatch, library, name)
+        for flags in (cpu_flags(), frozenset()):
+            monkeypatch.setattr(library, "cpu_flags", lambda flags=flags: flags)
+            products.append(PackedWeight(weight, weight_format).multiply(x))
+    assert all(same_bits(product, products[0]) for product in products)
+
+
+@pytest.mark.parametrize("weight_format", [INT8_DOT, INT4_DOT])
+def test_inputs_whose_scale_has_no_inverse_are_zero(weight_format):
+    x = torch.zeros(3, 200)
+    x[1], x[2, 7] = 1e-44, torch.inf
+    product = PackedWeight(numbers(5, 200), weight_format).multiply(x)
+    assert torch.equal(product[:2], torch.zeros(2, 5))
+    assert product[2].isnan().all()
+
+
+def test_the_kind_of_products_is_that_of_the_instruction_set(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    kinds = {}
+    for flags in ((), ("avx512_vnni",), ("avx_vnni",)):
+        monkeypatch.setattr(library, "cpu_flags", lambda flags=flags: frozenset(flags))
+        for name in SETS_HERE:
+            monkeypatch.setenv(VARIABLE, name)
+            kinds[name, *flags] = library.kind_of_products(INT8_DOT)
+            assert library.kind_of_products(INT8) == library.FLOAT_PRODUCTS
+    fused = {pair for pair, kind in kinds.items() if kind == library.FUSED_PRODUCTS}
+    own = {("avx512", "avx512_vnni"), ("avx2", "avx_vnni")}
+    assert fused == own & set(kinds)
 
 
 @pytest.mark.parametrize("shape", [(100, 300), (33, 1030)])
