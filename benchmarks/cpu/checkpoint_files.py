@@ -51,6 +51,25 @@ def make_gguf(checkpoint: Path, python: str, kinds: Sequence[str]) -> None:
     _run([python, str(HERE / "peers" / "write_gguf.py"), str(checkpoint), *kinds])
 
 
+def make_openvino(checkpoint: Path, python: str, kinds: Sequence[str]) -> None:
+    """Export the same weights as OpenVINO's users do, into folders in the checkpoint's.
+
+    Args:
+        checkpoint: Folder of the checkpoint.
+        python: An interpreter that has optimum-intel.
+        kinds: Formats of weights, as `optimum-cli` names them.
+    """
+    argv = [python, "-m", "optimum.commands.optimum_cli", "export", "openvino"]
+    argv += ["--model", str(checkpoint), "--task", "text-generation-with-past"]
+    for kind in kinds:
+        target = checkpoint / f"openvino-{kind}"
+        partial = checkpoint / f"openvino-{kind}.partial"
+        if not target.exists():
+            shutil.rmtree(partial, ignore_errors=True)
+            _run([*argv, "--weight-format", kind, str(partial)])
+            partial.rename(target)
+
+
 def _run(argv: Sequence[str]) -> None:
     """Run to the end, quietly unless it fails.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -14,10 +14,13 @@ from configurations import (
     FLOAT32,
     INT4,
     INT8,
+    OPENVINO_WEIGHTS,
     QUIRE,
     Candidates,
     all_bf16,
     llama_candidates,
+    no_flags,
+    openvino_candidates,
     transformers_candidates,
     transformers_in,
     vllm_candidates,
@@ -30,6 +33,9 @@ LOAD_S, RUN_S = 600.0, 600.0
 DISTURBED_TURNS = 20
 FAMILY_DTYPES = ("float32", "bfloat16")
 FAMILY_LENGTH = 1088  # tokens of a request, at most
+LONG_PROMPTS = (4096, 16_384)
+TRIED_LENGTH = LONG_PROMPTS[0]  # the settings of a peer are the same for longer ones
+PARTS = ("decode_tok_s", "prefill_tok_s", "out_tok_s")
 WARM_UP_IN, WARM_UP_OUT = 8, 2  # tokens of each request in the warm-up run
 
 
@@ -78,10 +84,12 @@ class Comparison:
 
     Attributes:
         figures: Figures of a turn: "out_tok_s" of all requests together, "decode_tok_s" and
-            "prefill_tok_s" of a part of the work each.
+            "prefill_tok_s" of a part of the work each; with one output token the last one alone.
         repeats: Number of runs in one turn, so that it lasts long enough to be measured.
         single_input_len: Number of tokens of a request that then runs alone, for the figures of a
             part; None: these are of the whole load.
+        measures_memory: True if memory is read in every round, too, for the fraction of its
+            bandwidth that decoding reaches.
     """
 
     shape: str
@@ -93,6 +101,7 @@ class Comparison:
     figures: tuple[str, ...]
     repeats: int = 1
     single_input_len: int | None = None
+    measures_memory: bool = False
 
     def quick(self) -> Comparison:
         """Return the same with tiny sizes."""
@@ -101,7 +110,7 @@ class Comparison:
             shape=TINY,
             batch=2,
             input_len=16,
-            output_len=12,
+            output_len=min(12, self.output_len),
             repeats=1,
             single_input_len=self.single_input_len and 16,
         )
@@ -132,18 +141,19 @@ class Comparison:
         """Warm up, run once, and return the figures."""
         prompts, length = self.prompts, self.output_len
         process.run([prompt[:WARM_UP_IN] for prompt in prompts], WARM_UP_OUT, 1, RUN_S)
-        found = {}
-        if "out_tok_s" in self.figures:
-            whole, _ = process.run(prompts, length, self.repeats, RUN_S)
-            found = {"out_tok_s": self.batch * length / whole}
-        if "decode_tok_s" not in self.figures:
+        if length == 1:
+            first, _ = process.run(prompts, 1, self.repeats, RUN_S)
+            return {"prefill_tok_s": sum(map(len, prompts)) / first}
+        if self.single_input_len is None and "decode_tok_s" in self.figures:
+            return self._parts(prompts, process)
+        whole, _ = process.run(prompts, length, self.repeats, RUN_S)
+        found = {"out_tok_s": self.batch * length / whole}
+        if self.single_input_len is None:
             return found
-        if self.single_input_len is not None:
-            prompts = self._prompts(1, self.single_input_len)
-        return found | self._parts(prompts, process)
+        return self._parts(self._prompts(1, self.single_input_len), process) | found
 
     def _parts(self, prompts: list[list[int]], process: EngineProcess) -> dict[str, float]:
-        """Return the rates of the prompts and of the tokens after them, separately."""
+        """Return the rates of the prompts, of the tokens after them, and of all output."""
         length = self.output_len
         for _ in range(DISTURBED_TURNS):
             first, _ = process.run(prompts, 1, self.repeats, RUN_S)
@@ -152,6 +162,7 @@ class Comparison:
                 return {
                     "decode_tok_s": len(prompts) * (length - 1) / (whole - first),
                     "prefill_tok_s": sum(map(len, prompts)) / first,
+                    "out_tok_s": len(prompts) * length / whole,
                 }
         raise EngineFailedError(
             f"{process.configuration.label}: {DISTURBED_TURNS} times one token took longer than "
@@ -166,63 +177,114 @@ class Comparison:
 def throughput(shape: str, bench: Bench) -> Comparison:
     """Return the load of all requests at once, compared with the engines that batch."""
     is_small = shape == "5m"
-    batch, repeats, aims = (16, 4, (3.0, 3.0)) if is_small else (8, 1, (1.5, 2.5))
+    batch, repeats, aims = (16, 4, (4.0, 3.0)) if is_small else (8, 1, (1.25, 2.5))
     vllm = vllm_candidates(
         bench.pythons.get("vllm"), bench.folder, bench.isa, 256, batch, is_small=is_small
     )
+    transformers = transformers_candidates(bench.isa, is_small=is_small)
     trial_s = (400.0, 200.0) if is_small else (900.0, 400.0)
     compared = (QUIRE, all_bf16(bench.isa))
+    openvino_aims = {} if is_small else {"out_tok_s": 1.25}
     return Comparison(
         shape,
         batch,
         input_len=128,
         output_len=64,
-        ours=(*compared, AGAIN, FLOAT32) if is_small else (*compared, AGAIN),
+        ours=(*compared, AGAIN, FLOAT32),
         peers=(
             Peer("vllm", "vllm", vllm, compared, trial_s[0], {"out_tok_s": aims[0]}),
+            _openvino(OPENVINO_WEIGHTS, batch, compared, openvino_aims),
             Peer(
                 "transformers",
                 "transformers",
-                transformers_candidates(bench.isa, is_small=is_small),
+                transformers,
                 compared,
                 trial_s[1],
                 {"out_tok_s": aims[1]},
             ),
+            *_without_flags(("vllm", "openvino", "transformers"), ("out_tok_s",)),
         ),
         figures=("out_tok_s",),
         repeats=repeats,
     )
 
 
+def narrow_throughput() -> Comparison:
+    """Return the load of all requests at once with weights of eight bits."""
+    return Comparison(
+        "qwen3-0.6b",
+        batch=8,
+        input_len=128,
+        output_len=64,
+        ours=(QUIRE, INT8),
+        peers=(_openvino("int8", 8, (INT8,), {"out_tok_s": 1.25}),),
+        figures=("out_tok_s",),
+    )
+
+
 def single(bench: Bench) -> Comparison:
-    """Return the load of one request, compared with llama.cpp, at equal numbers of bits."""
-    compared = (QUIRE, all_bf16(bench.isa))
-    pairs = (("BF16", compared, 1.25), ("Q8_0", (INT8,), 1.25), ("Q4_0", (INT4,), None))
+    """Return the load of one request, compared with the engines that are made for it."""
+    compared, aims = (QUIRE, all_bf16(bench.isa)), {"out_tok_s": 1.15}
     return Comparison(
         "qwen3-0.6b",
         batch=1,
         input_len=128,
         output_len=64,
-        ours=(*compared, AGAIN, INT8, INT4),
-        peers=tuple(
-            Peer(
-                "llama.cpp",
-                f"llama.cpp {weights}",
-                llama_candidates(weights),
-                ours,
-                trial_s=200.0,
-                aims={} if aim is None else {"decode_tok_s": aim},
-            )
-            for weights, ours, aim in pairs
+        ours=(*compared, AGAIN),
+        peers=(
+            _llama("BF16", compared, aims),
+            _openvino(OPENVINO_WEIGHTS, 1, compared, aims),
+            *_without_flags(("llama.cpp", "openvino"), PARTS),
         ),
-        figures=("decode_tok_s", "prefill_tok_s"),
+        figures=PARTS,
+        measures_memory=True,
+    )
+
+
+def narrow_single() -> Comparison:
+    """Return the load of one request with weights of eight bits, and of four."""
+    aims = {"out_tok_s": 1.15}
+    return Comparison(
+        "qwen3-0.6b",
+        batch=1,
+        input_len=128,
+        output_len=64,
+        ours=(QUIRE, INT8, INT4),
+        peers=(
+            _llama("Q8_0", (INT8,), aims),
+            _openvino("int8", 1, (INT8,), aims),
+            _llama("Q4_0", (INT4,), {}),
+            _openvino("int4", 1, (INT4,), {}),
+        ),
+        figures=PARTS,
+        measures_memory=True,
+    )
+
+
+def long_prompt(length: int, bench: Bench) -> Comparison:
+    """Return the load of one long prompt, whose first token is waited for."""
+    compared = (QUIRE, all_bf16(bench.isa))
+    is_tried = length == TRIED_LENGTH
+    aims = {"prefill_tok_s": 1.0} if is_tried else {}
+    return Comparison(
+        "qwen3-0.6b",
+        batch=1,
+        input_len=length,
+        output_len=1,
+        ours=(*compared, INT8),
+        peers=(
+            _openvino(OPENVINO_WEIGHTS, 1, compared, aims, cache_gib=4, is_tried=is_tried),
+            _openvino("int8", 1, (INT8,), aims, cache_gib=4, is_tried=is_tried),
+            *_without_flags(("openvino",), ("prefill_tok_s",)),
+        ),
+        figures=("prefill_tok_s",),
     )
 
 
 def family(shape: str, dtype: str, bench: Bench) -> Comparison:
     """Return the loads of another family, in one number type."""
     vllm = vllm_compiled(bench.pythons.get("vllm"), bench.folder, FAMILY_LENGTH, 8, dtype)
-    ours = QUIRE if dtype == "float32" else all_bf16(bench.isa)
+    ours = FLOAT32 if dtype == "float32" else all_bf16(bench.isa)
     figures = ("out_tok_s", "decode_tok_s", "prefill_tok_s")
     peers = {"vllm": (vllm, 1.5), "transformers": (transformers_in(dtype), 3.0)}
     return Comparison(
@@ -244,9 +306,38 @@ def comparisons(bench: Bench) -> dict[str, Comparison]:
     """Return all comparisons, by the name of their stage."""
     found = {
         "qwen3-0.6b": throughput("qwen3-0.6b", bench),
+        "qwen3-0.6b-int8": narrow_throughput(),
         "single": single(bench),
+        "single-int8": narrow_single(),
         "5m": throughput("5m", bench),
+        **{f"prompt-{length}": long_prompt(length, bench) for length in LONG_PROMPTS},
     }
     for shape, dtype in product(FAMILY_SHAPES, FAMILY_DTYPES):
         found[f"{shape}-{dtype}"] = family(shape, dtype, bench)
     return found
+
+
+def _openvino(
+    weights: str,
+    batch: int,
+    ours: tuple[Configuration, ...],
+    aims: Mapping[str, float],
+    *,
+    cache_gib: int = 1,
+    is_tried: bool = True,
+) -> Peer:
+    candidates = openvino_candidates(weights, batch, cache_gib)
+    if not is_tried:
+        why = {"all others": f"tried with {TRIED_LENGTH:,} tokens"}
+        candidates = Candidates(candidates.tried[:1], why)
+    return Peer("openvino", f"openvino {weights}", candidates, ours, 900.0, aims)
+
+
+def _llama(weights: str, ours: tuple[Configuration, ...], aims: Mapping[str, float]) -> Peer:
+    return Peer("llama.cpp", f"llama.cpp {weights}", llama_candidates(weights), ours, 200.0, aims)
+
+
+def _without_flags(engines: Iterable[str], figures: Iterable[str]) -> Iterator[Peer]:
+    for engine in engines:
+        aims = dict.fromkeys(figures, 1.0)
+        yield Peer(engine, f"{engine} no flags", no_flags(engine), (QUIRE,), 0.0, aims)

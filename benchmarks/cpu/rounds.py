@@ -1,4 +1,4 @@
-"""Run of a comparison: trials, loading of the engines, rounds in turn, and ratios.
+"""Run of a comparison: trials, loading of the engines, rounds in turn, ratios, and shares.
 
 In the results a ratio has the name of its peer (`Peer.name`) as `rival`, and so has a trial: the
 committed results have this key.
@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from checkpoint_files import make_checkpoint, make_gguf, num_params
+from checkpoint_files import make_checkpoint, make_gguf, make_openvino, num_params
 from comparisons import LOAD_S, Bench, Comparison, Peer
 from configurations import AGAIN, VLLM_CACHE_GIB
 from engine_process import Configuration, EngineFailedError, EngineProcess
-from figures import agreement, first_tokens, rates, ratios, start_differently
-from instruction_limits import VLLM_LIBRARIES, refuse_other_builds
+from figures import agreement, first_tokens, rates, ratios, shares, start_differently
+from instruction_limits import VLLM_LIBRARIES, cannot_be_limited, refuse_other_builds
+from memory_turns import MEMORY, read_memory
 from trials import Trials, log_progress
 from turns import take_turns
 
@@ -40,13 +41,18 @@ class FastestConfiguration:
 def run_comparison(comparison: Comparison, bench: Bench) -> Iterator[dict[str, Any]]:
     """Yield results piece by piece: trials, loading, every round, and the ratios so far."""
     comparison = comparison.quick() if bench.is_quick else comparison
-    available = [peer for peer in comparison.peers if peer.engine in bench.pythons]
+    available = [
+        peer
+        for peer in comparison.peers
+        if peer.engine in bench.pythons and not cannot_be_limited(peer.engine, bench.isa)
+    ]
     absent = sorted({peer.engine for peer in comparison.peers if peer not in available})
     yield {"load": comparison.load, "absent": absent, "with_trials": bench.with_trials}
     folder = make_checkpoint(bench.folder, comparison.shape)
-    kinds = [peer.candidates.first.options.get("weights") for peer in available]
-    if "llama.cpp" in {peer.engine for peer in available}:
-        make_gguf(folder, bench.pythons["llama.cpp"], [k for k in kinds if k not in (None, "BF16")])
+    for engine, make in (("llama.cpp", make_gguf), ("openvino", make_openvino)):
+        first = [peer.candidates.first for peer in available if peer.engine == engine]
+        if first:
+            make(folder, bench.pythons[engine], [each.options["weights"] for each in first])
     fastest: list[FastestConfiguration] = []
     records: list[dict[str, Any]] = []
     for peer in available:
@@ -72,11 +78,13 @@ def _run_rounds(
         if comparison.ours[0].label not in engines.labels:
             raise EngineFailedError(f"{comparison.ours[0].label} could not be loaded")
         rounds: list[dict[str, Any]] = []
-        for each in take_turns(engines.labels, bench.pairs, engines.turn):
+        labels = [*engines.labels, *([MEMORY] if comparison.measures_memory else [])]
+        for each in take_turns(labels, bench.pairs, engines.turn):
             rounds.append(each)
             shown = (
                 f"{label} {found[comparison.figures[0]]:.1f}"
                 for label, found in each["figures"].items()
+                if label != MEMORY
             )
             log_progress(f"round {len(rounds)}: {', '.join(shown)}")
             failed = [f"in round {len(rounds)}: {what}" for what in each["failed"].values()]
@@ -84,6 +92,7 @@ def _run_rounds(
                 "rounds": [each],
                 "failed": failed,
                 **_summary(comparison, rounds, fastest),
+                **_memory_summary(rounds, engines.weight_bytes),
             }
 
 
@@ -92,7 +101,8 @@ def _summary(
     rounds: Sequence[Mapping[str, Any]],
     fastest: Sequence[FastestConfiguration],
 ) -> dict[str, Any]:
-    labels = list(dict.fromkeys(label for each in rounds for label in each["figures"]))
+    seen = dict.fromkeys(label for each in rounds for label in each["figures"])
+    labels = [label for label in seen if label != MEMORY]
     found = [
         ratio | {"rival": best.peer.name}
         for best in fastest
@@ -111,8 +121,28 @@ def _summary(
     }
 
 
+def _memory_summary(
+    rounds: Sequence[Mapping[str, Any]], weight_bytes: Mapping[str, int]
+) -> dict[str, Any]:
+    """Return the read bandwidth, and the fraction of it that each engine's weights take."""
+    bandwidth = rates(rounds, MEMORY, "bytes_per_s")
+    if bandwidth is None:
+        return {}
+    found = {
+        label: share
+        for label, num_bytes in weight_bytes.items()
+        if (share := shares(rounds, label, MEMORY, num_bytes))
+    }
+    return {"memory": {"bytes_per_s": bandwidth, "shares": found}}
+
+
 class _Engines:
-    """Loaded engines, stopped until their turn; without enough memory, loaded for each turn."""
+    """Loaded engines, stopped until their turn; without enough memory, loaded for each turn.
+
+    Attributes:
+        weight_bytes: Bytes of the weights that an output token needs, by label, where the engine
+            reports them.
+    """
 
     def __init__(
         self, comparison: Comparison, bench: Bench, folder: Path, stack: ExitStack
@@ -121,6 +151,7 @@ class _Engines:
         self._stopped: dict[str, EngineProcess] = {}
         self._configurations: dict[str, Configuration] = {}
         self._reference: tuple[str, list[list[int]]] | None = None
+        self.weight_bytes: dict[str, int] = {}
 
     @property
     def labels(self) -> list[str]:
@@ -144,6 +175,8 @@ class _Engines:
         self._stopped[configuration.label] = process
         self._stack.callback(process.close)
         self._configurations[configuration.label] = configuration
+        if "weight_bytes" in loaded:
+            self.weight_bytes[configuration.label] = loaded["weight_bytes"]
         if self._reference is None and configuration.keeps_weights:
             self._reference = (configuration.label, completions)
         libraries = process.libraries(VLLM_LIBRARIES)
@@ -157,6 +190,8 @@ class _Engines:
 
     def turn(self, label: str) -> dict[str, float]:
         """Run one engine while the others are stopped; an engine that fails is closed."""
+        if label == MEMORY:
+            return read_memory(self._bench)
         if label not in self._stopped:
             with self._process(self._configurations[label]) as process:
                 self._prepare(process)

@@ -1,6 +1,7 @@
-"""Comparison of quire on a CPU with vLLM, transformers and llama.cpp: same weights and prompts.
+"""Comparison of quire on a CPU with other engines, on the same weights and prompts.
 
-    python benchmarks/cpu/run.py --vllm PYTHON --llama-cpp PYTHON --transformers PYTHON --write
+    python benchmarks/cpu/run.py --vllm PYTHON --openvino PYTHON --llama-cpp PYTHON
+        --transformers PYTHON --write
     python benchmarks/cpu/run.py --isa avx2 ... --write      every engine without AVX-512
     python benchmarks/cpu/run.py ... --pairs 3 --no-trials --stages qwen3-0.6b single 5m
     python benchmarks/cpu/run.py --quick                     tiny sizes, to check that it works
@@ -33,6 +34,7 @@ from tables import write_markdown
 RESULTS = Path(__file__).parent.parent / "results"
 PEERS = {  # flag, and the module that the environment must have
     "vllm": ("--vllm", "vllm"),
+    "openvino": ("--openvino", "openvino_genai"),
     "llama.cpp": ("--llama-cpp", "llama_cpp"),
     "transformers": ("--transformers", "transformers"),
 }
@@ -49,11 +51,15 @@ class Seconds(NamedTuple):
 
 SECONDS = {
     "machine": Seconds(150),
-    "qwen3-0.6b": Seconds(70, 600, 60),
-    "single": Seconds(20, 90, 20),
-    "5m": Seconds(50, 300, 10),
-    "start": Seconds(280),
-    "load": Seconds(110),
+    "qwen3-0.6b": Seconds(150, 800, 130),
+    "qwen3-0.6b-int8": Seconds(60, 240, 35),
+    "single": Seconds(60, 180, 45),
+    "single-int8": Seconds(120, 400, 50),
+    "5m": Seconds(100, 400, 20),
+    "prompt-4096": Seconds(100, 500, 90),
+    "prompt-16384": Seconds(500, 0, 500),
+    "start": Seconds(330),
+    "load": Seconds(230),
     **dict.fromkeys(FAMILY_STAGES, Seconds(120, 150, 50)),
 }
 

@@ -1,6 +1,6 @@
-"""Throughput and waits of many clients with requests of mixed lengths, in quire alone.
+"""Throughput and waits of many clients with requests of mixed lengths, in one engine.
 
-    python served_requests.py FOLDER 1 8 32 64 96
+    PYTHON served_requests.py quire|openvino FOLDER 1 8 32 64 96
 
 Each client sends a request, waits for its last token, and sends the next one of an endless list,
 the same for every number of clients; every eight requests in a row have the same eight lengths.
@@ -20,17 +20,15 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from quire.async_engine import AsyncEngine
-from quire.sampling_params import SamplingParams
+from serving_engines import ENGINES, MAX_NUM_SEQS, ServingEngine
 
 LENGTHS = ((16, 48), (32, 16), (48, 64), (80, 32), (120, 56), (160, 24), (208, 64), (256, 40))
-MAX_NUM_SEQS = 64
 NUM_WINDOWS = 3
 WARM_UP_S = 0.5
 FIRST_TOKEN_ID = 3
@@ -51,12 +49,13 @@ class SentRequest:
 async def main() -> None:
     """Measure each number of clients with the same engine."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("engine", choices=ENGINES)
     parser.add_argument("folder")
     parser.add_argument("clients", type=int, nargs="+")
     parser.add_argument("--window", type=float, default=4.0, help="seconds of each of three")
     parser.add_argument("--shortened", type=int, default=1, help="divide every length by this")
     arguments = parser.parse_args()
-    engine = AsyncEngine(arguments.folder, enable_prefix_caching=False, max_num_seqs=MAX_NUM_SEQS)
+    engine = ENGINES[arguments.engine](arguments.folder)
     await measure(
         engine, 1, WARM_UP_S, arguments.shortened
     )  # everything that the first use creates exists now
@@ -67,7 +66,7 @@ async def main() -> None:
 
 
 async def measure(
-    engine: AsyncEngine, num_clients: int, window_s: float, shortened: int
+    engine: ServingEngine, num_clients: int, window_s: float, shortened: int
 ) -> dict[str, Any]:
     """Run some clients until the windows are over; returns the figures."""
     requests: list[SentRequest] = []
@@ -99,16 +98,16 @@ async def measure(
     }
 
 
-async def send(engine: AsyncEngine, token_ids: list[int], request: SentRequest) -> None:
+async def send(engine: ServingEngine, token_ids: list[int], request: SentRequest) -> None:
     """Send one request, and record the times of its tokens.
 
     Raises:
         RuntimeError: The number of tokens is wrong.
     """
-    params = SamplingParams(temperature=0, max_tokens=request.num_out, ignore_eos=True)
-    async for delta in engine.generate({"prompt_token_ids": token_ids}, params):
-        request.times.append(time.perf_counter())
-        request.tokens.append(len(delta.token_ids))
+    async with aclosing(engine.generate(token_ids, request.num_out)) as messages:
+        async for num_tokens in messages:
+            request.times.append(time.perf_counter())
+            request.tokens.append(num_tokens)
     if sum(request.tokens) != request.num_out:
         raise RuntimeError(
             f"a completion has {sum(request.tokens)} tokens; max_tokens is {request.num_out}"

@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from checkpoint_files import TINY, make_checkpoint
-from comparisons import FAMILY_DTYPES, LOAD_S, Bench, comparisons
-from configurations import QUIRE, vllm_configuration
+from checkpoint_files import TINY, make_checkpoint, make_openvino
+from comparisons import FAMILY_DTYPES, LOAD_S, LONG_PROMPTS, Bench, comparisons
+from configurations import OPENVINO_WEIGHTS, QUIRE, no_flags, vllm_configuration
 from engine_process import (
     Configuration,
     EngineFailedError,
@@ -26,6 +26,7 @@ from engine_process import (
     without_paths,
 )
 from family_shapes import FAMILY_SHAPES
+from instruction_limits import cannot_be_limited
 from rounds import Replaced, run_comparison
 from trials import log_progress
 
@@ -41,6 +42,7 @@ RATES_S = 300.0
 CLIENTS, QUICK_CLIENTS = (1, 8, 32, 64, 96), (1, 2)
 QUICK_LOAD = ("--shortened", "8", "--window", "0.5")
 CACHED_STARTS, COLD_STARTS = 7, 3
+LONG_STAGES = tuple(f"prompt-{length}" for length in LONG_PROMPTS)
 FAMILY_STAGES = tuple(f"{shape}-{dtype}" for shape in FAMILY_SHAPES for dtype in FAMILY_DTYPES)
 
 
@@ -91,16 +93,19 @@ def machine(bench: Bench) -> Iterator[dict[str, Any]]:
 
 
 def start(bench: Bench) -> Iterator[dict[str, Any]]:
-    """Measure from the constructor to the first token: kernels cached and not, and vLLM."""
+    """Measure from the constructor to the first token: quire and OpenVINO in turn, and vLLM."""
     folder = make_checkpoint(bench.folder, TINY if bench.is_quick else "qwen3-0.6b")
+    yield {"absent": sorted({"vllm", "openvino"} - set(bench.pythons))}
     with tempfile.TemporaryDirectory() as kept:
-        for kind in ("cold", *["cached"] * CACHED_STARTS):
-            yield _start(QUIRE, kind, {"QUIRE_CACHE_DIR": kept}, bench, folder)
+        variables = {"QUIRE_CACHE_DIR": kept}
+        yield _start(QUIRE, "cold", variables, bench, folder)
+        for _ in range(CACHED_STARTS):
+            yield _start(QUIRE, "cached", variables, bench, folder)
+            yield from _openvino_starts(Path(kept), bench, folder)
     for _ in range(COLD_STARTS - 1):
         with tempfile.TemporaryDirectory() as kept:
             yield _start(QUIRE, "cold", {"QUIRE_CACHE_DIR": kept}, bench, folder)
     if "vllm" not in bench.pythons:
-        yield {"absent": ["vllm"]}
         return
     with tempfile.TemporaryDirectory() as kept:
         for kind, is_eager in (("eager", True), ("compiled, its cache cold", False)):
@@ -111,19 +116,16 @@ def start(bench: Bench) -> Iterator[dict[str, Any]]:
 
 
 def served(bench: Bench) -> Iterator[dict[str, Any]]:
-    """Measure growing numbers of clients, in quire alone."""
+    """Measure growing numbers of clients, in quire and then in OpenVINO."""
     folder = make_checkpoint(bench.folder, TINY if bench.is_quick else "qwen3-0.6b")
-    clients = map(str, QUICK_CLIENTS if bench.is_quick else CLIENTS)
-    argv = [sys.executable, str(HERE / "served_requests.py"), str(folder), *clients]
-    argv += QUICK_LOAD if bench.is_quick else ()
-    variables = environment(QUIRE, bench.isa)
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=variables) as process:
-        for line in process.stdout or ():
-            found = json.loads(line)
-            log_progress(f"{found['clients']} clients: {found['out_tok_s']['median']:.1f} tok/s")
-            yield {"clients": [found]}
-    if process.returncode:
-        raise EngineFailedError(f"serving many clients ended with {process.returncode}")
+    wanted = [*map(str, QUICK_CLIENTS if bench.is_quick else CLIENTS)]
+    wanted += QUICK_LOAD if bench.is_quick else ()
+    absent = [engine for engine in ("openvino",) if not _takes_part(engine, bench)]
+    yield {"absent": absent}
+    yield from _served("quire", folder, wanted, bench)
+    if not absent:
+        make_openvino(folder, bench.pythons["openvino"], [OPENVINO_WEIGHTS])
+        yield from _served("openvino", folder, wanted, bench)
 
 
 def _comparing(name: str) -> Callable[[Bench], Iterator[dict[str, Any]]]:
@@ -132,9 +134,9 @@ def _comparing(name: str) -> Callable[[Bench], Iterator[dict[str, Any]]]:
 
 STAGES: dict[str, Callable[[Bench], Iterator[dict[str, Any]]]] = {
     "machine": machine,
-    "qwen3-0.6b": _comparing("qwen3-0.6b"),
-    "single": _comparing("single"),
-    "5m": _comparing("5m"),
+    **{name: _comparing(name) for name in ("qwen3-0.6b", "qwen3-0.6b-int8")},
+    **{name: _comparing(name) for name in ("single", "single-int8", "5m")},
+    **{name: _comparing(name) for name in LONG_STAGES},
     "start": start,
     "load": served,
     **{name: _comparing(name) for name in FAMILY_STAGES},
@@ -158,6 +160,38 @@ def _measured(name: str, options: Sequence[str], bench: Bench) -> dict[str, Any]
             return {"failed": [f"{name} ended with {done.returncode}"]}
         log_progress(f"{name} is measured")
         return {"rates": {name: json.loads(path.read_text(encoding="utf-8"))}}
+
+
+def _takes_part(engine: str, bench: Bench) -> bool:
+    return engine in bench.pythons and not cannot_be_limited(engine, bench.isa)
+
+
+def _openvino_starts(kept: Path, bench: Bench, folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield a start with its defaults, and one with its cache of compiled models."""
+    if not _takes_part("openvino", bench):
+        return
+    make_openvino(folder, bench.pythons["openvino"], [OPENVINO_WEIGHTS])
+    plain = no_flags("openvino").first
+    properties = {"CACHE_DIR": str(kept / "openvino")}
+    cached = replace(plain, options={**plain.options, "properties": properties})
+    yield _start(plain, "no flags", {}, bench, folder)
+    yield _start(cached, "compiled model cached", {}, bench, folder)
+
+
+def _served(
+    engine: str, folder: Path, wanted: Sequence[str], bench: Bench
+) -> Iterator[dict[str, Any]]:
+    script = str(HERE / "served_requests.py")
+    argv = [bench.pythons[engine], script, engine, str(folder), *wanted]
+    variables = environment(Configuration(engine, ""), bench.isa)
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=variables) as process:
+        for line in process.stdout or ():
+            found = {"engine": engine} | json.loads(line)
+            rate = found["out_tok_s"]["median"]
+            log_progress(f"{engine}, {found['clients']} clients: {rate:.1f} tok/s")
+            yield {"clients": [found]}
+    if process.returncode:
+        raise EngineFailedError(f"{engine} with many clients ended with {process.returncode}")
 
 
 def _start(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +19,27 @@ MISSING = "not measured yet"
 TITLES = {"native": "With all instructions of the machine", "avx2": "Without AVX-512 in any engine"}
 FIGURES = {"out_tok_s": "output", "decode_tok_s": "decode", "prefill_tok_s": "prefill"}
 AGREEMENT = ("first_tokens", "equal_tokens")
-START_AIMS = {"cached": 5, "cold": 60}
+START_AIMS = {"cached": 5.0, "cold": 60.0}  # seconds
+LATER_THAN_OPENVINO = 1.0  # the aim where OpenVINO took part
 ENOUGH_PAIRS = 7
+BANDWIDTH_AIM = 0.9
+WIDE_READERS = ("quire", "quire all bf16", "quire int8")
 GIB, GIGA = 1 << 30, 1e9
 
 
 def write_markdown(report: Mapping[str, Any]) -> str:
     """Return the whole report; without figures, its tables say that they were not measured yet."""
     parts = [
-        "# On a CPU, compared with vLLM, transformers and llama.cpp\n",
+        "# On a CPU, compared with vLLM, OpenVINO, llama.cpp and transformers\n",
         "Each engine runs in its own process, on all cores, with the same random weights and\n"
         "prompts, greedy, with fixed lengths, without prefix caching. The engines take turns in a\n"
         "changing order, each turn after a short warm-up run, and are stopped while another one\n"
         "computes. A ratio is the median over the rounds, with an interval between two of its\n"
         "samples and the probability that such an interval contains the true median. Of each\n"
         "peer the fastest of several configurations takes part, as far as trials are listed\n"
-        "below. Output: all requests together, prompts included; decode: without the prompt.\n"
+        "below, and once more without flags, which is its own default. Output: all requests\n"
+        "together, prompts included; decode: without the prompt; prefill: the prompt alone, so\n"
+        "for a single output token it is the time to first token.\n"
         "By default quire uses the checkpoint's weights and computes in float32 with a float32\n"
         "KV cache (except on processors with AMX); all bf16 is `--quantization bf16_dot` (`bf16`\n"
         "on processors that do not multiply bfloat16) with `--kv-cache-dtype bfloat16`, which is\n"
@@ -56,13 +62,8 @@ def _run(isa: str, part: Mapping[str, Any]) -> list[str]:
         f"Without trials (first configurations): {', '.join(untried)}.\n" if untried else "",
         f"![Throughput of each engine](cpu_{isa}.svg)\n" if has_drawing else "",
         _ratios(stages),
-        "### From the constructor to the first token, Qwen3-0.6B shape\n",
-        "The aims are for the constructor alone. Engines import different things before it, so\n"
-        "compare engines only by the whole process.\n",
+        _memory(stages),
         _starts(stages.get("start", {})),
-        "### Clients with requests of mixed lengths at once, Qwen3-0.6B shape\n",
-        "An endless list of requests, the same for each number of clients; at most 64 run at\n"
-        "once. Minimum, median and maximum over three windows of time.\n",
         _load(stages.get("load", {})),
         _trials(stages),
         _engines(stages),
@@ -114,41 +115,53 @@ def _limits(stage: Mapping[str, Any]) -> str:
 
 
 def _ratios(stages: Mapping[str, Any]) -> str:
+    """Return a row for each ratio, and in a list below them those that were not measured."""
     head = ["load", "quire", "compared with", "figure", "quire tok/s", "peer tok/s", "ratio"]
     rows = [[*head, "pairs", "aim", "reached"]]
+    missing: dict[str, list[str]] = {}
     known = comparisons(Bench({}, "native", Path(), 0, is_quick=False, with_trials=False))
     for name, comparison in known.items():
         stage = {"load": comparison.load} | stages.get(name, {})
         for peer in comparison.peers:
-            for figure in comparison.figures:
-                rows += [_ratio_row(peer, ours, figure, stage) for ours in peer.ours]
+            found = [
+                _ratio_row(peer, ratio, stage)
+                for figure, ours in product(comparison.figures, peer.ours)
+                if (ratio := _find_ratio(peer, ours, figure, stage))
+            ]
+            if not found:
+                why = " (absent)" if peer.engine in stage.get("absent", ()) else ""
+                missing.setdefault(name, []).append(f"{peer.name}{why}")
+            rows += found
         rows += [_noise_row(ratio, stage) for ratio in stage.get("noise", ())]
-    return _table(rows)
+    lines = [f"* {name}: {', '.join(peers)}" for name, peers in missing.items()]
+    if len(rows) == 1:
+        return "No comparison is measured yet.\n"
+    below = f"\nComparisons that were {MISSING}:\n\n" + "\n".join(lines) + "\n" if lines else ""
+    return _table(rows) + below
 
 
-def _ratio_row(peer: Peer, ours: Configuration, figure: str, stage: Mapping[str, Any]) -> list[str]:
-    aim = peer.aims.get(figure)
-    ratio = next(
-        (
-            each
-            for each in stage.get("ratios", ())
-            if (each["rival"], each["ours"], each["figure"]) == (peer.name, ours.label, figure)
-        ),
-        None,
-    )
-    aim_text = "" if aim is None else f"{aim:g}"
-    start = [load_name(stage["load"]), ours.name or "default"]
-    if ratio is None:
-        why = f"{MISSING}: absent" if peer.engine in stage.get("absent", ()) else MISSING
-        return [*start, peer.name, FIGURES[figure], why, *[MISSING] * 2, "0", aim_text, ""]
+def _find_ratio(
+    peer: Peer, ours: Configuration, figure: str, stage: Mapping[str, Any]
+) -> Mapping[str, Any] | None:
+    wanted = (peer.name, ours.label, figure)
+    for ratio in stage.get("ratios", ()):
+        if (ratio["rival"], ratio["ours"], ratio["figure"]) == wanted:
+            found: Mapping[str, Any] = ratio
+            return found
+    return None
+
+
+def _ratio_row(peer: Peer, ratio: Mapping[str, Any], stage: Mapping[str, Any]) -> list[str]:
+    aim = peer.aims.get(ratio["figure"])
     return [
-        *start,
+        load_name(stage["load"]),
+        ratio["ours"].removeprefix("quire").strip() or "default",
         ratio["theirs"],
-        FIGURES[figure],
+        FIGURES[ratio["figure"]],
         *_both_rates(ratio, stage),
         _interval(ratio),
         str(ratio["pairs"]),
-        aim_text,
+        "" if aim is None else f"{aim:g}",
         "" if aim is None else verdict(ratio, aim, stage),
     ]
 
@@ -177,26 +190,36 @@ def load_name(load: Mapping[str, Any]) -> str:
 
 
 def _both_rates(ratio: Mapping[str, Any], stage: Mapping[str, Any]) -> list[str]:
-    return [
-        _number(stage["rates"][ratio[who]][ratio["figure"]]["median"]) for who in ("ours", "theirs")
-    ]
+    """Return both engines' rates; with a single output token, the seconds to it, too."""
+    shown = []
+    for who in ("ours", "theirs"):
+        rate = stage["rates"][ratio[who]][ratio["figure"]]["median"]
+        seconds = stage["load"]["requests"] * stage["load"]["input_len"] / rate
+        is_first = stage["load"]["output_len"] == 1
+        shown.append(_number(rate) + (f" ({_number(seconds)} s)" if is_first else ""))
+    return shown
 
 
 def verdict(ratio: Mapping[str, Any], aim: float, stage: Mapping[str, Any]) -> str:
-    """Return whether an aim is reached, or why there is no verdict."""
-    if stage["is_quick"]:
-        return "tiny sizes"
+    """Return whether an aim for a ratio is reached, or why there is no verdict."""
     both = (ratio["ours"], ratio["theirs"])
     if any(each["label"] in both and each.get("disagrees") for each in stage["engines"]):
         return "none: completions start differently"
     trials = [each for each in stage.get("trials", ()) if each.get("is_open")]
     if any(each.get("rival") == ratio["rival"] for each in trials):
         return "not all of its configurations were tried"
-    if ratio["pairs"] < ENOUGH_PAIRS:
+    return _reached(ratio, aim, stage)
+
+
+def _reached(found: Mapping[str, Any], aim: float, stage: Mapping[str, Any]) -> str:
+    """Return whether enough samples reach an aim."""
+    if stage["is_quick"]:
+        return "tiny sizes"
+    if found["pairs"] < ENOUGH_PAIRS:
         return "too few pairs"
-    if ratio["interval"][0] >= aim:
+    if found["interval"][0] >= aim:
         return "yes"
-    return "by the median" if ratio["median"] >= aim else "no"
+    return "by the median" if found["median"] >= aim else "no"
 
 
 def _interval(ratio: Mapping[str, Any]) -> str:
@@ -205,7 +228,40 @@ def _interval(ratio: Mapping[str, Any]) -> str:
     return f"{ratio['median']:.2f} ({low:.2f} to {high:.2f}, {held})"
 
 
+def _memory(stages: Mapping[str, Any]) -> str:
+    """Return how fast the weights are read in decoding, as a fraction of the read bandwidth."""
+    head = ["load", "engine", "decode tok/s", "weights, GB", "read bandwidth, GB/s"]
+    rows = [[*head, "fraction of it", "rounds", "aim", "reached"]]
+    for stage in stages.values():
+        memory = stage.get("memory", {"shares": {}})
+        for label, share in memory["shares"].items():
+            aim = BANDWIDTH_AIM if label in WIDE_READERS else None
+            rows.append(
+                [
+                    load_name(stage["load"]),
+                    label,
+                    _number(stage["rates"][label]["decode_tok_s"]["median"]),
+                    f"{share['bytes'] / GIGA:.2f}",
+                    f"{memory['bytes_per_s']['median'] / GIGA:.1f}",
+                    _interval(share),
+                    str(share["pairs"]),
+                    "" if aim is None else f"{aim:g}",
+                    "" if aim is None else _reached(share, aim, stage),
+                ]
+            )
+    if len(rows) == 1:
+        return ""
+    return (
+        "### Decoding of one request, as a fraction of the read bandwidth\n\n"
+        "The bytes of the weights, as the engine stores them, times the tokens per second, and\n"
+        "divided by the bandwidth measured in the same round. The KV cache is not counted.\n\n"
+        + _table(rows)
+    )
+
+
 def _starts(stage: Mapping[str, Any]) -> str:
+    if not stage:
+        return ""
     head = ["engine", "kernels", "seconds, median (all)", "whole process"]
     rows = [[*head, "samples", "failed", "aim"]]
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = {
@@ -213,9 +269,11 @@ def _starts(stage: Mapping[str, Any]) -> str:
     }
     for each in stage.get("starts", ()):
         found.setdefault((each["engine"], each["kind"]), []).append(each)
+    aims = start_aims(found)
     for (engine, kind), starts in found.items():
         well = [each for each in starts if "first_token_s" in each]
-        counts = [str(len(well)), str(len(starts) - len(well)), start_aim(engine, kind, starts)]
+        aim = start_aim(aims[kind], starts) if engine == "quire" else ""
+        counts = [str(len(well)), str(len(starts) - len(well)), aim]
         if not well:
             rows.append([engine, kind, MISSING, MISSING, *counts])
             continue
@@ -224,29 +282,48 @@ def _starts(stage: Mapping[str, Any]) -> str:
         whole = statistics.median(each["process_s"] for each in well)
         shown = f"{statistics.median(seconds):.1f} ({every})"
         rows.append([engine, kind, shown, f"{whole:.1f}", *counts])
-    return _table(rows)
+    return (
+        "### From the constructor to the first token, Qwen3-0.6B shape\n\n"
+        "The aims are for the constructor alone: with cached kernels at most a second more than\n"
+        "OpenVINO without flags, if that took part. Engines import different things before it, so\n"
+        "the whole process is shown, too.\n\n" + _table(rows)
+    )
 
 
-def start_aim(engine: str, kind: str, starts: Sequence[Mapping[str, Any]]) -> str:
+def start_aims(
+    found: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]],
+) -> dict[str, float]:
+    """Return the most seconds by kind: with cached kernels, OpenVINO's own default and one more."""
+    seconds = [
+        each["first_token_s"]
+        for each in found.get(("openvino", "no flags"), ())
+        if "first_token_s" in each
+    ]
+    if not seconds:
+        return START_AIMS
+    return START_AIMS | {"cached": statistics.median(seconds) + LATER_THAN_OPENVINO}
+
+
+def start_aim(aim: float, starts: Sequence[Mapping[str, Any]]) -> str:
     """Return the aim, and whether all starts reach it; a failed start does not."""
-    if engine != "quire" or kind not in START_AIMS:
-        return ""
-    aim = START_AIMS[kind]
     if not starts:
-        return f"at most {aim}"
+        return f"at most {aim:.3g}"
     seconds = [each.get("first_token_s", math.inf) for each in starts]
     is_reached = "all" if max(seconds) <= aim else "by the median"
     is_reached = is_reached if statistics.median(seconds) <= aim else "no"
-    return f"at most {aim}: {is_reached}"
+    return f"at most {aim:.3g}: {is_reached}"
 
 
 def _load(stage: Mapping[str, Any]) -> str:
-    head = ["clients", "output tok/s", "requests", "time to first token, s"]
+    if not stage:
+        return ""
+    head = ["engine", "clients", "output tok/s", "requests", "time to first token, s"]
     head += ["time between messages, ms", "longest wait, s", "resident memory, GiB"]
     rows = [head]
     for each in stage.get("clients", ()):
         rows.append(
             [
+                each.get("engine", "quire"),
                 str(each["clients"]),
                 _spread(each["out_tok_s"], 1),
                 str(each["requests"]),
@@ -256,7 +333,11 @@ def _load(stage: Mapping[str, Any]) -> str:
                 _spread(each["resident_bytes"], 1 / GIB),
             ]
         )
-    return _table(rows if len(rows) > 1 else [*rows, [MISSING] * len(head)])
+    return (
+        "### Clients with requests of mixed lengths at once, Qwen3-0.6B shape\n\n"
+        "An endless list of requests, the same for each number of clients; at most 64 run at\n"
+        "once. Minimum, median and maximum over three windows of time.\n\n" + _table(rows)
+    )
 
 
 def _spread(found: Mapping[str, float] | None, scale: float) -> str:
@@ -316,7 +397,7 @@ def _rates(stage: Mapping[str, Any]) -> str:
         keys = list(dict.fromkeys(key for row in rows for key in row))
         cells = [[_cell(row.get(key, "")) for key in keys] for row in rows]
         parts.append(f"### {name}.py\n\n" + _table([keys, *cells]))
-    return "\n".join(parts) or f"### Rates of the machine and of quire's kernels\n\n{MISSING}.\n"
+    return "\n".join(parts)
 
 
 def _cell(value: Any) -> str:

@@ -56,6 +56,11 @@ class Trials:
 
     def run(self) -> Iterator[Sequence[dict[str, Any]]]:
         """Try all configurations while there is time; yields all records after each."""
+        if len(self._peer.candidates.tried) == 1:
+            self.best = dict.fromkeys(self._comparison.figures, self._peer.candidates.first)
+            self.records += self._not_tried()
+            yield self.records
+            return
         if not self._bench.with_trials:
             configuration = self._peer.candidates.first
             self.best = dict.fromkeys(self._comparison.figures, configuration)
@@ -74,10 +79,15 @@ class Trials:
                     late = f"not tried: the {self._peer.trial_s:.0f} s for trials were over"
                     self.records[-1] |= {"not_tried": late, "is_open": True}
                 yield self.records
-        about = {"rival": self._peer.name, "engine": self._peer.engine}
-        for name, why in self._peer.candidates.not_tried.items():
-            self.records.append(about | {"name": name, "not_tried": why})
+        self.records += self._not_tried()
         yield self.records
+
+    def _not_tried(self) -> list[dict[str, Any]]:
+        about = {"rival": self._peer.name, "engine": self._peer.engine}
+        return [
+            about | {"name": name, "not_tried": why}
+            for name, why in self._peer.candidates.not_tried.items()
+        ]
 
     def _record(self, configuration: Configuration) -> dict[str, Any]:
         return {"rival": self._peer.name} | configuration.as_dict()

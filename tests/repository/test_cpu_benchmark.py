@@ -162,11 +162,125 @@ def test_no_aim_is_reached_against_a_peer_with_untried_configurations(benchmark)
 
 def test_a_start_that_failed_reaches_no_aim(benchmark):
     aim, done = benchmark("tables").start_aim, {"first_token_s": 2.0}
-    assert aim("quire", "cached", [done] * 3) == "at most 5: all"
-    assert aim("quire", "cached", [done] * 2 + [{"error": "it has ended"}]) == (
-        "at most 5: by the median"
-    )
-    assert aim("quire", "cached", [done, {"error": "it has ended"}]) == "at most 5: no"
+    assert aim(5, [done] * 3) == "at most 5: all"
+    assert aim(5, [done] * 2 + [{"error": "it has ended"}]) == "at most 5: by the median"
+    assert aim(5, [done, {"error": "it has ended"}]) == "at most 5: no"
+
+
+def test_a_start_may_take_a_second_longer_than_openvinos_default(benchmark):
+    aims = benchmark("tables").start_aims
+    assert aims({}) == {"cached": 5, "cold": 60}
+    starts = [{"first_token_s": seconds} for seconds in (3.0, 1.5, 2.0)] + [{"error": "it ended"}]
+    assert aims({("openvino", "no flags"): starts})["cached"] == 3.0
+    assert aims({("openvino", "compiled model cached"): starts})["cached"] == 5
+
+
+def test_bytes_of_weights_are_compared_with_the_bandwidth_of_the_same_round(benchmark):
+    shares = benchmark("figures").shares
+    rounds = [
+        {"figures": {"quire": {"decode_tok_s": 10.0}, "memory": {"bytes_per_s": 40e9}}},
+        {"figures": {"quire": {"decode_tok_s": 10.0}, "memory": {"bytes_per_s": 20e9}}},
+        {"figures": {"quire": {"decode_tok_s": 10.0}}},
+    ]
+    found = shares(rounds, "quire", "memory", 2_000_000_000)
+    assert (found["samples"], found["median"], found["pairs"]) == ([0.5, 1.0], 0.75, 2)
+    assert shares(rounds, "peer", "memory", 1) is None
+
+
+class CountedProcess:
+    """An engine that takes a second for each token that it computes."""
+
+    def __init__(self):
+        self.runs = []
+
+    def run(self, prompts, output_len, repeats, limit_s):
+        self.runs.append((len(prompts), len(prompts[0]), output_len))
+        return float(len(prompts) * (len(prompts[0]) + output_len - 1)), []
+
+
+def test_parts_and_whole_of_a_load_are_of_the_same_runs(benchmark):
+    comparisons, process = benchmark("comparisons"), CountedProcess()
+    load = comparisons.Comparison("tiny", 2, 16, 5, (), (), comparisons.PARTS)
+    assert load.work(process) == {"decode_tok_s": 1, "prefill_tok_s": 1, "out_tok_s": 10 / 40}
+    assert process.runs == [(2, 8, 2), (2, 16, 1), (2, 16, 5)]
+
+
+def test_parts_of_one_request_are_measured_beside_the_whole(benchmark):
+    comparisons, process = benchmark("comparisons"), CountedProcess()
+    load = comparisons.Comparison("tiny", 2, 16, 5, (), (), comparisons.PARTS, single_input_len=32)
+    assert load.work(process)["out_tok_s"] == 10 / 40
+    assert process.runs[1:] == [(2, 16, 5), (1, 32, 1), (1, 32, 5)]
+
+
+def test_of_a_single_output_token_the_prompt_is_measured_alone(benchmark):
+    comparisons, process = benchmark("comparisons"), CountedProcess()
+    load = comparisons.Comparison("tiny", 1, 32, 1, (), (), ("prefill_tok_s",))
+    assert load.work(process) == {"prefill_tok_s": 1}
+    assert process.runs == [(1, 8, 2), (1, 32, 1)]
+    assert load.quick().output_len == 1
+
+
+def test_every_peer_runs_without_flags_against_quire_without_flags(benchmark):
+    comparisons = benchmark("comparisons")
+    bench = comparisons.Bench({}, "native", Path(), 7, is_quick=False, with_trials=True)
+    known = comparisons.comparisons(bench)
+    found = {
+        name: {peer.engine for peer in comparison.peers if peer.name.endswith("no flags")}
+        for name, comparison in known.items()
+    }
+    assert found["qwen3-0.6b"] == found["5m"] == {"vllm", "openvino", "transformers"}
+    assert found["single"] == {"llama.cpp", "openvino"}
+    assert found["prompt-4096"] == found["prompt-16384"] == {"openvino"}
+    plain = benchmark("configurations").QUIRE
+    for comparison in known.values():
+        for peer in comparison.peers:
+            if peer.name.endswith("no flags"):
+                assert peer.ours == (plain,)
+                assert set(peer.aims.values()) == {1.0}
+                assert set(peer.aims) == set(comparison.figures)
+
+
+def test_configurations_of_openvino_have_names_of_their_own(benchmark):
+    configurations = benchmark("configurations")
+    for weights in ("fp16", "int8"):
+        candidates = configurations.openvino_candidates(weights, 8, 1)
+        best, names = candidates.first, []
+        for variant in candidates.tried:
+            best = variant(best)
+            names.append(best.name)
+        assert len(set(names)) == len(names)
+        assert best.options["properties"]["ATTENTION_BACKEND"] == "SDPA"
+        assert "scheduler" not in best.options
+        assert candidates.first.options["scheduler"]["cache_size"] == 1
+
+
+def test_an_engine_that_cannot_be_limited_takes_no_part_with_fewer_instructions(benchmark):
+    limits = benchmark("instruction_limits")
+    assert limits.cannot_be_limited("openvino", "avx2")
+    assert not limits.cannot_be_limited("openvino", "native")
+    assert not limits.cannot_be_limited("vllm", "avx2")
+
+
+def test_a_peer_with_one_configuration_needs_no_trial(tried):
+    best, records = tried(("one", 1.0, {}), trial_s=0.0)
+    assert (best, records) == ({"one"}, {})
+
+
+def test_what_was_not_measured_is_a_line_for_each_load(benchmark):
+    report = {"native": {"stages": {}, "unfinished": {}}}
+    assert "No comparison is measured yet" in benchmark("tables").write_markdown(report)
+    ratio = {"rival": "openvino int8", "ours": "quire int8", "theirs": "openvino int8, stateful"}
+    ratio |= {"figure": "out_tok_s", "median": 1.5, "interval": [1.3, 1.6], "coverage": 0.984}
+    rates = {ratio[who]: {"out_tok_s": {"median": 30.0}} for who in ("ours", "theirs")}
+    stage = {
+        "load": {"shape": "tiny", "requests": 8, "input_len": 128, "output_len": 64},
+        **{"is_quick": False, "engines": [], "rates": rates, "ratios": [ratio | {"pairs": 7}]},
+    }
+    text = benchmark("tables")._ratios({"qwen3-0.6b-int8": stage})
+    assert "| int8 | openvino int8, stateful | output | 30.0 | 30.0 | 1.50 (1.30 to 1.60" in text
+    assert "| 7 | 1.25 | yes |" in text
+    assert "* single: llama.cpp BF16, openvino fp16, llama.cpp no flags, openvino no flags" in text
+    assert "* qwen3-0.6b-int8" not in text
 
 
 def test_rates_of_other_kernels_count_for_no_aim_of_ours(benchmark):
@@ -317,7 +431,7 @@ def test_a_configuration_that_fails_while_another_is_tried_stays_open(tried):
 
 
 def test_configurations_for_which_there_was_no_time_stay_open(tried):
-    best, records = tried(("one", 1.0, {}), trial_s=0.0)
+    best, records = tried(("one", 1.0, {}), ("other", 1.0, {}), trial_s=0.0)
     assert best == set()
     assert records["one"]["is_open"]
 
@@ -451,14 +565,21 @@ def test_a_quick_run_takes_every_figure(tmp_path):
     part = json.loads((tmp_path / "cpu.json").read_text(encoding="utf-8"))["native"]
     stages = part["stages"]
     assert part["unfinished"] == {}
-    assert list(stages) == ["machine", "qwen3-0.6b", "single", "5m", "start", "load"]
+    assert list(stages) == [
+        *("machine", "qwen3-0.6b", "qwen3-0.6b-int8", "single", "single-int8", "5m"),
+        *("prompt-4096", "prompt-16384", "start", "load"),
+    ]
     failed = [what for stage in stages.values() for what in stage.get("failed", ())]
     assert not failed
     assert len(stages["machine"]["rates"]) == 5
-    assert stages["5m"]["absent"] == ["vllm"]
+    assert stages["5m"]["absent"] == ["openvino", "vllm"]
+    assert set(stages["single"]["memory"]["shares"]) == {"quire", "quire all bf16", "quire again"}
     assert len(stages["5m"]["rounds"]) == 2
-    compared = [(each["ours"], each["theirs"].split()[0]) for each in stages["5m"]["ratios"]]
-    assert compared == [("quire", "transformers"), ("quire all bf16", "transformers")]
+    compared = [(each["ours"], each["rival"]) for each in stages["5m"]["ratios"]]
+    assert compared == [
+        *(("quire", "transformers"), ("quire all bf16", "transformers")),
+        ("quire", "transformers no flags"),
+    ]
     quires = {each["label"]: each for each in stages["5m"]["engines"] if "quire" in each["label"]}
     assert quires.pop("quire all bf16")["configuration"]["options"]["kv_cache_dtype"] == "bfloat16"
     assert [each["equal_tokens"] for each in quires.values()] == [1.0] * 3

@@ -1,6 +1,6 @@
 """One engine in a process of its own, behind the same few JSON lines whichever engine it is.
 
-    PYTHON engine_child.py quire|vllm|transformers|llama.cpp
+    PYTHON engine_child.py quire|vllm|openvino|transformers|llama.cpp
 
 A line in is `{"do": "load", "folder": ..., "options": {...}}` or `{"do": "run", "prompts":
 [[ids]], "output_len": n, "repeats": n}`; a line out is the result, or `{"error": ...}`. It needs
@@ -71,6 +71,7 @@ def run(generate: Generate, message: dict[str, Any]) -> dict[str, Any]:
 def quire() -> Callable[..., tuple[Generate, dict[str, Any]]]:
     """Import quire."""
     from quire import LLM, SamplingParams
+    from quire.compose.sizes.weight_bytes import weight_bytes
     from quire.machine import instruction_sets
 
     def build(folder: Path, options: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
@@ -86,7 +87,8 @@ def quire() -> Callable[..., tuple[Generate, dict[str, Any]]]:
         parts |= values | {"kv_dtype": chosen.kv_dtype}
         found = instruction_sets.here()
         name = found if isinstance(found, str) else found.name
-        return generate, {"parts": parts, "instruction_set": name}
+        about = {"instruction_set": name, "weight_bytes": weight_bytes(chosen, tp_size=1)}
+        return generate, about | {"parts": parts}
 
     return build
 
@@ -123,9 +125,9 @@ def transformers() -> Callable[..., tuple[Generate, dict[str, Any]]]:
 
     def build(folder: Path, options: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
         torch.set_num_threads(options["threads"])
-        model = AutoModelForCausalLM.from_pretrained(  # with SDPA, where it offers that
-            folder, dtype=getattr(torch, options["dtype"])
-        ).eval()
+        named = options["dtype"]
+        dtype = named if named == "auto" else getattr(torch, named)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()  # SDPA, if it can
         cache = options.get("cache_implementation")
         if cache == "static":
             model.forward = torch.compile(model.forward)
@@ -146,6 +148,42 @@ def transformers() -> Callable[..., tuple[Generate, dict[str, Any]]]:
             return completions
 
         return generate, {"instruction_set": torch.backends.cpu.get_cpu_capability()}
+
+    return build
+
+
+def openvino() -> Callable[..., tuple[Generate, dict[str, Any]]]:
+    """Import OpenVINO GenAI."""
+    import numpy as np
+    import openvino
+    import openvino_genai
+
+    def build(folder: Path, options: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
+        path = folder / f"openvino-{options['weights']}"
+        properties = dict(options["properties"])
+        if "scheduler" in options:
+            scheduler = openvino_genai.SchedulerConfig()  # it caches no prefixes
+            for name, value in options["scheduler"].items():
+                setattr(scheduler, name, value)
+            properties["scheduler_config"] = scheduler
+        pipeline = openvino_genai.LLMPipeline(path, "CPU", properties)
+
+        def generate(prompts: list[list[int]], output_len: int) -> list[list[int]]:
+            token_ids = np.array(prompts, dtype=np.int64)
+            inputs = openvino_genai.TokenizedInputs(
+                openvino.Tensor(token_ids), openvino.Tensor(np.ones_like(token_ids))
+            )
+            wanted = openvino_genai.GenerationConfig(
+                max_new_tokens=output_len, do_sample=False, ignore_eos=True
+            )
+            return [list(completion) for completion in pipeline.generate(inputs, wanted).tokens]
+
+        found = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        about = {
+            "instruction_set": "avx512" if "BF16" in found else "avx2",
+            "weight_bytes": (path / "openvino_model.bin").stat().st_size,
+        }
+        return generate, about
 
     return build
 
@@ -177,8 +215,10 @@ def llama_cpp() -> Callable[..., tuple[Generate, dict[str, Any]]]:
         def generate(prompts: list[list[int]], output_len: int) -> list[list[int]]:
             return [one(prompt, output_len) for prompt in prompts]
 
-        about = llama_cpp.llama_print_system_info().decode()
-        return generate, {"instruction_set": about}
+        return generate, {
+            "instruction_set": llama_cpp.llama_print_system_info().decode(),
+            "weight_bytes": path.stat().st_size,
+        }
 
     return build
 
@@ -186,6 +226,7 @@ def llama_cpp() -> Callable[..., tuple[Generate, dict[str, Any]]]:
 ENGINES: dict[str, Callable[[], Callable[..., tuple[Generate, dict[str, Any]]]]] = {
     "quire": quire,
     "vllm": vllm,
+    "openvino": openvino,
     "transformers": transformers,
     "llama.cpp": llama_cpp,
 }
