@@ -36,9 +36,16 @@ INLINE vu bf16_words(vf v) {
     return v != v ? (word >> 16) | 0x40 : rounded;
 }
 
+INLINE vf load_some_bf16(const uint16_t* p, long count) {
+    if (count >= LANES) return load_bf16(p);
+    float lanes[LANES] = {};
+    for (long i = 0; i < count; i++) lanes[i] = from_bf16(p[i]);
+    return load(lanes);
+}
+
 // Sums of products, and elements of x, of formats that multiply float32.
 struct FloatProducts {
-    static constexpr bool IS_INTEGER = false;
+    static constexpr bool IS_INTEGER = false, IS_BF16 = false;
     typedef vf Sum;
     INLINE vf broadcast(const float* p) { return set1(*p); }
 };
@@ -77,6 +84,7 @@ struct Float32 : FloatProducts {
 };
 
 struct BFloat16 : FloatProducts {
+    static constexpr bool IS_BF16 = true;
     static constexpr long STEP = 2, GROUP = BLOCK, WORD_BYTES = 4;
     static constexpr long SLOT = 1;  // inputs per element of x
     static constexpr bool SCALED = false;

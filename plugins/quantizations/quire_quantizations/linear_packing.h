@@ -2,6 +2,7 @@
 #pragma once
 
 #include "linear_formats.h"
+#include "shuffle.h"
 
 // A dense weight, [outputs, inputs].
 struct Dense {
@@ -11,20 +12,53 @@ struct Dense {
 
     // A group of inputs of one panel: [size, PANEL], zeros beyond the last output.
     void read(float* to, long first_output, long k, long size) const {
-        for (long lane = 0; lane < PANEL; lane++) {
-            long output = first_output + lane, start = output * inputs + k;
-            float* column = to + lane;
-            if (output >= outputs)
-                for (long i = 0; i < size; i++) column[i * PANEL] = 0.0f;
-            else if (is_bf16)
-                for (long i = 0; i < size; i++)
-                    column[i * PANEL] = from_bf16(((const uint16_t*)values)[start + i]);
-            else
-                for (long i = 0; i < size; i++)
-                    column[i * PANEL] = ((const float*)values)[start + i];
-        }
+        const uint16_t* halves = (const uint16_t*)values;
+        const float* floats = (const float*)values;
+        transpose_to((uint8_t*)to, PANEL * 4, first_output, size, [&](long output, long i, long count) {
+            const long at = output * inputs + k + i;
+            return is_bf16 ? load_some_bf16(halves + at, count) : load_some(floats + at, count);
+        });
+    }
+
+    // The same without decoding: 32-bit words of the memory from input k on, of which `last` bytes
+    // belong to the last of `count` words of an output.
+    void read_words(uint8_t* to, long first_output, long k, long count, long last) const {
+        const long width = is_bf16 ? 2 : 4, row_bytes = inputs * width;
+        const uint8_t* bytes = (const uint8_t*)values + k * width;
+        transpose_to(to, PANEL * 4, first_output, count, [&](long output, long i, long some) {
+            const uint8_t* from = bytes + output * row_bytes + i * 4;
+            if (some > LANES || (some == LANES && last == 4)) return load((const float*)from);
+            vf words = zero();  // bytes behind the weight must not be read
+            std::memcpy(&words, from, (some - 1) * 4 + last);
+            return words;
+        });
+    }
+
+    // Stores vectors of `size` consecutive elements of each output as [size, PANEL].
+    template <class Read>
+    void transpose_to(
+        uint8_t* to, long step_bytes, long first_output, long size, const Read& read_some
+    ) const {
+        for (long lane = 0; lane < PANEL; lane += LANES)
+            for (long i = 0; i < size; i += LANES) {
+                vf block[LANES];
+                for (long o = 0; o < LANES; o++) {
+                    const long output = first_output + lane + o;
+                    block[o] = output < outputs ? read_some(output, i, size - i) : zero();
+                }
+                transpose(block);
+                const long count = size - i < LANES ? size - i : LANES;
+                for (long o = 0; o < count; o++)
+                    store((float*)(to + (i + o) * step_bytes) + lane, block[o]);
+            }
     }
 };
+
+// Whether words of the packed weight are those of the dense one.
+template <class F>
+bool keeps_bits(const Dense& from) {
+    return F::IS_BF16 == from.is_bf16 && !F::SCALED;
+}
 
 INLINE vf nearest_bf16(vf v) {
     return (vf)(bf16_words(v) << 16);
@@ -123,6 +157,10 @@ void pack_panels(uint8_t* packed, const Dense& from, long threads) {
     long panels = divided(from.outputs, PANEL), bytes = Layout<F>::panel_bytes(from.inputs);
     share_evenly(panels, threads, [&](long p) {
         uint8_t* panel = packed + p * bytes;
+        if (keeps_bits<F>(from)) {
+            const long words = divided(from.inputs, F::STEP), rest = from.inputs % F::STEP;
+            return from.read_words(panel, p * PANEL, 0, words, rest ? 4 / F::STEP * rest : 4);
+        }
         float values[F::GROUP * PANEL];
         for (long k = 0; k < from.inputs; k += F::GROUP) {
             long rest = from.inputs - k, size = rest < F::GROUP ? rest : F::GROUP;

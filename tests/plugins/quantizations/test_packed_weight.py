@@ -46,6 +46,10 @@ def weight_format(request):
     return FORMATS[request.param]
 
 
+def _zeros(num_bytes: int) -> torch.Tensor:
+    return torch.zeros(num_bytes, dtype=torch.uint8)
+
+
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
@@ -208,6 +212,24 @@ def test_what_is_not_a_number_reaches_its_row_only(weight_format):
     product = packed.multiply(x)
     assert product[3].isnan().all()
     assert product[torch.arange(20) != 3].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("in_features", [64, 97])
+def test_only_the_weight_is_read(weight_format, dtype, in_features):
+    """Packed memory does not depend on what follows in the memory of the weight."""
+    larger = numbers(40, in_features).to(dtype)
+    packed, alone = larger[:37], larger[:37].clone()
+    memories = [PackedWeight(weight, weight_format, _zeros).memory for weight in (packed, alone)]
+    assert torch.equal(*memories)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_last_of_an_odd_number_of_inputs_has_no_neighbour(dtype):
+    weight = torch.ones(3, 2 * BLOCK + 1, dtype=dtype)
+    weight[1, 0] = torch.inf
+    product = PackedWeight(weight, BFLOAT16).multiply(torch.ones(2, 2 * BLOCK + 1))
+    assert product.tolist() == [[2 * BLOCK + 1, torch.inf, 2 * BLOCK + 1]] * 2
 
 
 @pytest.mark.parametrize("weight_format", [FLOAT32, BFLOAT16])
