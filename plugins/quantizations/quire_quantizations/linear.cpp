@@ -41,7 +41,7 @@ constexpr long CACHED_ELEMENTS = 64 * 1024;    // of x in the L2 cache: panels a
 constexpr long SHORT = 2 * BLOCK;              // largest number of inputs per block, for more of x
 constexpr long SHORT_ELEMENTS = 96 * 1024;     // of x in the L2 cache for such blocks
 constexpr long TILES_OF_A_THREAD = 8;          // with so many tiles per thread, threads split rows
-constexpr long PREFETCH_DISTANCE = 16 * 1024;  // bytes in a panel
+constexpr long PREFETCH_DISTANCE = 8 * 1024;  // bytes in a panel
 constexpr long PREFETCH_DISTANCE_OF_FEW = 4096;  // the same if several panels are read at once
 constexpr long PACKED_BYTES = 32 * 1024;       // bytes of a panel in the L1 cache for all tiles
 constexpr long LINE = 64;
@@ -63,8 +63,7 @@ struct Tile {
     const uint8_t* packed;  // first panel, at the first group of the block
     long panel_bytes;
     long size;              // inputs of the block, a multiple of STEP
-    const uint8_t* next;    // packed memory to prefetch
-    long next_bytes;        // prefetched bytes per chunk of inputs
+    long next;              // distance of the packed memory to prefetch; 0: none
     long turn;              // input from which on prefetches go to the next panels
     const float* bias;      // null before the last block
     float* out;
@@ -136,19 +135,19 @@ INLINE void add_products(
     constexpr int VECTORS = PANELS * TILE_VECTORS;
     static_assert(Codes::GROUP % CHUNK == 0 || CHUNK % Codes::GROUP == 0, "");
     const float* a = tile.a + begin / CHUNK * CHUNK * ROWS + begin % CHUNK;
-    const uint8_t* next = tile.next + begin / CHUNK * tile.next_bytes;
-    for (long k = 0; k < size; k += CHUNK, a += CHUNK * ROWS, next += tile.next_bytes) {
-        if constexpr (PANELS == 1)
-            for (long line = 0; line < tile.next_bytes; line += LINE)
-                __builtin_prefetch(next + line);
+    for (long k = 0; k < size; k += CHUNK, a += CHUNK * ROWS) {
         long count = size - k < CHUNK ? size - k : CHUNK;
         const long others = begin + k < tile.turn ? 0 : (PANELS - 1) * tile.panel_bytes;
         const long distance = others + PREFETCH_DISTANCE_OF_FEW;
         for (long i = 0; i < count; i += Codes::STEP, codes += At::STEP_BYTES) {
-            if constexpr (PANELS > 1)  // too many lines to prefetch them all at once
+            if constexpr (PANELS > 1) {
                 for (int p = 0; p < PANELS; p++)
                     for (long line = 0; line < At::STEP_BYTES; line += LINE)
                         __builtin_prefetch(codes + p * tile.panel_bytes + distance + line);
+            } else if (tile.next) {
+                for (long line = 0; line < At::STEP_BYTES; line += LINE)
+                    __builtin_prefetch(codes + tile.next + line);
+            }
             typename Codes::Words words[VECTORS];
 #pragma GCC unroll 16
             for (int v = 0; v < VECTORS; v++) {
@@ -291,8 +290,7 @@ struct Linear {
         tile.packed = packed + panel * panel_bytes + k / F::GROUP * Layout<F>::GROUP_BYTES;
         tile.panel_bytes = panel_bytes;
         tile.size = size;
-        tile.next = tile.packed + PREFETCH_DISTANCE;
-        tile.next_bytes = CHUNK / F::STEP * Layout<F>::STEP_BYTES;
+        tile.next = PREFETCH_DISTANCE;
         tile.out = out + row * outputs + panel * PANEL;
         tile.out_row = outputs;
         tile.columns = outputs - panel * PANEL;
@@ -360,7 +358,7 @@ struct Linear {
             Tile next = tile(panel, 0, 0, padded);
             next.a = a;
             next.groups = groups_behind(a, {0, rows}, stride);
-            next.next = next.packed + PREFETCH_DISTANCE_OF_FEW;
+            next.next = PREFETCH_DISTANCE_OF_FEW;
             next.turn = padded - PREFETCH_DISTANCE_OF_FEW / Layout<F>::STEP_BYTES * F::STEP;
             (fits ? some : one)(next);
             panel += fits ? step : 1;
@@ -396,7 +394,7 @@ struct Linear {
                 arrange(a, some, k, size, size_of_block);
                 for (long panel = mine.begin; panel < mine.end; panel++) {
                     Tile first = tile(panel, row, k, size);
-                    first.next = first.packed + panel_bytes;
+                    first.next = panel_bytes;
                     block(a, first, some, size_of_block, 0);
                 }
             }
@@ -415,7 +413,7 @@ struct Linear {
             next.groups = groups + done * groups_of(stride) + begin / F::GROUP * tile_rows;
             (is_whole ? whole : last)(next);
             next.out += height * outputs;
-            next.next_bytes = 0;
+            next.next = 0;
         }
     }
 
