@@ -35,36 +35,25 @@ struct ExpertWeights {
 
 namespace {
 
-constexpr int FEW_ROWS = 4;                    // at most so many rows: several panels at once
+constexpr int FEW_ROWS = 4;                    // take as long as the weight takes to be read
 constexpr long CHUNK = 16;                     // consecutive inputs of a row of x in memory
 constexpr long CACHED_ELEMENTS = 64 * 1024;    // of x in the L2 cache: panels are read whole
 constexpr long SHORT = 2 * BLOCK;              // largest number of inputs per block, for more of x
 constexpr long SHORT_ELEMENTS = 96 * 1024;     // of x in the L2 cache for such blocks
 constexpr long TILES_OF_A_THREAD = 8;          // with so many tiles per thread, threads split rows
 constexpr long PREFETCH_DISTANCE = 8 * 1024;  // bytes in a panel
-constexpr long PREFETCH_DISTANCE_OF_FEW = 4096;  // the same if several panels are read at once
 constexpr long PACKED_BYTES = 32 * 1024;       // bytes of a panel in the L1 cache for all tiles
 constexpr long LINE = 64;
 constexpr long SPAN_BYTES = 64 * 1024;         // least work of a thread
 constexpr long SPAN_PRODUCTS = 256 * 1024;
 
-// Number of panels at once: as many as keep accumulators, words and elements of x in registers. A
-// spilled accumulator would be stored and loaded in every step.
-constexpr int panels_for(int rows) {
-    int panels = 4;
-    while (panels > 1 && (rows + 1) * panels * TILE_VECTORS + rows + 2 > REGISTERS) panels--;
-    return panels;
-}
-
 // One tile of the product, over one block of inputs.
 struct Tile {
     const float* a;         // rows of x, in the layout of `arrange`
     const InputGroup* groups;  // of integers: of all rows of the tile, group by group
-    const uint8_t* packed;  // first panel, at the first group of the block
-    long panel_bytes;
+    const uint8_t* packed;  // panel, at the first group of the block
     long size;              // inputs of the block, a multiple of STEP
     long next;              // distance of the packed memory to prefetch; 0: none
-    long turn;              // input from which on prefetches go to the next panels
     const float* bias;      // null before the last block
     float* out;
     long out_row, columns;
@@ -89,80 +78,70 @@ INLINE void store_some(float* p, vf v, long count) {
 }
 
 // acc += the products of one input. The smaller operand stays in registers: x or a column.
-template <class Codes, int ROWS, int VECTORS>
+template <class Codes, int ROWS>
 INLINE void add_one(
-    typename Codes::Sum (&acc)[ROWS][VECTORS],
+    typename Codes::Sum (&acc)[ROWS][TILE_VECTORS],
     const float* a,
-    typename Codes::Words (&words)[VECTORS],
+    typename Codes::Words (&words)[TILE_VECTORS],
     int j
 ) {
     typedef typename Codes::Sum Vector;
-    if constexpr (ROWS < VECTORS) {
+    if constexpr (ROWS < TILE_VECTORS) {
         Vector value[ROWS];
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; r++) value[r] = Codes::broadcast(a + r * CHUNK);
 #pragma GCC unroll 16
-        for (int v = 0; v < VECTORS; v++) {
+        for (int v = 0; v < TILE_VECTORS; v++) {
             Vector column = Codes::value(words[v], j);
 #pragma GCC unroll 16
             for (int r = 0; r < ROWS; r++)
                 acc[r][v] = add_product(Codes(), value[r], column, acc[r][v]);
         }
     } else {
-        Vector column[VECTORS];
+        Vector column[TILE_VECTORS];
 #pragma GCC unroll 16
-        for (int v = 0; v < VECTORS; v++) column[v] = Codes::value(words[v], j);
+        for (int v = 0; v < TILE_VECTORS; v++) column[v] = Codes::value(words[v], j);
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; r++) {
             Vector value = Codes::broadcast(a + r * CHUNK);
 #pragma GCC unroll 16
-            for (int v = 0; v < VECTORS; v++)
+            for (int v = 0; v < TILE_VECTORS; v++)
                 acc[r][v] = add_product(Codes(), value, column[v], acc[r][v]);
         }
     }
 }
 
 // acc += the products of `size` inputs, in their order.
-template <class Codes, int ROWS, int PANELS>
+template <class Codes, int ROWS>
 INLINE void add_products(
-    typename Codes::Sum (&acc)[ROWS][PANELS * TILE_VECTORS],
+    typename Codes::Sum (&acc)[ROWS][TILE_VECTORS],
     const Tile& tile,
     const uint8_t* codes,
     long begin,
     long size
 ) {
     typedef Layout<Codes> At;
-    constexpr int VECTORS = PANELS * TILE_VECTORS;
     static_assert(Codes::GROUP % CHUNK == 0 || CHUNK % Codes::GROUP == 0, "");
     const float* a = tile.a + begin / CHUNK * CHUNK * ROWS + begin % CHUNK;
     for (long k = 0; k < size; k += CHUNK, a += CHUNK * ROWS) {
         long count = size - k < CHUNK ? size - k : CHUNK;
-        const long others = begin + k < tile.turn ? 0 : (PANELS - 1) * tile.panel_bytes;
-        const long distance = others + PREFETCH_DISTANCE_OF_FEW;
         for (long i = 0; i < count; i += Codes::STEP, codes += At::STEP_BYTES) {
-            if constexpr (PANELS > 1) {
-                for (int p = 0; p < PANELS; p++)
-                    for (long line = 0; line < At::STEP_BYTES; line += LINE)
-                        __builtin_prefetch(codes + p * tile.panel_bytes + distance + line);
-            } else if (tile.next) {
+            if (tile.next)  // line by line: many prefetches at once would wait for each other
                 for (long line = 0; line < At::STEP_BYTES; line += LINE)
                     __builtin_prefetch(codes + tile.next + line);
-            }
-            typename Codes::Words words[VECTORS];
+            typename Codes::Words words[TILE_VECTORS];
 #pragma GCC unroll 16
-            for (int v = 0; v < VECTORS; v++) {
-                const uint8_t* panel = codes + v / TILE_VECTORS * tile.panel_bytes;
-                words[v] = Codes::load_codes(panel + v % TILE_VECTORS * At::VECTOR_BYTES);
-            }
+            for (int v = 0; v < TILE_VECTORS; v++)
+                words[v] = Codes::load_codes(codes + v * At::VECTOR_BYTES);
 #pragma GCC unroll 8
             for (int j = 0; j < Codes::STEP; j++) add_one<Codes>(acc, a + i + j, words, j);
         }
     }
 }
 
-template <class F, int ROWS, int PANELS>
+template <class F, int ROWS>
 struct Product {
-    static constexpr int VECTORS = PANELS * TILE_VECTORS;
+    static constexpr int VECTORS = TILE_VECTORS;
     typedef vf Totals[ROWS][VECTORS];
 
     static void run(const Tile& tile) {
@@ -186,9 +165,9 @@ struct Product {
             vi acc[ROWS][VECTORS];
             for (int r = 0; r < ROWS; r++)
                 for (int v = 0; v < VECTORS; v++) acc[r][v] = set1i(groups[r].correction);
-            add_products<F, ROWS, PANELS>(acc, tile, codes, k, size);
+            add_products<F, ROWS>(acc, tile, codes, k, size);
             for (int v = 0; v < VECTORS; v++) {
-                const vf scale = scales_of(tile, group, v);
+                const vf scale = scales_of(group, v);
                 for (int r = 0; r < ROWS; r++) {
                     const vf product = to_float(acc[r][v]) * scale;
                     total[r][v] = fma(product, set1(groups[r].scale), total[r][v]);
@@ -196,19 +175,18 @@ struct Product {
             }
         } else if constexpr (F::SCALED) {
             vf acc[ROWS][VECTORS] = {};
-            add_products<F, ROWS, PANELS>(acc, tile, codes, k, size);
+            add_products<F, ROWS>(acc, tile, codes, k, size);
             for (int v = 0; v < VECTORS; v++) {
-                const vf scale = scales_of(tile, group, v);
+                const vf scale = scales_of(group, v);
                 for (int r = 0; r < ROWS; r++) total[r][v] = fma(scale, acc[r][v], total[r][v]);
             }
         } else {
-            add_products<F, ROWS, PANELS>(total, tile, codes, k, size);
+            add_products<F, ROWS>(total, tile, codes, k, size);
         }
     }
 
-    INLINE vf scales_of(const Tile& tile, const uint8_t* group, int v) {
-        const uint8_t* scales = group + v / TILE_VECTORS * tile.panel_bytes;
-        return load_bf16((const uint16_t*)scales + v % TILE_VECTORS * LANES);
+    INLINE vf scales_of(const uint8_t* group, int v) {
+        return load_bf16((const uint16_t*)group + v * LANES);
     }
 
     INLINE void finish(Totals& total, const Tile& tile) {
@@ -226,15 +204,9 @@ struct Product {
 typedef void (*Kernel)(const Tile&);
 
 template <class F, int ROWS = TILE_ROWS>
-Kernel one_panel(long rows) {
-    if (rows == ROWS) return Product<F, ROWS, 1>::run;
-    if constexpr (ROWS > 1) return one_panel<F, ROWS - 1>(rows);
-    return nullptr;
-}
-template <class F, int ROWS = FEW_ROWS>
-Kernel some_panels(long rows) {
-    if (rows == ROWS) return Product<F, ROWS, panels_for(ROWS)>::run;
-    if constexpr (ROWS > 1) return some_panels<F, ROWS - 1>(rows);
+Kernel kernel_for(long rows) {
+    if (rows == ROWS) return Product<F, ROWS>::run;
+    if constexpr (ROWS > 1) return kernel_for<F, ROWS - 1>(rows);
     return nullptr;
 }
 
@@ -288,7 +260,6 @@ struct Linear {
     Tile tile(long panel, long row, long k, long size) const {
         Tile tile = {};
         tile.packed = packed + panel * panel_bytes + k / F::GROUP * Layout<F>::GROUP_BYTES;
-        tile.panel_bytes = panel_bytes;
         tile.size = size;
         tile.next = PREFETCH_DISTANCE;
         tile.out = out + row * outputs + panel * PANEL;
@@ -346,28 +317,9 @@ struct Linear {
         return scratch(count * (stride + bytes / (long)sizeof(float)));
     }
 
-    // Few rows: several panels at once, from the first input to the last.
-    void few(Range mine) const {
-        const long stride = round_up(padded, CHUNK);
-        float* a = memory_for(rows, stride);
-        arrange(a, {0, rows}, 0, padded, stride);
-        Kernel one = one_panel<F>(rows), some = some_panels<F>(rows);
-        long step = panels_for((int)rows);
-        for (long panel = mine.begin; panel < mine.end;) {
-            bool fits = panel + step <= mine.end;
-            Tile next = tile(panel, 0, 0, padded);
-            next.a = a;
-            next.groups = groups_behind(a, {0, rows}, stride);
-            next.next = PREFETCH_DISTANCE_OF_FEW;
-            next.turn = padded - PREFETCH_DISTANCE_OF_FEW / Layout<F>::STEP_BYTES * F::STEP;
-            (fits ? some : one)(next);
-            panel += fits ? step : 1;
-        }
-    }
-
-    // Many rows: one block of one panel is read while it is in the L1 cache. If all of x fits in
-    // the L2 cache, each panel is read to its end; otherwise all panels of one block of inputs.
-    void many(Range mine, Range these) const {
+    // One block of one panel is read while it is in the L1 cache. If all of x fits in the L2 cache,
+    // each panel is read to its end; otherwise all panels of one block of inputs.
+    void panels_of_rows(Range mine, Range these) const {
         long count = these.end - these.begin, stride = round_up(padded, CHUNK);
         if (count * stride > CACHED_ELEMENTS) return blockwise(mine, these);
         float* a = memory_for(count, stride);
@@ -404,7 +356,7 @@ struct Linear {
     // All tiles of some rows with one block of a panel, whose inputs begin at `begin` in `a`.
     void block(const float* a, Tile next, Range some, long stride, long begin) const {
         long count = some.end - some.begin, rest = count % height;
-        Kernel whole = one_panel<F>(height), last = one_panel<F>(rest);
+        Kernel whole = kernel_for<F>(height), last = kernel_for<F>(rest);
         const InputGroup* groups = groups_behind(a, some, stride);
         for (long done = 0; done < count; done += height) {
             bool is_whole = count - done >= height;
@@ -415,10 +367,6 @@ struct Linear {
             next.out += height * outputs;
             next.next = 0;
         }
-    }
-
-    void panels_of_rows(Range mine, Range these) const {
-        rows <= FEW_ROWS ? few(mine) : many(mine, these);
     }
 
     void run() const {

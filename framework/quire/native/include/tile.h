@@ -9,11 +9,11 @@
 // Vectors and rows of the largest tile: accumulators, a panel's vectors and one element of `a` fit
 // into the registers (32 of AVX-512 and NEON, 16 of AVX2).
 #if defined(QUIRE_AVX512)
-constexpr int TILE_VECTORS = 2, TILE_ROWS = 12, REGISTERS = 32;
+constexpr int TILE_VECTORS = 2, TILE_ROWS = 12;
 #elif defined(QUIRE_AVX2)
-constexpr int TILE_VECTORS = 2, TILE_ROWS = 6, REGISTERS = 16;
+constexpr int TILE_VECTORS = 2, TILE_ROWS = 6;
 #else
-constexpr int TILE_VECTORS = 4, TILE_ROWS = 6, REGISTERS = 32;
+constexpr int TILE_VECTORS = 4, TILE_ROWS = 6;
 #endif
 constexpr int TILE_COLUMNS = TILE_VECTORS * LANES;
 
