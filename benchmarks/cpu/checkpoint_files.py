@@ -51,6 +51,23 @@ def make_gguf(checkpoint: Path, python: str, kinds: Sequence[str]) -> None:
     _run([python, str(HERE / "peers" / "write_gguf.py"), str(checkpoint), *kinds])
 
 
+def make_vllm(checkpoint: Path, python: str, kinds: Sequence[str]) -> None:
+    """Write a checkpoint of eight-bit integers into a folder in the checkpoint's.
+
+    Args:
+        checkpoint: Folder of the checkpoint.
+        python: An interpreter that has torch.
+        kinds: "int8", or nothing.
+    """
+    for kind in kinds:
+        target, partial = (checkpoint / f"vllm-{kind}{end}" for end in ("", ".partial"))
+        if not target.exists():
+            shutil.rmtree(partial, ignore_errors=True)
+            script = str(HERE / "peers" / f"write_{kind}.py")
+            _run([python, script, str(checkpoint), str(partial)])
+            partial.rename(target)
+
+
 def make_openvino(checkpoint: Path, python: str, kinds: Sequence[str]) -> None:
     """Export the same weights as OpenVINO's users do, into folders in the checkpoint's.
 
@@ -62,8 +79,7 @@ def make_openvino(checkpoint: Path, python: str, kinds: Sequence[str]) -> None:
     argv = [python, "-m", "optimum.commands.optimum_cli", "export", "openvino"]
     argv += ["--model", str(checkpoint), "--task", "text-generation-with-past"]
     for kind in kinds:
-        target = checkpoint / f"openvino-{kind}"
-        partial = checkpoint / f"openvino-{kind}.partial"
+        target, partial = (checkpoint / f"openvino-{kind}{end}" for end in ("", ".partial"))
         if not target.exists():
             shutil.rmtree(partial, ignore_errors=True)
             _run([*argv, "--weight-format", kind, str(partial)])

@@ -25,6 +25,7 @@ from configurations import (
     transformers_in,
     vllm_candidates,
     vllm_compiled,
+    vllm_int8,
 )
 from engine_process import Configuration, EngineFailedError, EngineProcess
 from family_shapes import FAMILY_SHAPES
@@ -32,6 +33,7 @@ from family_shapes import FAMILY_SHAPES
 LOAD_S, RUN_S = 600.0, 600.0
 DISTURBED_TURNS = 20
 FAMILY_DTYPES = ("float32", "bfloat16")
+SHORT_LENGTH = 256  # tokens of a request, at most
 FAMILY_LENGTH = 1088  # tokens of a request, at most
 LONG_PROMPTS = (4096, 16_384)
 TRIED_LENGTH = LONG_PROMPTS[0]  # the settings of a peer are the same for longer ones
@@ -179,7 +181,7 @@ def throughput(shape: str, bench: Bench) -> Comparison:
     is_small = shape == "5m"
     batch, repeats, aims = (16, 4, (4.0, 3.0)) if is_small else (8, 1, (1.25, 2.5))
     vllm = vllm_candidates(
-        bench.pythons.get("vllm"), bench.folder, bench.isa, 256, batch, is_small=is_small
+        bench.pythons.get("vllm"), bench.folder, bench.isa, SHORT_LENGTH, batch, is_small=is_small
     )
     transformers = transformers_candidates(bench.isa, is_small=is_small)
     trial_s = (400.0, 200.0) if is_small else (900.0, 400.0)
@@ -202,22 +204,27 @@ def throughput(shape: str, bench: Bench) -> Comparison:
                 trial_s[1],
                 {"out_tok_s": aims[1]},
             ),
-            *_without_flags(("vllm", "openvino", "transformers"), ("out_tok_s",)),
+            *_without_flags(("vllm", "openvino", "transformers"), ("out_tok_s",), bench),
         ),
         figures=("out_tok_s",),
         repeats=repeats,
     )
 
 
-def narrow_throughput() -> Comparison:
+def narrow_throughput(bench: Bench) -> Comparison:
     """Return the load of all requests at once with weights of eight bits."""
+    vllm = vllm_int8(bench.pythons.get("vllm"), bench.folder, SHORT_LENGTH, batch=8)
+    aims = {"out_tok_s": 1.25}
     return Comparison(
         "qwen3-0.6b",
         batch=8,
         input_len=128,
         output_len=64,
         ours=(QUIRE, INT8),
-        peers=(_openvino("int8", 8, (INT8,), {"out_tok_s": 1.25}),),
+        peers=(
+            Peer("vllm", "vllm int8", vllm, (INT8,), 400.0, aims),
+            _openvino("int8", 8, (INT8,), aims),
+        ),
         figures=("out_tok_s",),
     )
 
@@ -234,7 +241,7 @@ def single(bench: Bench) -> Comparison:
         peers=(
             _llama("BF16", compared, aims),
             _openvino(OPENVINO_WEIGHTS, 1, compared, aims),
-            *_without_flags(("llama.cpp", "openvino"), PARTS),
+            *_without_flags(("llama.cpp", "openvino"), PARTS, bench),
         ),
         figures=PARTS,
         measures_memory=True,
@@ -275,7 +282,7 @@ def long_prompt(length: int, bench: Bench) -> Comparison:
         peers=(
             _openvino(OPENVINO_WEIGHTS, 1, compared, aims, cache_gib=4, is_tried=is_tried),
             _openvino("int8", 1, (INT8,), aims, cache_gib=4, is_tried=is_tried),
-            *_without_flags(("openvino",), ("prefill_tok_s",)),
+            *_without_flags(("openvino",), ("prefill_tok_s",), bench),
         ),
         figures=("prefill_tok_s",),
     )
@@ -306,7 +313,7 @@ def comparisons(bench: Bench) -> dict[str, Comparison]:
     """Return all comparisons, by the name of their stage."""
     found = {
         "qwen3-0.6b": throughput("qwen3-0.6b", bench),
-        "qwen3-0.6b-int8": narrow_throughput(),
+        "qwen3-0.6b-int8": narrow_throughput(bench),
         "single": single(bench),
         "single-int8": narrow_single(),
         "5m": throughput("5m", bench),
@@ -337,7 +344,8 @@ def _llama(weights: str, ours: tuple[Configuration, ...], aims: Mapping[str, flo
     return Peer("llama.cpp", f"llama.cpp {weights}", llama_candidates(weights), ours, 200.0, aims)
 
 
-def _without_flags(engines: Iterable[str], figures: Iterable[str]) -> Iterator[Peer]:
+def _without_flags(engines: Iterable[str], figures: Iterable[str], bench: Bench) -> Iterator[Peer]:
     for engine in engines:
+        candidates = no_flags(engine, bench.folder, SHORT_LENGTH)
         aims = dict.fromkeys(figures, 1.0)
-        yield Peer(engine, f"{engine} no flags", no_flags(engine), (QUIRE,), 0.0, aims)
+        yield Peer(engine, f"{engine} no flags", candidates, (QUIRE,), 0.0, aims)

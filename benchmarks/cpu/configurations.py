@@ -109,6 +109,22 @@ def vllm_candidates(
     return Candidates(tuple(tried), not_tried)
 
 
+def vllm_int8(python: str | None, folder: Path, length: int, batch: int) -> Candidates:
+    """Return those of vLLM on a checkpoint of eight-bit integers, with its compiler and without."""
+    plain = vllm_configuration(folder, length, batch, "bfloat16", is_eager=True)
+    eager = replace(
+        plain,
+        name="int8, eager",
+        options={**plain.options, "weights": "int8"},
+        weight_bytes=1.5,
+        keeps_weights=False,
+    )
+    tried = [_always(eager), _compiled]
+    if (path := find_library("libiomp5", python)) is not None:
+        tried.append(_preloaded("libiomp5", path))
+    return Candidates(tuple(tried), {})
+
+
 def vllm_configuration(
     folder: Path, length: int, batch: int, dtype: str, *, is_eager: bool
 ) -> Configuration:
@@ -124,8 +140,7 @@ def vllm_configuration(
         },
         {
             "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, processors())),
-            "VLLM_CPU_KVCACHE_SPACE": str(VLLM_CACHE_GIB),
-            "VLLM_CACHE_ROOT": str(folder / "vllm-cache"),
+            **_vllm_storage(folder),
         },
         WEIGHT_BYTES[dtype],
     )
@@ -226,11 +241,18 @@ def openvino_candidates(weights: str, batch: int, cache_gib: int) -> Candidates:
     return Candidates((*tried, _stateful), {})
 
 
-def no_flags(engine: str) -> Candidates:
-    """Return a peer's own defaults, without prefix caching as everywhere."""
+def no_flags(engine: str, folder: Path, length: int) -> Candidates:
+    """Return a peer's own defaults, without prefix caching as everywhere.
+
+    Args:
+        engine: The peer.
+        folder: Folder for compiled code.
+        length: Number of tokens of a request, for vLLM, whose cache would otherwise take nearly all
+            of the memory.
+    """
     threads = usable_cores()[0]
     options: dict[str, dict[str, Any]] = {
-        "vllm": {},
+        "vllm": {"max_model_len": length},
         "transformers": {"dtype": "auto", "threads": threads},
         # those of llama.cpp, which uses all cores; its Python package uses half of them
         "llama.cpp": {"weights": "BF16", "n_threads": threads, "n_threads_batch": threads},
@@ -240,7 +262,8 @@ def no_flags(engine: str) -> Candidates:
             "properties": {},
         },
     }
-    configuration = Configuration(engine, "no flags", options[engine], weight_bytes=2)
+    environment = _vllm_storage(folder) if engine == "vllm" else {}
+    configuration = Configuration(engine, "no flags", options[engine], environment, weight_bytes=2)
     return Candidates((_always(configuration),), {})
 
 
@@ -262,6 +285,13 @@ def find_library(name: str, python: str | None) -> Path | None:
         if found:
             return min(found, key=lambda path: len(path.name))
     return None
+
+
+def _vllm_storage(folder: Path) -> dict[str, str]:
+    return {
+        "VLLM_CPU_KVCACHE_SPACE": str(VLLM_CACHE_GIB),
+        "VLLM_CACHE_ROOT": str(folder / "vllm-cache"),
+    }
 
 
 def _always(configuration: Configuration) -> Variant:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from checkpoint_files import make_checkpoint, make_gguf, make_openvino, num_params
+from checkpoint_files import make_checkpoint, make_gguf, make_openvino, make_vllm, num_params
 from comparisons import LOAD_S, Bench, Comparison, Peer
 from configurations import AGAIN, VLLM_CACHE_GIB
 from engine_process import Configuration, EngineFailedError, EngineProcess
@@ -23,6 +23,8 @@ from trials import Trials, log_progress
 from turns import take_turns
 
 from quire.machine.free_memory import free_host_bytes
+
+MADE = {"vllm": make_vllm, "openvino": make_openvino, "llama.cpp": make_gguf}  # of a checkpoint
 
 
 class Replaced(list[Any]):
@@ -49,10 +51,11 @@ def run_comparison(comparison: Comparison, bench: Bench) -> Iterator[dict[str, A
     absent = sorted({peer.engine for peer in comparison.peers if peer not in available})
     yield {"load": comparison.load, "absent": absent, "with_trials": bench.with_trials}
     folder = make_checkpoint(bench.folder, comparison.shape)
-    for engine, make in (("llama.cpp", make_gguf), ("openvino", make_openvino)):
+    for engine, make in MADE.items():
         first = [peer.candidates.first for peer in available if peer.engine == engine]
-        if first:
-            make(folder, bench.pythons[engine], [each.options["weights"] for each in first])
+        kinds = [each.options["weights"] for each in first if "weights" in each.options]
+        if kinds:
+            make(folder, bench.pythons[engine], kinds)
     fastest: list[FastestConfiguration] = []
     records: list[dict[str, Any]] = []
     for peer in available:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint_files import TINY, make_checkpoint, make_openvino
-from comparisons import FAMILY_DTYPES, LOAD_S, LONG_PROMPTS, Bench, comparisons
+from comparisons import FAMILY_DTYPES, LOAD_S, LONG_PROMPTS, SHORT_LENGTH, Bench, comparisons
 from configurations import OPENVINO_WEIGHTS, QUIRE, no_flags, vllm_configuration
 from engine_process import (
     Configuration,
@@ -110,7 +110,7 @@ def start(bench: Bench) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as kept:
         for kind, is_eager in (("eager", True), ("compiled, its cache cold", False)):
             configuration = vllm_configuration(
-                Path(kept), length=256, batch=8, dtype="float32", is_eager=is_eager
+                Path(kept), length=SHORT_LENGTH, batch=8, dtype="float32", is_eager=is_eager
             )
             yield _start(configuration, kind, {}, bench, folder)
 
@@ -171,7 +171,7 @@ def _openvino_starts(kept: Path, bench: Bench, folder: Path) -> Iterator[dict[st
     if not _takes_part("openvino", bench):
         return
     make_openvino(folder, bench.pythons["openvino"], [OPENVINO_WEIGHTS])
-    plain = no_flags("openvino").first
+    plain = no_flags("openvino", bench.folder, SHORT_LENGTH).first
     properties = {"CACHE_DIR": str(kept / "openvino")}
     cached = replace(plain, options={**plain.options, "properties": properties})
     yield _start(plain, "no flags", {}, bench, folder)

@@ -13,8 +13,10 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "cpu"
 RESULTS = FOLDER.parent / "results"
@@ -254,6 +256,24 @@ def test_configurations_of_openvino_have_names_of_their_own(benchmark):
         assert candidates.first.options["scheduler"]["cache_size"] == 1
 
 
+def test_eight_bit_weights_for_vllm_are_the_rounded_ones(benchmark, tmp_path):
+    files = benchmark("checkpoint_files")
+    files.write(tmp_path / "tiny", files.TINY)
+    files.make_vllm(tmp_path / "tiny", sys.executable, ["int8"])
+    found = load_file(tmp_path / "tiny" / "vllm-int8" / "model.safetensors")
+    assert "model.embed_tokens.weight_scale" not in found
+    for name, weight in load_file(tmp_path / "tiny" / "model.safetensors").items():
+        if "_proj" not in name:
+            assert torch.equal(found[name], weight)
+            continue
+        codes, scales = found[name], found[f"{name}_scale"]
+        assert codes.dtype == torch.int8
+        assert int(codes.abs().amax(1).min()) == 127
+        assert ((codes * scales - weight.float()).abs() <= 0.501 * scales).all()
+    config = json.loads((tmp_path / "tiny" / "vllm-int8" / "config.json").read_text())
+    assert config["quantization_config"]["format"] == "int-quantized"
+
+
 def test_an_engine_that_cannot_be_limited_takes_no_part_with_fewer_instructions(benchmark):
     limits = benchmark("instruction_limits")
     assert limits.cannot_be_limited("openvino", "avx2")
@@ -280,7 +300,7 @@ def test_what_was_not_measured_is_a_line_for_each_load(benchmark):
     assert "| int8 | openvino int8, stateful | output | 30.0 | 30.0 | 1.50 (1.30 to 1.60" in text
     assert "| 7 | 1.25 | yes |" in text
     assert "* single: llama.cpp BF16, openvino fp16, llama.cpp no flags, openvino no flags" in text
-    assert "* qwen3-0.6b-int8" not in text
+    assert "* qwen3-0.6b-int8: vllm int8" in text
 
 
 def test_rates_of_other_kernels_count_for_no_aim_of_ours(benchmark):

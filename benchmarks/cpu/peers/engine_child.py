@@ -98,8 +98,10 @@ def vllm() -> Callable[..., tuple[Generate, dict[str, Any]]]:
     from vllm import LLM, SamplingParams
 
     def build(folder: Path, options: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
+        options = dict(options)
+        narrow = options.pop("weights", None)
         llm = LLM(
-            model=str(folder),
+            model=str(folder if narrow is None else folder / f"vllm-{narrow}"),
             skip_tokenizer_init=True,
             enable_prefix_caching=False,
             **options,
