@@ -51,15 +51,15 @@ class Seconds(NamedTuple):
 
 SECONDS = {
     "machine": Seconds(150),
-    "qwen3-0.6b": Seconds(150, 800, 130),
-    "qwen3-0.6b-int8": Seconds(60, 240, 35),
-    "single": Seconds(60, 180, 45),
-    "single-int8": Seconds(120, 400, 50),
-    "5m": Seconds(100, 400, 20),
-    "prompt-4096": Seconds(100, 500, 90),
-    "prompt-16384": Seconds(500, 0, 500),
-    "start": Seconds(330),
-    "load": Seconds(230),
+    "qwen3-0.6b": Seconds(200, 800, 130),
+    "qwen3-0.6b-int8": Seconds(100, 450, 40),
+    "single": Seconds(60, 200, 60),
+    "single-int8": Seconds(120, 450, 60),
+    "5m": Seconds(100, 500, 25),
+    "prompt-4096": Seconds(120, 700, 100),
+    "prompt-16384": Seconds(600, 0, 600),
+    "start": Seconds(300),
+    "load": Seconds(250),
     **dict.fromkeys(FAMILY_STAGES, Seconds(120, 150, 50)),
 }
 

@@ -104,6 +104,8 @@ class OpenVino:
             while not running or not self._new.empty():
                 request = self._new.get()
                 if request is None:
+                    while self._pipeline.has_non_finished_requests():  # cancelled ones
+                        self._pipeline.step()
                     return
                 token_ids, num_out, messages = request
                 handle = self._add(token_ids, num_out)
