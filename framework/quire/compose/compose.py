@@ -47,8 +47,9 @@ from quire.compose.choices.parser_choice import ParsedModel, choose_parser
 from quire.compose.choices.probes import Probe, cause_of
 from quire.compose.choices.quantization_choice import (
     QuantizationQuery,
-    after_loading,
+    choose_prepared,
     choose_quantization,
+    with_dtype_of_prepared,
 )
 from quire.compose.choices.sampler_choice import choose_samplers
 from quire.compose.choices.structured_output_choice import choose_structured_output
@@ -189,7 +190,7 @@ def _compose(
     """
     registries = plugins.registries
     model, description = choose_model(registries.models, settings.model, checkpoint)
-    description = after_loading(registries, description)
+    description = with_dtype_of_prepared(description)
     machine = _usable_machine(machine, settings, registries, unavailable)
     device = machine.device(settings.model.device)
     settings = settings.for_device(device)
@@ -304,12 +305,14 @@ def _computing_parts(inputs: _Inputs) -> dict[str, Any]:
     query = QuantizationQuery(
         device, inputs.dtype, kernels, inputs.description.checkpoint_dtype, unavailable
     )
+    prepared = choose_prepared(registries, inputs.description, query)
     quantization = choose_quantization(
         registries, settings.model.quantization, inputs.description, query
     )
     attention = _attention(inputs)
     return {
         "kernels": kernels,
+        "prepared_quantization": prepared,
         "quantization": quantization,
         "block_size": _block_size(settings, attention),
         "attention_backends": attention.backends,

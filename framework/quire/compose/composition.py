@@ -100,6 +100,8 @@ class Composition:
         dtype: Compute dtype.
         kv_dtype: Dtype of the KV cache.
         kernels: Kernels of layers and sampling: "torch", "triton" or "native".
+        prepared_quantization: Method that reads the checkpoint's quantized weights; None: they are
+            not quantized.
         quantization: Quantization method of linear layers; None: weights in the compute dtype.
         attention_backends: Distinct backends, the one of most layers first; empty if no layer has
             KV.
@@ -126,6 +128,7 @@ class Composition:
     max_model_len: int
     block_size: int
     model: Choice
+    prepared_quantization: Choice | None
     quantization: Decision[Choice | None]
     attention_backends: tuple[Choice, ...]
     layer_backends: tuple[int, ...]
@@ -198,8 +201,8 @@ class Composition:
             self.shipped_lora_source, self.scheduling_policy, self.kv_store, self.executor,
         )  # fmt: skip
         parts = (
-            self.model, self.quantization.value, *self.attention_backends, *self.kv_cache_specs,
-            *self.samplers, *optional,
+            self.model, self.prepared_quantization, self.quantization.value,
+            *self.attention_backends, *self.kv_cache_specs, *self.samplers, *optional,
         )  # fmt: skip
         return [part for part in parts if part is not None]
 

@@ -1,8 +1,16 @@
-"""The interface of a quantization method: storage and use of a linear layer's weight.
+"""The interface of a quantization method: reading of quantized checkpoints, storage of weights.
 
-A layer of `quire.layers` creates its parameters through the method, loads checkpoint slices into
-them, and computes with it. The method handles one weight at a time, which is already this device's
-shard, with merged slices in order.
+A method does one or both of two things:
+
+* A `PreparedQuantization` reads checkpoints whose `quantization_config` names it. It says which
+  tensors of the files make up a weight, and decodes them to a `QuantizedWeight`.
+* Any `Quantization` may store the weight of a linear layer and multiply by it. A layer of
+  `quire.layers` creates its parameters through the method, loads checkpoint slices into them, and
+  computes with it. The method handles one weight at a time, which is already this device's shard,
+  with merged slices in order.
+
+A quantized weight is stored by a method with `stores_quantized`, whatever format it was read from.
+Where none can be used here, it is dequantized while it is loaded.
 """
 
 from __future__ import annotations
@@ -12,6 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from quire.interfaces.checkpoint_tensors import CheckpointTensor, Read, Tensors
+from quire.interfaces.quantized_weight import QuantizedWeight
 from quire.interfaces.reference import check_reference
 
 if TYPE_CHECKING:
@@ -27,7 +37,11 @@ class QuantizationCapabilities:
         devices: Supported device types.
         dtypes: Supported compute dtypes.
         from_plain_checkpoint: True if it can quantize an unquantized checkpoint during loading.
-        reads_prepared: True if it reads checkpoints whose `quantization_config` names it.
+        reads_prepared: True if it reads checkpoints whose `quantization_config` names it; it is
+            then a `PreparedQuantization`.
+        may_be_requantized: True if models are published in this format alone, so that the user may
+            quantize their weights anew. Weights of other formats would be rounded twice.
+        stores_quantized: True if its linear methods keep the codes of a `QuantizedWeight`.
         lossless_for: Dtypes of unquantized checkpoints that it stores without loss; `auto` may
             choose it for those.
         kernels: Supported values of `LayerContext.kernels`; None: any.
@@ -47,6 +61,8 @@ class QuantizationCapabilities:
     dtypes: frozenset[str]
     from_plain_checkpoint: bool = False
     reads_prepared: bool = True
+    may_be_requantized: bool = False
+    stores_quantized: bool = False
     lossless_for: frozenset[str] = frozenset()
     kernels: frozenset[str] | None = None
     weight_bits: float | None = None
@@ -99,6 +115,21 @@ class LinearMethod(ABC):
 
         A method may then hold `weight` in another dtype until it is packed.
         """
+
+    def load_quantized(self, layer: nn.Module, weight: QuantizedWeight, first_row: int) -> None:
+        """Load a slice that the checkpoint has quantized, already cut to this device's shard.
+
+        The default dequantizes it. A method that `stores_quantized` keeps it until all slices are
+        there.
+
+        Args:
+            layer: Layer that the method's parameters are registered with.
+            weight: Some rows of the weight, all columns.
+            first_row: Index of the first one in the layer's weight.
+        """
+        dense = weight.dequantized()
+        self.expect(layer, dense.dtype)
+        layer.get_parameter("weight")[first_row : first_row + len(dense)].copy_(dense)
 
     @abstractmethod
     def finish_loading(self, layer: nn.Module) -> None:
@@ -163,3 +194,32 @@ class Quantization(ABC):
     @abstractmethod
     def linear_method(self, module_name: str) -> LinearMethod | None:
         """Return the method for the named layer's weight; None: it is not quantized."""
+
+
+class PreparedQuantization(Quantization):
+    """A method that reads checkpoints whose `quantization_config` names it.
+
+    What is quantized is decided by the tensors of the files. A layer that the config excludes has
+    an ordinary `weight`, and is left as it is.
+    """
+
+    def linear_method(self, module_name: str) -> LinearMethod | None:
+        """Return None: another method stores what this one has read."""
+        del module_name
+        return None
+
+    @abstractmethod
+    def read(self, tensors: Tensors, read: Read) -> dict[str, CheckpointTensor]:
+        """Return the tensors of a checkpoint, with a weight in place of the parts of each.
+
+        Dtypes and shapes of the parts are checked here, before any weight is read. A weight has the
+        name that it has in an unquantized checkpoint of the model; tensors that are not parts of
+        weights stay, and those that the model does not need are left out.
+
+        Args:
+            tensors: Tensors of the checkpoint by name.
+            read: Function that reads a stored tensor, for small ones with shapes or options.
+
+        Raises:
+            CheckpointCorruptError: Parts are missing, or have wrong dtypes or shapes.
+        """

@@ -26,8 +26,10 @@ def cache_root(settings: ModelSettings, composition: Composition, plan: KVPlan) 
         "parts": [
             _part(choice)
             for choice in (
-                composition.model, *composition.attention_backends, *composition.kv_cache_specs
+                composition.model, composition.prepared_quantization,
+                *composition.attention_backends, *composition.kv_cache_specs,
             )
+            if choice is not None
         ],
         "backends": composition.layer_backends,
         "weights": _weights(composition.quantization.value, settings),

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quire.interfaces.quantized_weight import QuantizedWeight
+
 
 class Layer(nn.Module):
     """A module with weights that the loader fills.
@@ -68,6 +70,10 @@ class Layer(nn.Module):
         """Copy this device's shard of a checkpoint tensor to the parameter, and cast it."""
         del part
         self.get_parameter(parameter).copy_(tensor)
+
+    def load_quantized(self, parameter: str, weight: QuantizedWeight, part: str) -> None:
+        """Load a weight that the checkpoint has quantized; by default it is dequantized."""
+        self.load_weight(parameter, weight.dequantized(), part)
 
     def finish_loading(self) -> None:
         """Prepare for use after every tensor is loaded."""

@@ -11,11 +11,12 @@ from quire.compose.choices.lora_choice import load_sources
 from quire.compose.composition import Composition
 from quire.compose.sizes.layer_specs import layer_specs
 from quire.config import Settings
+from quire.errors import PluginError
 from quire.interfaces.attention import KVBackend
 from quire.interfaces.kv_cache import KVCacheSpec, KVLayer
 from quire.interfaces.lora import LoRASource
 from quire.interfaces.model import Model
-from quire.interfaces.quantization import Quantization
+from quire.interfaces.quantization import PreparedQuantization, Quantization
 from quire.interfaces.sampling import SamplerStep
 from quire.plugins.loading import Registries
 
@@ -27,6 +28,7 @@ class WorkerParts:
     Attributes:
         composition: The choices, with the reasons.
         model: Class of the model.
+        prepared: Method that reads the checkpoint's quantized weights; None: there are none.
         quantization: Quantization method of linear layers; None: weights in the compute dtype.
         attention_backends: Classes of the attention backends, by name.
         samplers: Classes of the sampler steps, in the order of the pipeline.
@@ -36,6 +38,7 @@ class WorkerParts:
 
     composition: Composition
     model: type[Model]
+    prepared: PreparedQuantization | None
     quantization: Quantization | None
     attention_backends: Mapping[str, type[KVBackend]]
     samplers: tuple[type[SamplerStep], ...]
@@ -51,10 +54,12 @@ class WorkerParts:
             SettingsError: An option of a part is unknown or invalid.
             RefusedError: A part does not support this machine.
         """
+        prepared = _prepared(composition, registries)
         return cls(
             composition=composition,
             model=registries.models.load(composition.model.entry),
-            quantization=_quantization(settings, composition, registries),
+            prepared=prepared,
+            quantization=_quantization(settings, composition, registries, prepared),
             attention_backends={
                 choice.name: registries.attention_backends.load(choice.entry)
                 for choice in composition.attention_backends
@@ -71,14 +76,31 @@ class WorkerParts:
         return self.attention_backends[self.composition.attention_backend_of(layer).name]
 
 
-def _quantization(
-    settings: Settings, composition: Composition, registries: Registries
-) -> Quantization | None:
-    choice, description = composition.quantization.value, composition.description
+def _prepared(composition: Composition, registries: Registries) -> PreparedQuantization | None:
+    choice = composition.prepared_quantization
     if choice is None:
         return None
-    is_own = description.quantization is not None
-    config = description.config["quantization_config"] if is_own else {}
+    config = composition.description.config["quantization_config"]
     method = registries.quantizations.load(choice.entry).from_config(config)
-    is_named = is_own or settings.model.quantization != AUTO
-    return method if is_named else method.lossless()
+    if not isinstance(method, PreparedQuantization):
+        raise PluginError(
+            f"{choice} declares reads_prepared, but {type(method).__name__} does not derive from "
+            "quire.interfaces.quantization.PreparedQuantization"
+        )
+    return method
+
+
+def _quantization(
+    settings: Settings,
+    composition: Composition,
+    registries: Registries,
+    prepared: PreparedQuantization | None,
+) -> Quantization | None:
+    choice = composition.quantization.value
+    if choice is None:
+        return None
+    own = composition.prepared_quantization
+    if own is not None and choice.entry == own.entry:
+        return prepared
+    method = registries.quantizations.load(choice.entry).from_config({})
+    return method if settings.model.quantization != AUTO else method.lossless()

@@ -229,7 +229,7 @@ class ModelWorker(Worker):
                     checkpoint.folder,
                     progress,
                     config=self.composition.description.config,
-                    dequantizes=self.composition.description.quantization is None,
+                    prepared=self.parts.prepared,
                 )
         return model
 
@@ -239,10 +239,9 @@ class ModelWorker(Worker):
         Raises:
             CheckpointCorruptError: The config contradicts the tensors.
         """
-        description = self.composition.description
-        if description.quantization is None:  # else the method has tensors of its own
-            model = self._make_model(self._meta_context(self.stage.layers))
-            check_weights(model, self.composition.checkpoint.folder, description.config)
+        checkpoint, config = self.composition.checkpoint, self.composition.description.config
+        model = self._make_model(self._meta_context(self.stage.layers))
+        check_weights(model, checkpoint.folder, config, self.parts.prepared)
 
     def _make_model(self, context: LayerContext) -> Model:
         """Build the model, with undefined weights."""

@@ -1,5 +1,6 @@
 """Registration of the quantization methods of this package. Imports nothing heavy."""
 
+from dataclasses import replace
 from functools import partial
 
 from quire import Registrar, hookimpl
@@ -13,6 +14,10 @@ _packed = partial(
     reads_prepared=False,
     kernels=frozenset({"native"}),  # without them, plain float32 weights are the fastest
     probe="quire_quantizations.linear_library:LIBRARY.unavailable_reason",
+)
+_READ_ANYWHERE = QuantizationCapabilities(
+    devices=frozenset({"cpu", "cuda"}),
+    dtypes=frozenset({"float32", "float16", "bfloat16"}),
 )
 
 
@@ -57,3 +62,9 @@ def register_quantizations(registry: Registrar[type[Quantization]]) -> None:
             f"quire_quantizations.methods:{products}",
             capabilities=_packed(weight_bits=4.5, head_bits=8.125),
         )
+    readers = "quire_quantizations.checkpoints"
+    registry.add("gptq", f"{readers}.gptq:GPTQ", capabilities=_READ_ANYWHERE)
+    registry.add("awq", f"{readers}.awq:AWQ", capabilities=_READ_ANYWHERE)
+    published = replace(_READ_ANYWHERE, may_be_requantized=True)
+    registry.add("fp8", f"{readers}.block_fp8:BlockFP8", capabilities=published)
+    registry.add("mxfp4", f"{readers}.mxfp4:MXFP4", capabilities=published)

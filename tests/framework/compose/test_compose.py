@@ -982,7 +982,8 @@ def test_specs_look_for_prefixes_only_where_prefixes_are_kept(site, keeps):
 
 
 def test_the_compute_type_follows_the_checkpoints_own_method(quire_registries):
-    there = replace(quire_registries.quantizations.entry("int8").capabilities, reads_prepared=True)
+    int8 = quire_registries.quantizations.entry("int8").capabilities
+    there = replace(int8, reads_prepared=True, stores_quantized=True)
     registries = with_entries(quire_registries, quantizations__int8={"capabilities": there})
     own = {"quantization_config": {"quant_method": "int8"}}
     composition = of_ours(registries, machine=AMX, config=own)

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from grid_scenarios import write_random_adapter
+from quantized_checkpoints import KINDS, write_quantized
 from safetensors.torch import load_file, save_file
 
-from quire import LLM, SamplingParams
+from quire import LLM, LoRARequest, SamplingParams
 from quire.cli.main import main
 from quire.errors import CheckpointCorruptError
 from quire.testing.checkpoints import write_checkpoint
-from quire.worker.loading.formats.block_fp8 import multiply_blocks
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 PROMPTS = ["the quick brown fox", "a"]
@@ -27,14 +28,23 @@ MISTRAL = {
 }  # fmt: skip
 
 
-def generated(folder: Path) -> list[list[int]]:
-    with LLM(str(folder), dtype="float32", kernels="torch", num_kv_blocks=64) as llm:
-        return [list(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, GREEDY)]
+def generated(folder: Path, adapter: Path | None = None, **options: object) -> list[list[int]]:
+    options = {"dtype": "float32", "kernels": "torch", "num_kv_blocks": 64, **options}
+    lora = None if adapter is None else LoRARequest("adapter", 1, str(adapter))
+    with LLM(str(folder), enable_lora=adapter is not None, **options) as llm:
+        outputs = llm.generate(PROMPTS, GREEDY, lora_request=lora)
+        return [list(output.outputs[0].token_ids) for output in outputs]
 
 
 def change_config(folder: Path, **values: object) -> None:
     file = folder / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+def scaled(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Multiply each element by the factor of its block."""
+    factors = scale.repeat_interleave(BLOCK[0], 0).repeat_interleave(BLOCK[1], 1)
+    return weight.float() * factors[: weight.shape[0], : weight.shape[1]]
 
 
 @pytest.fixture
@@ -48,7 +58,7 @@ def float8(tmp_path) -> tuple[Path, Path]:
             weight = tensor.to(torch.float8_e4m3fn)
             scale = torch.rand([-(-size // 32) for size in tensor.shape]) + 0.5
             packed |= {name: weight, f"{name}_scale_inv": scale}
-            plain[name] = multiply_blocks(weight, scale, BLOCK, torch.float32)
+            plain[name] = scaled(weight, scale)
     folder = tmp_path / "fp8"
     shutil.copytree(written.folder, folder)
     save_file(plain, written.folder / "model.safetensors")
@@ -67,6 +77,38 @@ def test_a_float8_checkpoint_is_explained_and_may_be_quantized_anew(float8, caps
     assert main(["explain", str(folder)]) == 0
     assert "float32" in capsys.readouterr().out
     assert main(["explain", str(folder), "--quantization", "none"]) == 0
+
+
+@pytest.fixture(params=["gptq-act-order", "awq"])
+def rounded(tmp_path, request) -> tuple[Path, Path, Path]:
+    """A checkpoint with quantized layers, the same one dequantized, and an adapter for both."""
+    written = write_checkpoint(tmp_path / "plain", "Qwen3ForCausalLM", num_hidden_layers=2)
+    write_random_adapter(written, 0)
+    kind = KINDS[request.param]
+    write_quantized(
+        written.folder, tmp_path / "rounded", kind, lambda name: name.endswith("_proj.weight")
+    )
+    return tmp_path / "rounded", written.folder, written.folder / "adapter-0"
+
+
+def test_a_quantized_checkpoint_generates_what_its_dequantized_weights_do(rounded):
+    folder, plain, adapter = rounded
+    expected = generated(plain)
+    assert generated(folder) == expected
+    assert generated(folder, kernels="auto", quantization="none") == expected
+    assert generated(folder, tensor_parallel_size=2) == expected
+    assert generated(folder, adapter=adapter) == generated(plain, adapter=adapter) != expected
+
+
+def test_a_quantized_checkpoint_is_explained_with_what_becomes_of_its_weights(rounded, capsys):
+    folder, _, _ = rounded
+    assert main(["explain", str(folder), "--kernels", "torch"]) == 0
+    shown = capsys.readouterr().out
+    name = json.loads((folder / "config.json").read_text())["quantization_config"]["quant_method"]
+    assert f"auto: {name} is dequantized" in shown
+    assert f"quantization method {name!r}" in shown or f" {name} " in shown
+    assert main(["explain", str(folder), "--quantization", "int8"]) != 0
+    assert "would be rounded twice" in capsys.readouterr().err
 
 
 def pairs(tensor: torch.Tensor, head_dim: int) -> torch.Tensor:

@@ -1,12 +1,12 @@
-"""Selection of the quantization method: the checkpoint's, else the user's, else a lossless one.
+"""Selection of the quantization method: the user's, else one that loses nothing.
 
-A method that reduces accuracy is used only if the user or the checkpoint names it. Formats that the
-loader dequantizes need no method.
+A method that reduces accuracy is used only if the user names it. A quantized checkpoint has a
+method of its own that reads its weights. They are stored by a method that keeps their codes, or, if
+none can be used, as ordinary weights.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from quire.compose.choices.choosing import (
     ASKED_FOR,
@@ -27,7 +27,8 @@ from quire.plugins.registry import Entry, Registry, check_api
 ROLE = "quantization"
 NONE_INSTALLED = "none of the installed ones"
 WIDEST = "float32"  # represents all values of the other dtypes
-DEQUANTIZED = ("fp8", "mxfp4")  # by the loader, where no plugin offers a method of the name
+USUAL_DTYPE = "bfloat16"  # of models whose config names none
+PREPARED_ROLE = "checkpoint's quantization"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +90,13 @@ def choose_quantization(
         query: Requirements on the method.
 
     Raises:
-        PluginError: The method does not exist or cannot be used; or the user asked for another one
-            than the checkpoint's own.
+        PluginError: The method does not exist or cannot be used; or the user wants to quantize
+            quantized weights once more.
     """
     registry = registries.quantizations
-    if description.quantization is not None:
-        return _decision(_checkpoint_method(registry, description.quantization, wanted, query))
+    own = description.quantization
+    if own is not None:
+        return _for_prepared(registry, own, wanted, query)
     if wanted == AUTO:
         return _lossless_method(registry, query)
     if wanted == NONE:
@@ -103,28 +105,17 @@ def choose_quantization(
     return _decision(Choice(ROLE, entry, ASKED_FOR, all_others(registry, wanted)))
 
 
-def after_loading(registries: Registries, description: ModelDescription) -> ModelDescription:
-    """Return the description of an ordinary checkpoint for one that the loader dequantizes."""
-    own = description.quantization
-    if own not in DEQUANTIZED or own in registries.quantizations:
-        return description
-    dtype = dequantized_dtype(description.config)
-    return replace(description, quantization=None, checkpoint_dtype=dtype)
+def choose_prepared(
+    registries: Registries, description: ModelDescription, query: QuantizationQuery
+) -> Choice | None:
+    """Return the method that reads the weights of a quantized checkpoint; None: it is not.
 
-
-def dequantized_dtype(config: Mapping[str, Any]) -> str:
-    """Return the name of the dtype that weights had before they were quantized."""
-    return str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
-
-
-def _decision(choice: Choice) -> Decision[Choice | None]:
-    return Decision(choice, choice.reason, choice.rejected)
-
-
-def _checkpoint_method(
-    registry: Registry[type[Quantization]], own: str, wanted: str, query: QuantizationQuery
-) -> Choice:
-    """Choose the checkpoint's method, because no other can read its weights."""
+    Raises:
+        PluginError: No plugin offers the method, or it cannot be used here.
+    """
+    own, registry = description.quantization, registries.quantizations
+    if own is None:
+        return None
     try:
         entry = registry.entry(own)
     except UnknownNameError as error:
@@ -135,24 +126,84 @@ def _checkpoint_method(
             f"{', '.join(dict.fromkeys(readers)) or NONE_INSTALLED}. Use an unquantized checkpoint"
         ) from error
     check_api(entry)
-    if wanted not in (AUTO, own):
-        raise RefusedError(
-            f"--quantization {wanted}: the weights of this checkpoint are quantized by {own!r}, "
-            f"and only that method can read them; use --quantization {AUTO}"
-        )
     reason = query.refusal_of_prepared(entry.capabilities)
     if reason is not None:
         raise RefusedError(
             f"the weights of this checkpoint are quantized by {own!r}, and quantization method "
             f"{own!r} of {entry.source} cannot be used here: {reason}"
         )
-    return Choice(ROLE, entry, "the checkpoint's own")
+    return Choice(PREPARED_ROLE, entry, "named by the checkpoint")
+
+
+def with_dtype_of_prepared(description: ModelDescription) -> ModelDescription:
+    """Return the description of a quantized checkpoint with the dtype that its weights had."""
+    if description.quantization is None:
+        return description
+    config = description.config
+    dtype = config.get("dtype") or config.get("torch_dtype") or USUAL_DTYPE
+    return replace(description, checkpoint_dtype=str(dtype))
+
+
+def _decision(choice: Choice) -> Decision[Choice | None]:
+    return Decision(choice, choice.reason, choice.rejected)
+
+
+def _for_prepared(
+    registry: Registry[type[Quantization]], own: str, wanted: str, query: QuantizationQuery
+) -> Decision[Choice | None]:
+    """Choose how the weights of a quantized checkpoint are stored.
+
+    Raises:
+        RefusedError: The user wants them to be quantized once more.
+    """
+    if wanted == NONE:
+        return Decision(None, f"{ASKED_FOR}; {own} is dequantized", all_others(registry, wanted))
+    if wanted in (AUTO, own):
+        return _keeping_method(registry, own, query)
+    entry = registry.entry(wanted)
+    keeps_codes = entry.capabilities.stores_quantized
+    if not keeps_codes and not registry.entry(own).capabilities.may_be_requantized:
+        raise RefusedError(
+            f"--quantization {wanted}: the weights of this checkpoint are quantized by {own!r}, "
+            f"and would be rounded twice; use --quantization {AUTO}, or an unquantized checkpoint"
+        )
+    entry = _named_method(registry, wanted, query, keeps_codes=keeps_codes)
+    return _decision(Choice(ROLE, entry, ASKED_FOR, all_others(registry, wanted)))
+
+
+def _keeping_method(
+    registry: Registry[type[Quantization]], own: str, query: QuantizationQuery
+) -> Decision[Choice | None]:
+    """Choose a method that keeps the codes of a checkpoint, its own before others."""
+    able: list[Entry] = []
+    rejected: list[Rejection] = []
+    for name in registry:
+        entry, reason = find_offer(registry, name)
+        if not entry.capabilities.stores_quantized:
+            continue
+        reason = reason or query.refusal(entry.capabilities)
+        if reason is None:
+            able.append(entry)
+        else:
+            rejected.append(Rejection(name, cause_of(reason)))
+    if able:
+        best = max(able, key=lambda entry: (entry.name == own, entry.capabilities.priority))
+        return _decision(Choice(ROLE, best, f"the checkpoint's own: {own}", tuple(rejected)))
+    reasons = "; ".join((f"{own} is dequantized", *(f"{r.name}: {r.reason}" for r in rejected)))
+    ordinary = _lossless_method(registry, replace(query, checkpoint_dtype=WIDEST))
+    if ordinary.value is None:
+        return Decision(None, f"{AUTO}: {reasons}", tuple(rejected))
+    return _decision(replace(ordinary.value, reason=f"{AUTO}: {reasons}"))
 
 
 def _named_method(
-    registry: Registry[type[Quantization]], wanted: str, query: QuantizationQuery
+    registry: Registry[type[Quantization]],
+    wanted: str,
+    query: QuantizationQuery,
+    *,
+    keeps_codes: bool = False,
 ) -> Entry:
-    """Return the method that the user named.
+    """Return the method that the user named: to quantize weights, or to keep quantized ones.
 
     Raises:
         PluginError: It does not exist, or cannot be used.
@@ -160,14 +211,15 @@ def _named_method(
     entry = registry.entry(wanted)
     check_api(entry)
     check_present(entry)
-    reason = query.refusal_of_ordinary(entry.capabilities)
+    refusal = query.refusal if keeps_codes else query.refusal_of_ordinary
+    reason = refusal(entry.capabilities)
     if reason is None:
         return entry
     offers = (find_offer(registry, name) for name in registry)
     able = [
         other.name
         for other, problem in offers
-        if problem is None and query.refusal_of_ordinary(other.capabilities) is None
+        if problem is None and refusal(other.capabilities) is None
     ]
     raise RefusedError(
         f"--quantization {wanted}: this method of {entry.source} cannot be used here: {reason}; "

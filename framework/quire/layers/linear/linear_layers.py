@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from quire.interfaces.lora import AdapterBatch, AdapterModule
 from quire.interfaces.quantization import LinearMethod
+from quire.interfaces.quantized_weight import QuantizedWeight
 from quire.layers.context import LayerContext
 from quire.layers.layer import Layer, frozen
 from quire.layers.linear.linear_slice import LinearSlice
@@ -102,6 +103,14 @@ class ParallelLinear(Layer):
             self.method.expect(self, tensor.dtype)
         offset = self.offsets[part]
         self.get_parameter(parameter)[offset : offset + len(row_shard)].copy_(row_shard)
+
+    def load_quantized(self, parameter: str, weight: QuantizedWeight, part: str) -> None:
+        """Pass this device's rows and columns of a quantized matrix to the quantization method."""
+        if parameter != "weight":
+            return super().load_quantized(parameter, weight, part)
+        mine = self.slices[part].cut(torch.arange(weight.shape[0]))
+        shard = weight.rows(mine).columns(self.columns)
+        return self.method.load_quantized(self, shard, self.offsets[part])
 
     def finish_loading(self) -> None:
         """Repack the weight by the quantization method."""

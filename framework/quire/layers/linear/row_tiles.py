@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from quire.errors import RefusedError
 from quire.interfaces.quantization import GroupedProduct, GroupedWeight, LinearMethod
+from quire.interfaces.quantized_weight import QuantizedWeight
 from quire.layers.seeded_generator import seeded_generator
 
 SMALL_TILE = 16  # rows
@@ -115,6 +116,10 @@ class InTiles(LinearMethod):
     def expect(self, layer: nn.Module, dtype: torch.dtype) -> None:
         """Pass the dtype on to the other method."""
         self.method.expect(layer, dtype)
+
+    def load_quantized(self, layer: nn.Module, weight: QuantizedWeight, first_row: int) -> None:
+        """Pass the slice on to the other method."""
+        self.method.load_quantized(layer, weight, first_row)
 
     def finish_loading(self, layer: nn.Module) -> None:
         """Repack by the other method, and find the largest tile that is batch-invariant.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from quire.interfaces.quantization import GroupedWeight, LinearMethod
+from quire.interfaces.quantized_weight import QuantizedWeight
 from quire.layers.context import LayerContext
 from quire.layers.layer import Layer, frozen
 
@@ -84,6 +85,16 @@ class ExpertLinear(Layer):
             self.method.expect(self, tensor.dtype)
         offset = self._offset(part)
         self.get_parameter(parameter)[offset : offset + len(rows)].copy_(shard)
+
+    def load_quantized(self, parameter: str, weight: QuantizedWeight, part: str) -> None:
+        """Pass this device's rows and columns of a quantized matrix to the method."""
+        if parameter != "weight":
+            return super().load_quantized(parameter, weight, part)
+        if self.method is None:
+            return None
+        rows = self.shape.rows[part]
+        shard = weight.rows(torch.arange(rows.start, rows.stop)).columns(self.shape.columns)
+        return self.method.load_quantized(self, shard, self._offset(part))
 
     def finish_loading(self) -> None:
         """Repack the weight by its method."""

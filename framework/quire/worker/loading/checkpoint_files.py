@@ -13,13 +13,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from quire.errors import CheckpointCorruptError, CheckpointNotFoundError, UnsafeCheckpointError
+from quire.interfaces.checkpoint_tensors import StoredTensor
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -35,17 +35,6 @@ ELEMENT_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1,
     "U16": 2, "U32": 4, "U64": 8, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """A tensor in a file, as described by the file's header."""
-
-    name: str
-    file: Path
-    shape: tuple[int, ...]
-    dtype: str  # as safetensors names it: "BF16"
-    num_bytes: int
 
 
 def find_weight_files(folder: Path) -> list[Path]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import CheckpointCorruptError
+from quire.interfaces.checkpoint_tensors import CheckpointTensor
 from quire.worker.loading.checkpoint_files import listed
-from quire.worker.loading.formats.checkpoint_tensor import CheckpointTensor
 
 MAX_SHAPES = 3
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")

@@ -13,12 +13,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from quire.errors import CheckpointCorruptError
-from quire.worker.loading.checkpoint_files import StoredTensor
-from quire.worker.loading.formats.checkpoint_tensor import CheckpointTensor
+from quire.interfaces.checkpoint_tensors import CheckpointTensor, StoredTensor, Value
+from quire.interfaces.quantized_weight import QuantizedStack, QuantizedWeight
 from quire.worker.loading.weight_plan import PlannedTensor
 
 
-def read_tensors(plan: Sequence[PlannedTensor]) -> Iterator[tuple[PlannedTensor, Tensor]]:
+def read_tensors(plan: Sequence[PlannedTensor]) -> Iterator[tuple[PlannedTensor, Value]]:
     """Yield each planned tensor with its value, file by file.
 
     Raises:
@@ -29,6 +29,16 @@ def read_tensors(plan: Sequence[PlannedTensor]) -> Iterator[tuple[PlannedTensor,
             files = _OpenFiles(stack)
             for item in items:
                 yield item, files.value(item.tensor)
+
+
+def read_stored(stored: StoredTensor) -> Tensor:
+    """Return one tensor of a file.
+
+    Raises:
+        CheckpointCorruptError: The file cannot be read.
+    """
+    with ExitStack() as stack:
+        return _OpenFiles(stack).read(stored)
 
 
 def check_copies(copies: Iterable[tuple[CheckpointTensor, CheckpointTensor]]) -> None:
@@ -43,7 +53,7 @@ def check_copies(copies: Iterable[tuple[CheckpointTensor, CheckpointTensor]]) ->
     for copy, original in copies:
         with ExitStack() as stack:
             files = _OpenFiles(stack)
-            if not _are_equal(files.value(copy), files.value(original)):
+            if not _are_equal(_dense(files.value(copy)), _dense(files.value(original))):
                 raise CheckpointCorruptError(
                     f"config.json ties {copy.name} to {original.name} (tie_word_embeddings), but "
                     "the checkpoint has both and they differ; set tie_word_embeddings to false to "
@@ -53,6 +63,12 @@ def check_copies(copies: Iterable[tuple[CheckpointTensor, CheckpointTensor]]) ->
 
 def _first_file(item: PlannedTensor) -> Path:
     return item.tensor.stored[0].file
+
+
+def _dense(value: Value) -> Tensor:
+    if isinstance(value, QuantizedStack):
+        return torch.stack([weight.dequantized() for weight in value])
+    return value.dequantized() if isinstance(value, QuantizedWeight) else value
 
 
 def _are_equal(copy: Tensor, original: Tensor) -> bool:
@@ -66,11 +82,12 @@ class _OpenFiles:
         self._stack = stack
         self._files: dict[Path, Any] = {}
 
-    def value(self, tensor: CheckpointTensor) -> Tensor:
+    def value(self, tensor: CheckpointTensor) -> Value:
         """Return the value of a tensor."""
-        return tensor.value(*map(self._read, tensor.stored))
+        return tensor.value(*map(self.read, tensor.stored))
 
-    def _read(self, stored: StoredTensor) -> Tensor:
+    def read(self, stored: StoredTensor) -> Tensor:
+        """Return a tensor of a file."""
         try:
             if stored.file not in self._files:
                 opened = safe_open(stored.file, framework="pt", device="cpu")

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.interfaces.model import Model
+from quire.interfaces.quantization import PreparedQuantization
 from quire.layers.layer import Layer
 from quire.layers.seeded_generator import seeded_generator
 from quire.worker.loading.checkpoint_files import find_weight_files, read_headers
@@ -38,7 +39,7 @@ def load_weights(
     progress: Progress = silent,
     *,
     config: Mapping[str, Any] = NO_CONFIG,
-    dequantizes: bool = True,
+    prepared: PreparedQuantization | None = None,
 ) -> int:
     """Load the model's weights from a checkpoint folder, and return the number of bytes read.
 
@@ -47,8 +48,7 @@ def load_weights(
         folder: Folder of the checkpoint.
         progress: Callback for the bytes read so far and in all.
         config: The checkpoint's config, which names its format.
-        dequantizes: Whether quantized weights become ordinary ones; False if the model's
-            quantization method reads them.
+        prepared: Method that reads the checkpoint's quantized weights; None: there are none.
 
     Raises:
         CheckpointNotFoundError: The folder does not exist, or has no weights.
@@ -56,14 +56,14 @@ def load_weights(
         CheckpointCorruptError: Files are missing, truncated or damaged, or their tensors are not
             those of the model: missing, unexpected, or of another shape.
     """
-    plan = check_weights(model, folder, config, dequantizes)
+    plan = check_weights(model, folder, config, prepared)
     check_copies(plan.copies)
     total, done = sum(item.tensor.num_bytes for item in plan.tensors), 0
     finisher = _LayerFinisher(
         as_module(model), chain.from_iterable(item.targets for item in plan.tensors)
     )
-    for item, tensor in read_tensors(plan.tensors):
-        for target in item.load(tensor):
+    for item, value in read_tensors(plan.tensors):
+        for target in item.load(value):
             finisher.loaded(target)
         done += item.tensor.num_bytes
         progress(done, total)
@@ -75,7 +75,7 @@ def check_weights(
     model: Model,
     folder: Path,
     config: Mapping[str, Any],
-    dequantizes: bool = True,
+    prepared: PreparedQuantization | None = None,
 ) -> WeightPlan:
     """Return the plan of what is loaded, from the headers of the files: names and shapes.
 
@@ -83,7 +83,7 @@ def check_weights(
     `load_weights`.
     """
     stored = read_headers(find_weight_files(folder))
-    return plan_weights(model, converted_tensors(stored, config, dequantizes=dequantizes), config)
+    return plan_weights(model, converted_tensors(stored, config, prepared), config)
 
 
 @torch.no_grad()

@@ -8,19 +8,21 @@ copies of tied weights.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, takewhile
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from quire.errors import CheckpointCorruptError
+from quire.interfaces.checkpoint_tensors import CheckpointTensor, Tensors, Value
 from quire.interfaces.model import Model
+from quire.interfaces.quantized_weight import QuantizedWeight
 from quire.interfaces.weight_rules import WeightMatch, WeightPrefixes, WeightRule, WeightRules
 from quire.worker.loading.contradictions import check_names, check_shapes
 from quire.worker.loading.draft_layers import DraftLayers
-from quire.worker.loading.formats.checkpoint_tensor import CheckpointTensor, Tensors
 from quire.worker.loading.weight_targets import Target, optional_targets, weight_targets
 
 
@@ -47,19 +49,19 @@ class PlannedTensor:
         num_entries = len(self.targets) // len(self.rule.parts)
         return shape if self.rule.stack is None else (num_entries, *shape)
 
-    def load(self, tensor: Tensor) -> Iterator[Target]:
+    def load(self, value: Value) -> Iterator[Target]:
         """Load the parts of the tensor, and yield the target of each that is loaded."""
-        for target, part in zip(self.targets, self._parts(tensor), strict=True):
+        for target, part in zip(self.targets, self._parts(value), strict=True):
             target.load(part)
             yield target
 
-    def _parts(self, tensor: Tensor) -> Iterable[Tensor]:
+    def _parts(self, value: Value) -> Iterable[Tensor | QuantizedWeight]:
         rule = self.rule
+        entries = _entries(value, rule is not None and rule.stack is not None)
         if rule is None:
-            return (tensor,)
+            return entries
         shapes = self._part_shapes(rule)
-        entries = (tensor,) if rule.stack is None else tensor.unbind(0)
-        return (part for entry in entries for part in rule.split(entry, shapes))
+        return (part for entry in entries for part in _split(rule, entry, shapes))
 
     def _part_shapes(self, rule: WeightRule) -> list[tuple[int, ...]]:
         return [target.shape for target in self.targets[: len(rule.parts)]]
@@ -151,6 +153,8 @@ class _Draft:
 
     def _plan(self, tensor: CheckpointTensor, parts: list[str], rule: WeightRule | None) -> None:
         targets = tuple(self._targets[part] for part in parts)
+        if rule is not None and tensor.is_quantized:
+            rule = replace(rule, transposed=False, may_be_transposed=False)
         planned = PlannedTensor(tensor, targets, rule)
         if rule is not None and rule.may_be_transposed:
             other = replace(planned, rule=replace(rule, transposed=not rule.transposed))
@@ -177,6 +181,25 @@ def _part_names(match: WeightMatch, targets: Mapping[str, Target]) -> list[str]:
     entries = (match.part_names(index) for index in count())
     known = takewhile(lambda names: any(name in targets for name in names), entries)
     return [name for names in known for name in names] or list(match.part_names())
+
+
+def _entries(value: Value, is_stack: bool) -> Iterable[Tensor | QuantizedWeight]:
+    """Return the weights of a stack, or the only one."""
+    if isinstance(value, Tensor):
+        return value.unbind(0) if is_stack else (value,)
+    return (value,) if isinstance(value, QuantizedWeight) else value
+
+
+def _split(
+    rule: WeightRule, entry: Tensor | QuantizedWeight, shapes: Sequence[tuple[int, ...]]
+) -> Sequence[Tensor | QuantizedWeight]:
+    """Return the parts of one weight, given their shapes."""
+    if isinstance(entry, Tensor):
+        return rule.split(entry, shapes)
+    if len(shapes) == 1:
+        return (entry,)
+    indices = rule.split_rows(torch.arange(entry.shape[0]), [shape[0] for shape in shapes])
+    return [entry.rows(part) for part in indices]
 
 
 def _check_duplicates(planned: Iterable[PlannedTensor]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from quire.interfaces.model import Model
+from quire.interfaces.quantized_weight import QuantizedWeight
 from quire.layers.layer import Layer
 
 
@@ -32,12 +33,17 @@ class Target:
             return self.module.checkpoint_shape(self.parameter, self.part)
         return tuple(self.module.get_parameter(self.parameter).shape)
 
-    def load(self, tensor: Tensor) -> None:
-        """Copy the tensor to the parameter, cast and cut to this device's shard."""
+    def load(self, weight: Tensor | QuantizedWeight) -> None:
+        """Load the tensor into the parameter, cut to this device's shard."""
+        if isinstance(weight, QuantizedWeight):
+            if isinstance(self.module, Layer):
+                return self.module.load_quantized(self.parameter, weight, self.part)
+            weight = weight.dequantized()
         if isinstance(self.module, Layer):
-            self.module.load_weight(self.parameter, tensor, self.part)
+            self.module.load_weight(self.parameter, weight, self.part)
         else:
-            self.module.get_parameter(self.parameter).copy_(tensor)
+            self.module.get_parameter(self.parameter).copy_(weight)
+        return None
 
 
 def weight_targets(model: Model) -> dict[str, Target]:

@@ -45,7 +45,8 @@ METHODS = """
             there = QuantizationCapabilities(devices=CPU, dtypes=FLOAT32, **options)
             registry.add(name, reference, capabilities=there)
 
-        add("acme4")
+        add("acme4", stores_quantized=True)
+        add("acme3")
         add("acme_low", from_plain_checkpoint=True, lossless_for=FLOAT32, priority=1)
         add("acme_high", from_plain_checkpoint=True, lossless_for=FLOAT32, priority=100)
         add("acme_gone", "acme_gone:Nothing", from_plain_checkpoint=True, lossless_for=FLOAT32,
@@ -92,11 +93,26 @@ def test_bfloat16_weights_stay_as_they_are_where_compiled_kernels_multiply_them(
 
 
 @pytest.mark.parametrize("name", ["fp8", "mxfp4"])
-def test_weights_that_the_loader_dequantizes_are_ordinary_ones(name):
+def test_weights_of_formats_that_models_are_published_in_may_be_quantized_anew(name):
     composition = composed(config=own(name))
-    assert composition.description.quantization is None
-    assert composition.weights == "bf16 (auto: it is lossless for bfloat16 weights)"
+    assert composition.prepared_quantization.name == name
+    assert ("quantizations", name, "quire", composition.quire_version) in composition.fingerprint()
     assert composed(config=own(name), quantization="int8").quantization.value.name == "int8"
+
+
+@pytest.mark.parametrize("name", ["gptq", "awq"])
+def test_weights_that_were_rounded_are_not_rounded_again(name):
+    with pytest.raises(RefusedError, match=f"quantized by '{name}', and would be rounded twice"):
+        composed(config=own(name), quantization="int8")
+    for given in ("auto", name, "none"):
+        assert composed(config=own(name), quantization=given).prepared_quantization.name == name
+    assert composed(config=own(name), quantization="none").quantization.value is None
+
+
+def test_where_no_method_keeps_codes_the_weights_are_dequantized_and_the_reason_said():
+    composition = composed(GPU, config=own("gptq"))
+    assert composition.quantization.value is None
+    assert composition.weights.startswith("bfloat16 (auto: gptq is dequantized")
 
 
 @pytest.mark.parametrize(
@@ -195,11 +211,12 @@ def test_auto_takes_the_highest_priority_of_those_that_keep_weights_exactly(site
 def test_the_checkpoints_own_method_is_taken_and_no_other(site):
     site.install("acme", METHODS)
     composition = composed(config=own("acme4"))
-    assert composition.weights == "acme4 (the checkpoint's own)"
+    assert composition.weights == "acme4 (the checkpoint's own: acme4)"
     assert composed(config=own("acme4"), quantization="acme4").quantization.value.name == "acme4"
-    for other in ("int8", "none"):
-        with pytest.raises(RefusedError, match=f"--quantization {other}: .* quantized by 'acme4'"):
-            composed(config=own("acme4"), quantization=other)
+    assert composed(config=own("acme3")).quantization.value.name == "acme4"
+    for name in ("acme3", "acme4"):
+        with pytest.raises(RefusedError, match=f"--quantization int8: .* quantized by '{name}'"):
+            composed(config=own(name), quantization="int8")
 
 
 def test_the_checkpoints_own_method_must_be_able_to_serve(site):
@@ -221,11 +238,11 @@ def test_a_method_for_ordinary_checkpoints_reads_no_prepared_one(own_method):
 
 
 def test_a_checkpoint_of_an_unknown_method_is_refused_with_the_known_ones(site):
-    with pytest.raises(UnknownNameError, match=r"'gptq', and no installed plugin .*: none of the"):
-        composed(config=own("gptq"))
+    with pytest.raises(UnknownNameError, match=r"'hqq', and no installed plugin .*: .*gptq"):
+        composed(config=own("hqq"))
     site.install("acme", METHODS)
-    with pytest.raises(UnknownNameError, match=r"read quantized checkpoints: acme4, acme_gone"):
-        composed(config=own("gptq"))
+    with pytest.raises(UnknownNameError, match=r"read quantized checkpoints: .*acme4, .*acme_gone"):
+        composed(config=own("hqq"))
 
 
 @pytest.mark.parametrize("flag", ["amx_bf16", "avx512_bf16"])

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from quire.errors import CheckpointCorruptError, CheckpointError, UnsafeCheckpointError
+from quire.interfaces.checkpoint_tensors import StoredTensor
 from quire.testing.checkpoints import WrittenCheckpoint, write_checkpoint
 from quire.worker.loading import checkpoint_files
-from quire.worker.loading.checkpoint_files import StoredTensor, find_weight_files, read_headers
+from quire.worker.loading.checkpoint_files import find_weight_files, read_headers
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from quire.errors import CheckpointCorruptError
+from quire.interfaces.checkpoint_tensors import CheckpointTensor, Tensors
 from quire.interfaces.weight_rules import WeightMatch, WeightRule, WeightRules
-from quire.worker.loading.formats.checkpoint_tensor import CheckpointTensor, Tensors
 
 LAYER = "model.layers.{layer}"
 QUERIES, KEYS = "layers.{layer}.attention.wq", "layers.{layer}.attention.wk"

@@ -1,6 +1,7 @@
 """Mxfp4 experts are decoded as transformers does it, and to the shape of unquantized ones."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,18 +12,28 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from quire.errors import CheckpointCorruptError
-from quire.worker.loading.checkpoint_files import StoredTensor
-from quire.worker.loading.formats.checkpoint_tensor import unchanged
-from quire.worker.loading.formats.conversion import converted_tensors
-from quire.worker.loading.formats.mxfp4 import decode_mxfp4
+from quire.interfaces.checkpoint_tensors import StoredTensor, unchanged
 from quire.worker.loading.weight_loading import load_weights
+from quire_quantizations.checkpoints.mxfp4 import MXFP4
 
 BASE = "model.layers.0.mlp.experts.gate_up_proj"
-CONFIG = {"quantization_config": {"quant_method": "mxfp4"}}
+READER = MXFP4.from_config({"quant_method": "mxfp4", "modules_to_not_convert": []})
 
 
 def stored(name: str, shape: tuple[int, ...]) -> StoredTensor:
-    return StoredTensor(name, None, shape, "U8", 0)  # type: ignore[arg-type]
+    return StoredTensor(name, Path("model.safetensors"), shape, "U8", 0)
+
+
+def converted(tensors):
+    return READER.read(unchanged(tensors), None)  # type: ignore[arg-type]
+
+
+def decode_mxfp4(blocks, scales):
+    """Return the matrices [E, K, rows], as an unquantized checkpoint has them."""
+    names = {f"{BASE}_blocks": blocks.shape, f"{BASE}_scales": scales.shape}
+    made = converted({name: stored(name, tuple(shape)) for name, shape in names.items()})[BASE]
+    weights = [weight.dequantized() for weight in made.value(blocks, scales)]
+    return torch.stack(weights).transpose(1, 2)
 
 
 def random_blocks(num_experts=3, rows=5, num_blocks=2) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,7 +47,7 @@ def random_blocks(num_experts=3, rows=5, num_blocks=2) -> tuple[torch.Tensor, to
 def test_every_code_is_its_value_times_the_power_of_two():
     codes = torch.arange(16, dtype=torch.uint8)
     blocks = torch.cat((codes | (codes.flip(0) << 4),)).view(1, 1, 1, 16)
-    found = decode_mxfp4(blocks, torch.tensor([[[126]]], dtype=torch.uint8), torch.float32)
+    found = decode_mxfp4(blocks, torch.tensor([[[126]]], dtype=torch.uint8))
     values = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
     table = torch.tensor([*values, *(-v for v in values)]) * 0.5
     assert torch.equal(found.flatten()[0::2], table)
@@ -46,35 +57,31 @@ def test_every_code_is_its_value_times_the_power_of_two():
 def test_experts_are_decoded_as_transformers_does_it():
     blocks, scales = random_blocks()
     expected = convert_moe_packed_tensors(blocks, scales, dtype=torch.bfloat16)
-    found = decode_mxfp4(blocks, scales, torch.bfloat16)
+    found = decode_mxfp4(blocks, scales)
     assert found.shape == (3, 64, 5)
-    assert torch.equal(found, expected)
+    assert torch.equal(found.bfloat16(), expected)
 
 
-def test_blocks_and_scales_become_one_tensor_of_the_unquantized_shape():
+def test_blocks_and_scales_become_one_stack_of_experts():
     names = {
         f"{BASE}_blocks": (3, 5, 2, 16),
         f"{BASE}_scales": (3, 5, 2),
         f"{BASE}_bias": (3, 5),
         "model.norm.weight": (8,),
     }
-    tensors = converted_tensors(
-        {name: stored(name, shape) for name, shape in names.items()}, CONFIG, dequantizes=True
-    )
+    tensors = converted({name: stored(name, shape) for name, shape in names.items()})
     assert {name: tensor.shape for name, tensor in tensors.items()} == {
-        BASE: (3, 64, 5),
+        BASE: (3, 5, 64),
         f"{BASE}_bias": (3, 5),
         "model.norm.weight": (8,),
     }
-    blocks, scales = random_blocks()
-    assert tensors[BASE].value(blocks, scales).shape == (3, 64, 5)
-    assert tensors[BASE].value(blocks, scales).dtype is torch.bfloat16
+    assert [weight.shape for weight in tensors[BASE].value(*random_blocks())] == [(5, 64)] * 3
 
 
 def test_blocks_without_scales_are_named():
     blocks = {f"{BASE}_blocks": stored(f"{BASE}_blocks", (3, 5, 2, 16))}
     with pytest.raises(CheckpointCorruptError, match=f"{BASE}_scales is missing"):
-        converted_tensors(blocks, CONFIG, dequantizes=True)
+        converted(blocks)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +95,7 @@ def test_shapes_that_do_not_fit_are_an_error_with_both(blocks, scales):
         f"{BASE}_scales": stored(f"{BASE}_scales", scales),
     }
     with pytest.raises(CheckpointCorruptError) as caught:
-        converted_tensors(tensors, CONFIG, dequantizes=True)
+        converted(tensors)
     assert str(list(blocks)) in str(caught.value)
     assert str(list(scales)) in str(caught.value)
 
@@ -104,13 +111,13 @@ def test_another_dtype_is_an_error_that_names_the_tensor(part, dtype):
     with pytest.raises(
         CheckpointCorruptError, match=f"{BASE}_{part} has the dtype {dtype}; mxfp4 needs U8"
     ):
-        converted_tensors(tensors, CONFIG, dequantizes=True)
+        converted(tensors)
 
 
 def test_scales_of_another_kind_are_left_alone():
     """A tensor is part of a pair by its blocks, not because its name ends in scales."""
     tensors = {"layer_scales": stored("layer_scales", (4,))}
-    assert converted_tensors(tensors, CONFIG, dequantizes=True) == unchanged(tensors)
+    assert converted(tensors) == unchanged(tensors)
 
 
 def test_gpt_oss_with_mxfp4_experts_is_the_same_model_as_decoded(tmp_path):
@@ -121,7 +128,7 @@ def test_gpt_oss_with_mxfp4_experts_is_the_same_model_as_decoded(tmp_path):
     for name in [name for name in plain if name.endswith(("experts.gate_up_proj", "down_proj"))]:
         num_experts, columns, rows = plain[name].shape
         blocks, scales = random_blocks(num_experts, rows, columns // 32)
-        plain[name] = decode_mxfp4(blocks, scales, torch.bfloat16).contiguous()
+        plain[name] = decode_mxfp4(blocks, scales).contiguous()
         packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
         del packed[name]
     save_file(plain, written.folder / "model.safetensors")
@@ -129,6 +136,13 @@ def test_gpt_oss_with_mxfp4_experts_is_the_same_model_as_decoded(tmp_path):
     save_file(packed, tmp_path / "packed" / "model.safetensors")
     expected, found = make_model(written.config), make_model(written.config)
     load_weights(expected, written.folder, config=written.config)
-    load_weights(found, tmp_path / "packed", config=written.config | CONFIG)
+    load_weights(found, tmp_path / "packed", config=written.config, prepared=READER)
     pairs = zip(found.parameters(), expected.parameters(), strict=True)  # type: ignore[attr-defined]
     assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_a_scale_that_is_no_number_is_refused():
+    blocks, scales = random_blocks()
+    scales[1, 2, 0] = 255
+    with pytest.raises(CheckpointCorruptError, match=f"{BASE}_scales has scales that are NaN"):
+        decode_mxfp4(blocks, scales)

@@ -1,13 +1,27 @@
-"""Tensors of a checkpoint as a model gets them: stored ones, or computed from several."""
+"""Tensors of a checkpoint: stored ones, and those that are computed from several stored ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Union
 
-from torch import Tensor
+from quire.interfaces.quantized_weight import QuantizedStack, QuantizedWeight
 
-from quire.worker.loading.checkpoint_files import StoredTensor
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor in a file, as described by the file's header."""
+
+    name: str
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str  # as safetensors names it: "BF16"
+    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,24 +33,30 @@ class CheckpointTensor:
         shape: Shape of the result.
         stored: Tensors of the files that it is computed from; errors name the first one.
         compute: Function of these tensors, in order; None: it is the only one, unchanged.
+        is_quantized: Whether the result is a `QuantizedWeight` `[N, K]` or a `QuantizedStack`
+            `[E, N, K]`. Its rows are outputs, even if an unquantized checkpoint of the model has
+            the matrix transposed.
     """
 
     name: str
     shape: tuple[int, ...]
     stored: tuple[StoredTensor, ...]
-    compute: Callable[..., Tensor] | None = None
+    compute: Callable[..., Value] | None = None
+    is_quantized: bool = False
 
     @property
     def num_bytes(self) -> int:
         """Number of bytes to read."""
         return sum(tensor.num_bytes for tensor in self.stored)
 
-    def value(self, *stored: Tensor) -> Tensor:
+    def value(self, *stored: Tensor) -> Value:
         """Return the tensor, given the stored ones."""
         return stored[0] if self.compute is None else self.compute(*stored)
 
 
+Value = Union["Tensor", QuantizedWeight, QuantizedStack]
 Tensors = Mapping[str, CheckpointTensor]
+Read = Callable[[StoredTensor], "Tensor"]
 
 
 def unchanged(stored: Mapping[str, StoredTensor]) -> dict[str, CheckpointTensor]:

@@ -1,0 +1,114 @@
+"""Float8 weights with a scale for each block, as DeepSeek-V3 stores them.
+
+A linear layer has `weight`, float8 `[N, K]`, and `weight_scale_inv`, one factor for each block of
+`weight_block_size` elements, `[ceil(N / rows), ceil(K / columns)]`, or one for the whole weight. In
+spite of its name it is multiplied: `w = weight * scale`. Experts may be stacked in front.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.errors import CheckpointCorruptError
+from quire.interfaces.checkpoint_tensors import CheckpointTensor, Read, Tensors
+from quire.interfaces.quantization import PreparedQuantization
+from quire.interfaces.quantized_weight import QuantizedWeight
+from quire_quantizations.checkpoints.weight_parts import check_finite, part, without
+
+SCALE = "_scale_inv"
+ACTIVATION_SCALES = (".activation_scale", ".input_scale")  # of a product in float8
+FLOAT8 = ("F8_E4M3", "F8_E5M2")
+
+Block = tuple[int, int]
+
+
+class BlockFP8(PreparedQuantization):
+    """Reader of float8 checkpoints.
+
+    Args:
+        block: Rows and columns of a block; None: a scale is for a whole weight.
+    """
+
+    def __init__(self, block: Block | None) -> None:
+        self.block = block
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> BlockFP8:
+        """Read `weight_block_size`.
+
+        Raises:
+            CheckpointCorruptError: It is no block.
+        """
+        size = config.get("weight_block_size")
+        if size is None:
+            return cls(None)
+        is_pair = isinstance(size, list | tuple) and len(size) == 2
+        if not is_pair or not all(isinstance(n, int) and n > 0 for n in size):
+            raise CheckpointCorruptError(
+                f"quantization_config.weight_block_size of config.json must be two whole numbers "
+                f"above 0, such as [128, 128], got {size!r}"
+            )
+        return cls((size[0], size[1]))
+
+    def read(self, tensors: Tensors, read: Read) -> dict[str, CheckpointTensor]:
+        """Return the tensors with scaled weights in place of float8 ones and their scales."""
+        del read
+        weights = {
+            name: self._weight(tensor, tensors)
+            for name, tensor in tensors.items()
+            if tensor.stored[0].dtype in FLOAT8 and len(tensor.shape) > 1
+        }
+        parts = {name + SCALE for name in weights}
+        parts |= {name for name in tensors if name.endswith(ACTIVATION_SCALES)}
+        return without(tensors, parts) | weights
+
+    def _weight(self, weight: CheckpointTensor, tensors: Tensors) -> CheckpointTensor:
+        scale = part(tensors, weight.name + SCALE, weight)
+        rows, columns = self.block or weight.shape[-2:]
+        block = (rows, columns)
+        blocks = [-(-size // step) for size, step in zip(weight.shape[-2:], block, strict=True)]
+        expected = (*weight.shape[:-2], *blocks)
+        if scale.shape not in ((), (1,), expected):
+            raise CheckpointCorruptError(
+                f"tensor {scale.name} in {scale.stored[0].file.name} has shape "
+                f"{list(scale.shape)}, but a weight of shape {list(weight.shape)} in blocks of "
+                f"{list(block)} needs {list(expected)}"
+            )
+        is_matrix = len(weight.shape) == 2
+        decode = partial(decoded if is_matrix else _stack, block=block, name=scale.name)
+        stored = (*weight.stored, *scale.stored)
+        return CheckpointTensor(weight.name, weight.shape, stored, decode, is_quantized=is_matrix)
+
+
+def decoded(
+    weight: Tensor,  # [N, K] float8
+    scale: Tensor,  # [ceil(N / rows), ceil(K / columns)]; [] or [1] for the whole weight
+    block: Block,
+    name: str,
+) -> QuantizedWeight:
+    """Return the weight, with a scale of each row and block of columns."""
+    outputs, inputs = weight.shape
+    if scale.dim() < 2:
+        block, scale = (outputs, inputs), scale.reshape(1, 1)
+    rows, columns = block
+    return QuantizedWeight(
+        codes=weight.view(torch.uint8),
+        scales=check_finite(scale, name).repeat_interleave(rows, 0)[:outputs],
+        table=torch.arange(256, dtype=torch.uint8).view(weight.dtype).float(),
+        group_size=columns,
+    )
+
+
+def _stack(weight: Tensor, scale: Tensor, block: Block, name: str) -> Tensor:
+    """Return matrices `[..., N, K]` in bfloat16, which may be transposed in the model."""
+    out = torch.empty(weight.shape, dtype=torch.bfloat16)
+    for index in product(*map(range, weight.shape[:-2])):
+        own = scale if scale.dim() < 2 else scale[index]
+        out[index] = decoded(weight[index], own, block, name).dequantized()
+    return out

@@ -1,0 +1,214 @@
+"""GPTQ checkpoints: integers packed along the inputs, with a scale and a zero point for each group.
+
+A linear layer of N outputs and K inputs has
+
+    qweight  int32 [K * bits / 32, N]     K integers of each output, the lowest bits first
+    qzeros   int32 [G, N * bits / 32]     zero points
+    scales   float [G, N]
+    g_idx    int32 [K]                    group of each input; without it, G consecutive groups
+
+and `w = (q - z) * scale` (Frantar et al., 2022; the layout is that of AutoGPTQ). There are two
+conventions: the format `gptq` stores `z - 1`, and `gptq_v2` stores `z`. As `checkpoint_format` in
+config.json is sometimes wrong, the convention is found from the data. Zero points of symmetric
+weights are all `2^(bits - 1)`. Otherwise, with up to 4 bits, the average weight of a layer is close
+to zero compared with its scale, so the average code is the average zero point.
+
+Bits and group sizes are those of the tensors. So a layer for which `dynamic` has other options is
+read by its own, and one that is not quantized stays.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.errors import CheckpointCorruptError, RefusedError
+from quire.interfaces.checkpoint_tensors import CheckpointTensor, Read, Tensors
+from quire.interfaces.quantization import PreparedQuantization
+from quire.interfaces.quantized_weight import QuantizedWeight
+from quire_quantizations.checkpoints.unpacking import WORD_BITS, unpacked
+from quire_quantizations.checkpoints.weight_parts import (
+    FLOATS,
+    WEIGHT,
+    check_finite,
+    check_part,
+    group_size_of,
+    integers,
+    modules_with,
+    part,
+    without,
+)
+
+LOG = logging.getLogger(__name__)
+
+CODES, ZEROS, SCALES, GROUPS = ".qweight", ".qzeros", ".scales", ".g_idx"
+LESS_ONE, AS_THEY_ARE = "gptq", "gptq_v2"  # values of checkpoint_format
+BITS = (2, 3, 4, 8)  # the others are packed in planes
+TELLING_BITS = 4  # at most so many, so that a scale is large compared with an average weight
+CLEAR = 0.25  # largest distance of an average zero point that tells the convention
+
+
+class GPTQ(PreparedQuantization):
+    """Reader of GPTQ checkpoints.
+
+    Args:
+        bits: Bits of a code, for layers whose tensors do not tell it.
+        group_size: Number of inputs that share a scale, if they are not equally divided.
+        checkpoint_format: Convention of zero points that the config names.
+    """
+
+    def __init__(self, bits: int, group_size: object, checkpoint_format: str) -> None:
+        self.bits = bits
+        self.group_size = group_size
+        self.checkpoint_format = checkpoint_format
+        self._has_warned = False
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> GPTQ:
+        """Read the options.
+
+        Raises:
+            RefusedError: The format or the number of bits is not supported.
+        """
+        named = str(config.get("checkpoint_format") or config.get("format") or LESS_ONE)
+        if named not in (LESS_ONE, AS_THEY_ARE):
+            raise RefusedError(
+                f"quantization_config.checkpoint_format of config.json is {named!r}; quire reads "
+                f"{LESS_ONE} and {AS_THEY_ARE}: convert the checkpoint, or use another one"
+            )
+        bits = config.get("bits")
+        if not isinstance(bits, int) or bits not in BITS:
+            raise RefusedError(
+                f"quantization_config.bits of config.json is {bits!r}; quire reads GPTQ with 2, 3, "
+                "4 or 8 bits: use a checkpoint with one of those"
+            )
+        return cls(bits, config.get("group_size"), named)
+
+    def read(self, tensors: Tensors, read: Read) -> dict[str, CheckpointTensor]:
+        """Return the tensors with a weight in place of the parts of each quantized layer."""
+        del read
+        modules = list(modules_with(tensors, CODES))
+        parts = {module + end for module in modules for end in (CODES, ZEROS, SCALES, GROUPS)}
+        weights = {module + WEIGHT: self._weight(module, tensors) for module in modules}
+        return without(tensors, parts) | weights
+
+    def _weight(self, module: str, tensors: Tensors) -> CheckpointTensor:
+        codes = tensors[module + CODES]
+        scales = part(tensors, module + SCALES, codes)
+        zeros, groups = tensors.get(module + ZEROS), tensors.get(module + GROUPS)
+        check_part(codes, ("I32",), (None, None), "gptq")
+        words, outputs = codes.shape
+        check_part(scales, FLOATS, (None, outputs), "gptq")
+        bits = self._bits(zeros, outputs)
+        of = f"gptq with {bits} bits"
+        inputs, num_groups = words * WORD_BITS // bits, scales.shape[0]
+        stored = [*codes.stored, *scales.stored]
+        if zeros is not None:
+            check_part(zeros, ("I32",), (num_groups, outputs * bits // WORD_BITS), of)
+            stored += zeros.stored
+        if groups is None:
+            size = group_size_of(inputs, num_groups, self.group_size, scales)
+        else:
+            check_part(groups, ("I32",), (inputs,), of)
+            stored += groups.stored
+            size = -(-inputs // num_groups) if num_groups else inputs
+        decode = partial(
+            self._decoded,
+            module=module,
+            bits=bits,
+            group_size=size,
+            has_zeros=zeros is not None,
+        )
+        return CheckpointTensor(
+            module + WEIGHT, (outputs, inputs), tuple(stored), decode, is_quantized=True
+        )
+
+    def _bits(self, zeros: CheckpointTensor | None, outputs: int) -> int:
+        """Return the bits of a layer's codes, which its zero points tell."""
+        if zeros is None or len(zeros.shape) != 2 or not outputs:
+            return self.bits
+        bits, rest = divmod(zeros.shape[1] * WORD_BITS, outputs)
+        if rest or bits not in BITS:
+            raise CheckpointCorruptError(
+                f"tensor {zeros.name} in {zeros.stored[0].file.name} has shape "
+                f"{list(zeros.shape)}; for {outputs} outputs and {self.bits} bits GPTQ needs "
+                f"{outputs * self.bits // WORD_BITS} columns"
+            )
+        return bits
+
+    def _decoded(
+        self,
+        packed: Tensor,  # [K * bits / 32, N]
+        scales: Tensor,  # [G, N]
+        *others: Tensor,
+        module: str,
+        bits: int,
+        group_size: int,
+        has_zeros: bool,
+    ) -> QuantizedWeight:
+        codes = unpacked(packed.T, bits)  # [N, K]
+        factors = check_finite(scales, module + SCALES).T.contiguous()  # [N, G]
+        middle = 1 << (bits - 1)
+        zeros = self._zeros(others[0], codes, bits, module) if has_zeros else None
+        groups = others[-1] if len(others) > has_zeros else None
+        return QuantizedWeight(
+            codes=codes,
+            scales=factors,
+            table=integers(2 * middle, middle if zeros is None else 0),
+            group_size=group_size,
+            offsets=None if zeros is None else -zeros * factors,
+            groups=_groups(groups, factors.shape[1], group_size, module),
+        )
+
+    def _zeros(self, packed: Tensor, codes: Tensor, bits: int, module: str) -> Tensor | None:
+        """Return the zero points `[N, G]`; None: the weight is symmetric."""
+        stored = unpacked(packed, bits).T.contiguous()  # [N, G]
+        middle = 1 << (bits - 1)
+        lowest, highest = stored.aminmax()
+        if lowest == highest and int(lowest) in (middle - 1, middle):
+            return None
+        if self._stores_less_one(stored, codes, bits, module):
+            stored = (stored + 1) & (2 * middle - 1)
+        return stored.float()
+
+    def _stores_less_one(self, stored: Tensor, codes: Tensor, bits: int, module: str) -> bool:
+        """Return whether zero points are stored less one, which the config may say wrongly."""
+        is_told = self.checkpoint_format == LESS_ONE
+        spread, mean = torch.std_mean(codes.float())
+        distance = float(mean - stored.float().mean())
+        is_found = distance > 0.5
+        doubt = abs(distance - is_found) + float(spread) / codes.numel() ** 0.5
+        if bits > TELLING_BITS or is_found == is_told or doubt > CLEAR:
+            return is_told
+        if not self._has_warned:
+            self._has_warned = True
+            LOG.warning(
+                "config.json has the checkpoint_format %r, but the zero points of %s are stored "
+                "as in %r; each layer is read as its zero points are stored",
+                self.checkpoint_format, module, LESS_ONE if is_found else AS_THEY_ARE,
+            )  # fmt: skip
+        return is_found
+
+
+def _groups(stored: Tensor | None, num_groups: int, group_size: int, module: str) -> Tensor | None:
+    """Return the group of each input; None: groups are consecutive.
+
+    Raises:
+        CheckpointCorruptError: There are no such groups.
+    """
+    if stored is None:
+        return None
+    groups = stored.long()
+    lowest, highest = groups.aminmax() if len(groups) else (groups.new_zeros(()),) * 2
+    if lowest < 0 or highest >= num_groups:
+        raise CheckpointCorruptError(
+            f"tensor {module}{GROUPS} has groups from {int(lowest)} to {int(highest)}, but there "
+            f"are scales for {num_groups}; download the checkpoint again, or use another one"
+        )
+    in_order = torch.arange(len(groups)) // group_size
+    return None if torch.equal(groups, in_order) else groups

@@ -1,0 +1,102 @@
+"""Mxfp4 experts, as gpt-oss stores them: 4-bit floats, with one power of two for each 32.
+
+A matrix `[rows, K]` of each expert is stored as `NAME_blocks`, uint8 `[E, rows, K / 32, 16]`, two
+elements in a byte, the lower four bits first, and `NAME_scales`, uint8 `[E, rows, K / 32]`, which
+are exponents with a bias of 127 (OCP Microscaling Formats, version 1.0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.errors import CheckpointCorruptError
+from quire.interfaces.checkpoint_tensors import CheckpointTensor, Read, Tensors
+from quire.interfaces.quantization import PreparedQuantization
+from quire.interfaces.quantized_weight import QuantizedStack, QuantizedWeight
+from quire_quantizations.checkpoints.unpacking import unpacked
+from quire_quantizations.checkpoints.weight_parts import part, without
+
+BLOCKS, SCALES = "_blocks", "_scales"
+MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # e2m1; the fourth bit is the sign
+EXPONENT_BIAS, NO_NUMBER = 127, 255
+BLOCK, BLOCK_BYTES = 32, 16
+
+
+class MXFP4(PreparedQuantization):
+    """Reader of checkpoints with mxfp4 experts."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> MXFP4:
+        """Return the reader; all options are for other engines."""
+        del config
+        return cls()
+
+    def read(self, tensors: Tensors, read: Read) -> dict[str, CheckpointTensor]:
+        """Return the tensors with matrices in place of blocks and scales."""
+        del read
+        bases = [name.removesuffix(BLOCKS) for name in tensors if name.endswith(BLOCKS)]
+        parts = {base + suffix for base in bases for suffix in (BLOCKS, SCALES)}
+        return without(tensors, parts) | {base: _weights(base, tensors) for base in bases}
+
+
+def e2m1_table() -> Tensor:  # [16]
+    """Return the values of 4-bit floats."""
+    return torch.tensor([*MAGNITUDES, *(-value for value in MAGNITUDES)])
+
+
+def powers_of_two(
+    exponents: Tensor,  # uint8
+    name: str,
+) -> Tensor:
+    """Return scales of the type e8m0 in float32.
+
+    Raises:
+        CheckpointCorruptError: One is NaN.
+    """
+    if (exponents == NO_NUMBER).any():
+        raise CheckpointCorruptError(
+            f"tensor {name} has scales that are NaN ({NO_NUMBER}); download the checkpoint again"
+        )
+    return torch.ldexp(torch.ones(exponents.shape), exponents.int() - EXPONENT_BIAS)
+
+
+def _weights(base: str, tensors: Tensors) -> CheckpointTensor:
+    blocks = tensors[base + BLOCKS]
+    scales = part(tensors, base + SCALES, blocks)
+    for tensor in (*blocks.stored, *scales.stored):
+        if tensor.dtype != "U8":
+            raise CheckpointCorruptError(
+                f"tensor {tensor.name} has the dtype {tensor.dtype}; mxfp4 needs U8"
+            )
+    are_blocks = len(blocks.shape) == 4 and blocks.shape[3] == BLOCK_BYTES
+    if not are_blocks or scales.shape != blocks.shape[:3]:
+        raise CheckpointCorruptError(
+            f"tensors {blocks.name} and {scales.name} have shapes {list(blocks.shape)} and "
+            f"{list(scales.shape)}; mxfp4 needs [E, rows, K / {BLOCK}, {BLOCK_BYTES}] and "
+            f"[E, rows, K / {BLOCK}]"
+        )
+    num_experts, rows, num_blocks, _ = blocks.shape
+    return CheckpointTensor(
+        base,
+        (num_experts, rows, num_blocks * BLOCK),
+        (*blocks.stored, *scales.stored),
+        partial(_stack, name=scales.name),
+        is_quantized=True,
+    )
+
+
+def _stack(blocks: Tensor, scales: Tensor, name: str) -> QuantizedStack:
+    def decode(expert: int) -> QuantizedWeight:
+        return QuantizedWeight(
+            codes=unpacked(blocks[expert].flatten(1), 4),
+            scales=powers_of_two(scales[expert], name),
+            table=e2m1_table(),
+            group_size=BLOCK,
+        )
+
+    return QuantizedStack(len(blocks), decode)
