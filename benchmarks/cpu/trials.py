@@ -2,8 +2,9 @@
 
 The best configuration so far is stopped while the next one is tried. A much slower one is dropped
 after its first run; otherwise both run once more in turn, and the better run of each counts. If a
-load has several figures, each has its own best configuration. A configuration whose completions
-start differently from those of the first one does not compute the same model, and is rejected.
+load has several figures, each has its own best configuration. A configuration with the checkpoint's
+weights whose completions start differently from those of the first one does not compute the same
+model, and is rejected.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class Trials:
             _, completions = process.run(self._comparison.prompts, 2, 1, RUN_S)
         if self._completions is None:
             self._completions = completions
-        elif start_differently(self._completions, completions):
+        elif configuration.keeps_weights and start_differently(self._completions, completions):
             raise EngineFailedError(
                 f"{configuration.label}: completions start differently from those of the first "
                 "configuration"

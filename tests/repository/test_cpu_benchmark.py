@@ -412,7 +412,12 @@ def tried(benchmark, tmp_path):
 
     def run(*each, trial_s=60.0):
         made = [
-            processes.Configuration("transformers", name, {"seconds": seconds, **more})
+            processes.Configuration(
+                "transformers",
+                name,
+                {"seconds": seconds, **more},
+                keeps_weights=not more.get("is_narrow", False),
+            )
             for name, seconds, more in each
         ]
         variants = tuple(
@@ -441,6 +446,11 @@ def test_a_configuration_whose_completions_are_another_models_is_rejected(tried)
     best, records = tried(("one", 2.0, {}), ("wrong", 0.1, {"first": 7}))
     assert best == {"one"}
     assert "start differently" in records["wrong"]["error"]
+
+
+def test_narrow_weights_may_start_differently_with_inputs_rounded_otherwise(tried):
+    best, _ = tried(("one", 2.0, {}), ("narrow", 0.1, {"first": 7, "is_narrow": True}))
+    assert best == {"narrow"}
 
 
 def test_a_configuration_that_fails_while_another_is_tried_stays_open(tried):

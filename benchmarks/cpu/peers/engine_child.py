@@ -168,7 +168,7 @@ def openvino() -> Callable[..., tuple[Generate, dict[str, Any]]]:
             for name, value in options["scheduler"].items():
                 setattr(scheduler, name, value)
             properties["scheduler_config"] = scheduler
-        pipeline = openvino_genai.LLMPipeline(path, "CPU", properties)
+        pipeline = openvino_genai.LLMPipeline(path, "CPU", **properties)
 
         def generate(prompts: list[list[int]], output_len: int) -> list[list[int]]:
             token_ids = np.array(prompts, dtype=np.int64)
