@@ -4,7 +4,8 @@
 
 The functions below are timed; the time of a part does not include parts inside it. Two models run:
 one of 5 million parameters, and a hollow one of as many layers, so small that its forward pass is
-dispatch only. Steps are traced and replayed, as an engine does on a CPU, and then run in Python.
+dispatch only. Steps are traced and replayed, as an engine does on a CPU, and then run in Python. A
+replay gathers the inputs and computes the logits as well; a second one samples: both are `model`.
 `whole` is a step without timing of its parts, which makes their sum some microseconds longer.
 """
 

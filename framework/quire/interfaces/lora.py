@@ -102,11 +102,11 @@ class AdapterBatch:
         index: `[T]` int64: index of each token's adapter in the layers' stacks, -1 for none. Layers
             that run kernels read nothing else. In a captured step it is a fixed buffer, with -1 for
             padding.
-        rows: Pairs of an adapter index and the rows that use it, `[n]` int64. Empty where layers
-            run kernels: those read `index` on the device.
+        rows: Pairs of an adapter index and the rows that use it, `[n]` int64. None in a captured
+            step, and where the inputs are gathered on the device: kernels read `index`.
         covers_all: Whether one adapter is used by every row, so that no gather is needed.
     """
 
     index: Tensor
-    rows: tuple[tuple[int, Tensor], ...]
+    rows: tuple[tuple[int, Tensor], ...] | None
     covers_all: bool = False

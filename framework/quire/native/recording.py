@@ -3,6 +3,9 @@
 For a small model, the Python around a call takes about as long as the call's work. A trace is a
 list of functions with their arguments, so a replay is a forward pass without that Python. Calls of
 compiled functions that follow each other are replayed by one call.
+
+While a thread traces, the functions are not called: a trace costs the time of its Python, and has
+no effect on what the calls would write to.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ class CallTrace:
         self.reason = self.reason or reason
 
     def replay(self) -> None:
-        """Make the calls again; the memory behind their pointers must still be allocated."""
+        """Make the calls; the memory behind their pointers must still be allocated."""
         for part in self._parts:
             part.replay() if isinstance(part, StoredCalls) else part()
 
@@ -61,7 +64,10 @@ _THREAD = _ThreadState()
 
 @contextmanager
 def trace_calls() -> Iterator[CallTrace]:
-    """Trace the calls of traceable functions that this thread makes in the `with` block."""
+    """Trace the calls of traceable functions in the `with` block, in place of making them.
+
+    Calls of other threads are made.
+    """
     outer, trace = _THREAD.trace, CallTrace()
     _THREAD.trace = trace
     try:
@@ -82,13 +88,13 @@ def traceable(function: Function, name: str, repeats: bool) -> Function:
 
     @functools.wraps(function, assigned=())
     def call(*arguments: object) -> None:
-        function(*arguments)
         trace = thread.trace
-        if trace is not None:
-            if repeats:
-                trace.append(function, arguments)
-            else:
-                trace.mark_unreplayable(f"{name} is called, which cannot be replayed")
+        if trace is None:
+            function(*arguments)
+        elif repeats:
+            trace.append(function, arguments)
+        else:
+            trace.mark_unreplayable(f"{name} is called, which cannot be replayed")
 
     return call
 
@@ -104,9 +110,10 @@ def traceable_compiled(function: Function, replayable: ReplayableFunction) -> Fu
 
     @functools.wraps(function, assigned=())
     def call(*arguments: object) -> None:
-        function(*arguments)
         trace = thread.trace
-        if trace is not None:
+        if trace is None:
+            function(*arguments)
+        else:
             trace.append_compiled(replayable, function, arguments)
 
     return call

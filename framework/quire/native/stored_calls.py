@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from ctypes import CDLL, c_char_p, c_int, c_int64, c_uint64, c_void_p
+from ctypes import CDLL, c_char, c_char_p, c_int, c_int64, c_void_p
 from typing import Any, ClassVar
 
 Check = Callable[[int, Any, tuple[Any, ...]], None]
@@ -59,8 +59,8 @@ class StoredCalls:
 
     def __init__(self) -> None:
         self._calls: list[tuple[ReplayableFunction, Any, tuple[Any, ...]]] = []
-        self._stored: ctypes.Array[_StoredCall] | None = None
-        self._arguments: ctypes.Array[c_uint64]
+        self._arguments = bytearray()  # of all calls, in order
+        self._stored: tuple[ctypes.Array[_StoredCall], ctypes.Array[c_char]] | None = None
         self._succeeded = c_int64()
 
     def append(
@@ -72,13 +72,20 @@ class StoredCalls:
             replayable: Function to call.
             function: The same function in ctypes, with its argument types and its error check.
             arguments: Arguments of the call.
+
+        Raises:
+            TypeError: An argument does not have its type, or cannot be converted.
         """
-        self._calls.append((replayable, function, arguments))
+        if len(arguments) != len(function.argtypes):
+            raise TypeError(f"{len(arguments)} arguments for {len(function.argtypes)} parameters")
         self._stored = None
+        for kind, value in zip(function.argtypes, arguments, strict=True):
+            self._arguments += _bytes_of(kind, value)
+        self._calls.append((replayable, function, arguments))
 
     def replay(self) -> None:
         """Make all calls; an error check raises what it raises for a call from Python."""
-        stored = self._stored or self._store()
+        stored, _ = self._stored or self._store()
         status = self._calls[0][0].replay_calls(
             ctypes.addressof(stored), len(stored), ctypes.addressof(self._succeeded)
         )
@@ -86,18 +93,14 @@ class StoredCalls:
             _, function, arguments = self._calls[self._succeeded.value]
             function.errcheck(status, function, arguments)
 
-    def _store(self) -> ctypes.Array[_StoredCall]:
-        counts = [len(arguments) for _, _, arguments in self._calls]
-        self._arguments = (c_uint64 * sum(counts))()
-        stored = (_StoredCall * len(self._calls))()
-        address = ctypes.addressof(self._arguments)
-        for call, (replayable, function, arguments) in zip(stored, self._calls, strict=True):
+    def _store(self) -> tuple[ctypes.Array[_StoredCall], ctypes.Array[c_char]]:
+        given = (c_char * len(self._arguments)).from_buffer_copy(self._arguments)
+        stored, address = (_StoredCall * len(self._calls))(), ctypes.addressof(given)
+        for call, (replayable, _, arguments) in zip(stored, self._calls, strict=True):
             call.make_call, call.arguments = replayable.make_call, address
-            for kind, value in zip(function.argtypes, arguments, strict=True):
-                _write(address, kind, value)
-                address += ARGUMENT_BYTES
-        self._stored = stored
-        return stored
+            address += ARGUMENT_BYTES * len(arguments)
+        self._stored = stored, given
+        return self._stored
 
 
 def letters_of(types: Sequence[type[Any]]) -> str:
@@ -115,12 +118,13 @@ def _is_pointer(kind: type[Any]) -> bool:
     return issubclass(kind, (c_void_p, c_char_p, ctypes._Pointer))
 
 
-def _write(address: int, kind: type[Any], value: Any) -> None:
-    """Write an argument as ctypes would pass it."""
+def _bytes_of(kind: type[Any], value: Any) -> bytes:
+    """Return an argument as ctypes would pass it, with zeros behind it."""
+    kind.from_param(value)  # raises for what ctypes refuses
     if not _is_pointer(kind):
         converted = value if isinstance(value, kind) else kind(value)
     elif value is None or isinstance(value, int):
         converted = c_void_p(value)
     else:
         converted = ctypes.cast(value, c_void_p)
-    ctypes.memmove(address, ctypes.addressof(converted), ctypes.sizeof(converted))
+    return bytes(converted).ljust(ARGUMENT_BYTES, b"\0")

@@ -76,7 +76,7 @@ def _last_rows(runner: ModelRunner, lengths: Sequence[int]) -> Tensor:  # [N, hi
     inputs, adapters = runner.inputs_of(requests), None
     if runner.adapters is not None and runner.device_inputs is not None:  # kernels to compile
         adapters = runner.device_inputs.adapter_batch(len(inputs.input_ids))
-    hidden_states = runner.computed_hidden_states(inputs, adapters)
+    hidden_states = runner.hidden_states_of(inputs, adapters)
     return hidden_states if inputs.last_rows is None else hidden_states[inputs.last_rows]
 
 

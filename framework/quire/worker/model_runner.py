@@ -8,8 +8,8 @@ the step instead, see `failures`.
 With several pipeline stages, each runs the same plans. Tensors go from stage to stage, and the last
 stage alone samples.
 
-A decode step, one token for each of some requests, replays a graph: a CUDA graph on a GPU, where
-the step's inputs are gathered on the device, or a traced CPU graph.
+A decode step, one token for each of some requests, replays a graph, which gathers the step's inputs
+itself: a CUDA graph on a GPU, or a traced CPU graph.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from quire.worker.device.block_copies import BlockCopier
 from quire.worker.device.copies import HostCopier, upload
 from quire.worker.device.device_faults import end_if_device_failed
 from quire.worker.failures import BatchWork, FailurePolicy, IsolateAlone
-from quire.worker.graphs.cpu_graphs import CPUGraphs
+from quire.worker.graphs.step_graphs import CapturedStep, StepGraphs
 from quire.worker.kv_store_host import KVStoreHost
 from quire.worker.lora.adapter_manager import AdapterManager
 from quire.worker.sampling.companion_rows import rows_alone
@@ -58,9 +58,8 @@ from quire.worker.sampling.sampling_pipeline import SamplingPipeline
 from quire.worker.stage import WHOLE_MODEL, Stage
 from quire.worker.stage_forward import Computed, StageForward
 
-if TYPE_CHECKING:  # they load Triton
+if TYPE_CHECKING:  # it loads Triton
     from quire.worker.batch.device_inputs import DeviceInputs
-    from quire.worker.graphs.decode_graphs import CapturedStep, DecodeGraphs
 
 logger = logging.getLogger(__name__)
 
@@ -115,8 +114,7 @@ class ModelRunner(StepRunner):
 
     Attributes:
         stage_forward: Forward pass of the stage, with what it receives and sends.
-        graphs: Captured decode steps, if there are any; they need `device_inputs`.
-        cpu_graphs: Traced decode steps on a CPU; None if steps are not traced.
+        graphs: Decode steps that are replayed; None: there are none.
         kv_store: Worker side of the KV store; None if there is none.
         block_copier: Copies blocks of the KV cache.
     """
@@ -143,8 +141,7 @@ class ModelRunner(StepRunner):
         self.tables = tables
         self.pipeline = pipeline
         self.adapters = adapters
-        self.graphs: DecodeGraphs | None = None
-        self.cpu_graphs: CPUGraphs | None = None
+        self.graphs: StepGraphs | None = None
         self.kv_store: KVStoreHost | None = None
         self.block_copier = BlockCopier((), backends)
         self.description = description
@@ -233,7 +230,7 @@ class ModelRunner(StepRunner):
             self.kv_store.shutdown()
         if self.graphs is not None:
             self.graphs.clear()
-        self.graphs = self.cpu_graphs = None
+        self.graphs = None
 
     @torch.inference_mode()
     def _launch(self, plan: StepPlan) -> None:
@@ -368,18 +365,6 @@ class ModelRunner(StepRunner):
     def hidden_states_of(
         self, inputs: StepInputs, adapters: AdapterBatch | None
     ) -> Tensor:  # [T, hidden_size]
-        """Replay a traced step or run the model, with what its stage receives and sends."""
-        received = self.stage_forward.receive(len(inputs.input_ids))
-        computed = None
-        if self.cpu_graphs is not None and adapters is None:
-            computed = self.cpu_graphs.compute(inputs, received)
-        if computed is None:
-            computed = self.compute(inputs, adapters, received)
-        return self.stage_forward.send(computed)
-
-    def computed_hidden_states(
-        self, inputs: StepInputs, adapters: AdapterBatch | None
-    ) -> Tensor:  # [T, hidden_size]
         """Run the model through Python, with what its stage receives and sends."""
         received = self.stage_forward.receive(len(inputs.input_ids))
         return self.stage_forward.send(self.compute(inputs, adapters, received))
@@ -424,7 +409,7 @@ class ModelRunner(StepRunner):
         return _Rows(slots, hidden_states, step.logits[: len(slots)], step), []
 
     def _replay(
-        self, graphs: DecodeGraphs, step: CapturedStep, num_requests: int
+        self, graphs: StepGraphs, step: CapturedStep, num_requests: int
     ) -> Tensor:  # [num_requests, hidden_size]
         """Replay a captured step, with what its stage receives and sends."""
         received = self.stage_forward.receive(num_requests)

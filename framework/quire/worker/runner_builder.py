@@ -19,7 +19,7 @@ from quire.layers.parallel import TensorParallelGroup
 from quire.layers.vocabulary import VocabularyShard
 from quire.worker.batch.slots import SlotTables
 from quire.worker.failures import IsolateAlone, ReportFailures
-from quire.worker.graphs.cpu_graphs import CPUGraphs
+from quire.worker.graphs.cpu_graphs import CPUGraphs, StageLayers
 from quire.worker.graphs.graph_capture import step_capture
 from quire.worker.lora.adapter_manager import AdapterManager
 from quire.worker.memory.device_memory import CudaMeter, enough_memory
@@ -111,7 +111,7 @@ def build_runner(
             [backend.shape.block_size for backend in backends],
             max_num_batched_tokens,
         )
-    runner = ModelRunner(
+    return ModelRunner(
         model,
         backends,
         tables,
@@ -124,15 +124,38 @@ def build_runner(
         failures=IsolateAlone() if group.size * stage.count == 1 else ReportFailures(),
         has_digest=group.size > 1 and stage.is_last,
     )
-    if composition.cpu_graphs.value:
-        if group.is_traceable:
-            runner.cpu_graphs = CPUGraphs(runner.stage_forward.compute, backends, tables, group)
-        else:
-            logger.info(
-                "decode steps have no CPU graphs and run through Python: the tensor-parallel ranks "
-                "are on several machines, and what they exchange there cannot be replayed"
-            )
-    return runner
+
+
+def trace_graphs(runner: ModelRunner, composition: Composition, group: TensorParallelGroup) -> None:
+    """Trace the runner's decode steps as CPU graphs, if the composition has some.
+
+    All devices of the group have traced a step afterwards, or none has.
+    """
+    if not composition.cpu_graphs.value:
+        return
+    reason: str | None = (
+        "the tensor-parallel ranks are on several machines, and what they exchange there cannot be "
+        "replayed"
+    )
+    if group.is_traceable:
+        graphs = _cpu_graphs(runner, group)
+        if (reason := graphs.trace()) is None:
+            runner.graphs = graphs
+    if reason is not None:
+        logger.info("decode steps have no CPU graphs and run through Python: %s", reason)
+
+
+def _cpu_graphs(runner: ModelRunner, group: TensorParallelGroup) -> CPUGraphs:
+    forward = runner.stage_forward
+    layers = StageLayers(
+        forward.compute,
+        runner.model.compute_logits,
+        runner.backends,
+        runner.pipeline,
+        example=forward.example,
+        is_last=runner.stage.is_last,
+    )
+    return CPUGraphs(layers, runner.tables, group)
 
 
 def capture_graphs(

@@ -47,7 +47,12 @@ from quire.worker.memory.device_memory import (
 from quire.worker.memory.profiling import LoadedModel, gpu_cache_bytes
 from quire.worker.model_runner import ModelRunner
 from quire.worker.parts import WorkerParts
-from quire.worker.runner_builder import build_pipeline, build_runner, capture_graphs
+from quire.worker.runner_builder import (
+    build_pipeline,
+    build_runner,
+    capture_graphs,
+    trace_graphs,
+)
 from quire.worker.stage import WHOLE_MODEL, Stage
 
 TORCH_DTYPES = {
@@ -181,7 +186,7 @@ class ModelWorker(Worker):
         )
 
     def _warm_up_and_capture(self, runner: ModelRunner, plan: KVPlan) -> None:
-        """Run warm-up steps and capture CUDA graphs, before the first request.
+        """Run warm-up steps, and capture or trace decode steps, before the first request.
 
         Raises:
             RefusedError: A part fails in a warm-up step.
@@ -192,6 +197,7 @@ class ModelWorker(Worker):
             run_warm_up_steps(runner, max(1, longest), steps)
         is_required = self.settings.model.max_cuda_graph_size is not None
         capture_graphs(runner, self.composition, self.group, is_required=is_required)
+        trace_graphs(runner, self.composition, self.group)
 
     def _loaded(self, model: Model) -> LoadedModel:
         return LoadedModel(

@@ -98,7 +98,7 @@ def test_adapters_change_both_alike(checkpoint):
     for each in (model, plain):
         load_adapters(each)
     expected = logits_of(plain, TOKENS, adapters=AdapterBatch(index, rows))
-    logits = logits_of(model, TOKENS, adapters=AdapterBatch(index, ()))
+    logits = logits_of(model, TOKENS, adapters=AdapterBatch(index, None))
     assert difference(logits, expected) < 1e-5
     assert difference(expected, logits_of(plain, TOKENS)) > 0.01
 

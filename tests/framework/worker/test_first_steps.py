@@ -215,7 +215,7 @@ def test_so_they_do_where_the_host_gathers_and_nothing_is_traced(folder, kernels
         for layer in layers:
             assert layer._kv_cache[0].any(), "the step was computed before there is a request"
             assert not layer._kv_cache[1:].any()
-        assert runner.cpu_graphs is None or not runner.cpu_graphs._steps
+        assert not runner.tables.token_ids.any()
 
 
 def test_they_keep_to_small_limits(folder):
@@ -250,9 +250,7 @@ def test_the_reason_of_a_part_that_fails_is_quoted(monkeypatch, llm):
 def test_they_sample_from_the_last_token_of_each_request(monkeypatch, llm):
     runner, seen = runner_of(llm), []
     monkeypatch.setattr(runner.model, "compute_logits", seen.append)
-    monkeypatch.setattr(
-        runner, "computed_hidden_states", lambda *_: torch.arange(42.0).unsqueeze(1)
-    )
+    monkeypatch.setattr(runner, "hidden_states_of", lambda *_: torch.arange(42.0).unsqueeze(1))
     with pytest.raises(RefusedError, match=r"compute_logits .* returned None"):
         run_warm_up_steps(runner, 60, [(40, 2)])
     assert seen[0].flatten().tolist() == [39, 41]

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from cpp_compilers import NEEDS_COMPILER
 from torch import Tensor
 
 from quire import LLM, SamplingParams, __version__
@@ -84,7 +85,7 @@ class FailsForBatches:
         self.compute = runner.stage_forward.compute
         self.counts: list[int] = []
         runner.stage_forward.compute = self
-        runner.cpu_graphs = None  # which has the layers themselves
+        runner.graphs = None  # which has the layers themselves
 
     def __call__(self, input_ids, positions, batch, received):
         self.counts.append(len(input_ids))
@@ -102,6 +103,7 @@ def test_a_forward_pass_that_fails_for_a_batch_is_tried_one_by_one(llm):
 
 
 def test_logits_of_nan_fail_their_request_only(llm):
+    runner_of(llm).graphs = None  # which have the head themselves
     model = runner_of(llm).model
     compute = model.compute_logits
     calls = iter(range(1000))
@@ -114,6 +116,25 @@ def test_logits_of_nan_fail_their_request_only(llm):
 
     model.compute_logits = poisoned
     reasons = run(llm, [GREEDY, GREEDY, GREEDY])
+    assert reasons[1].startswith("error no token can be sampled for this request")
+    assert (reasons[0], reasons[2]) == ("length", "length")
+
+
+@NEEDS_COMPILER
+def test_replayed_logits_of_nan_fail_their_request_only(llm):
+    graphs = runner_of(llm).graphs
+    replay = graphs.replay
+    calls = iter(range(1000))
+
+    def poisoned(step, num_requests, received):
+        computed = replay(step, num_requests, received)
+        if next(calls) == 1 and num_requests == 3:
+            step.logits[1] = torch.nan
+        return computed
+
+    graphs.replay = poisoned
+    reasons = run(llm, [GREEDY, GREEDY, GREEDY])
+    assert next(calls) > 3
     assert reasons[1].startswith("error no token can be sampled for this request")
     assert (reasons[0], reasons[2]) == ("length", "length")
 
@@ -178,6 +199,7 @@ class NotingManager:
 def test_adapters_of_one_step_are_not_evicted_and_one_that_fails_is_not_computed(llm):
     runner = runner_of(llm)
     manager = runner.adapters = NotingManager()
+    runner.graphs = None  # which build no inputs
     core, intake = llm._running.core, llm._running.intake
     refs = [AdapterRef(name, name, name) for name in ("one", "other", "absent")]
     requests = [intake.admit("a", GREEDY, adapter=ref).requests[0] for ref in refs]
@@ -266,6 +288,7 @@ def break_copy(runner, monkeypatch):
 def test_a_device_that_failed_is_not_tried_again_and_ends_the_engine(
     llm, monkeypatch, caplog, breaks
 ):
+    runner_of(llm).graphs = None  # which have the sampler themselves
     breaks(runner_of(llm), monkeypatch)
     with pytest.raises(EngineDeadError, match="an illegal memory access"):
         llm.generate(["a", "b", "c"], GREEDY)

@@ -95,11 +95,11 @@ def test_steps_are_traced_only_if_their_collectives_can_be(tmp_path, monkeypatch
     caplog.set_level("INFO", "quire")
     folder = write_checkpoint(tmp_path / "m", "Qwen3ForCausalLM").folder
     with LLM(str(folder), max_model_len=32, **NATIVE) as llm:
-        assert runner_of(llm).cpu_graphs is not None
+        assert runner_of(llm).graphs is not None
     assert "no CPU graphs" not in caplog.text
     monkeypatch.setattr(SingleDevice, "is_traceable", False)
     with LLM(str(folder), max_model_len=32, **NATIVE) as llm:
-        assert runner_of(llm).cpu_graphs is None
+        assert runner_of(llm).graphs is None
     assert "decode steps have no CPU graphs and run through Python: the tensor-" in caplog.text
 
 

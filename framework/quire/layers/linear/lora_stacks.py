@@ -127,14 +127,21 @@ class LoRAStacks:
         self._loaded[index] = adapter
 
     def add(self, out: Tensor, x: Tensor, batch: AdapterBatch) -> None:
-        """Add each row's adapter output to `out` `[T, out]`, in place; `x` is `[T, in]`."""
+        """Add each row's adapter output to `out` `[T, out]`, in place; `x` is `[T, in]`.
+
+        Raises:
+            ValueError: The step is captured, and no kernel reads the adapters' indexes.
+        """
         if self._kernels is not None:
             self._kernels.add(out, x, batch.index)
             return
         by_token = self._add_by_token
-        if by_token and len(x) <= FEW_TOKENS * len(batch.rows) and out.is_contiguous():
+        num_adapters = 1 if batch.rows is None else len(batch.rows)
+        if by_token and len(x) <= FEW_TOKENS * num_adapters and out.is_contiguous():
             by_token(out, x, batch.index)
             return
+        if batch.rows is None:
+            raise ValueError(f"the adapters of {len(x)} tokens cannot be added token by token")
         for index, rows in batch.rows:
             adapter = self._loaded[index]
             if adapter is None:

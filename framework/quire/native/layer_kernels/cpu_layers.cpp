@@ -1,6 +1,7 @@
 // Norms, activations and masks of float32 rows, each in one pass. An element's bits depend neither on
 // its batch nor on the number of threads.
 #include "activations.h"
+#include "decode_steps.h"
 #include "export.h"
 #include "norms.h"
 #include "rows.h"

@@ -21,6 +21,9 @@ LAYERS = NativeLibrary(
         "activate": (c_void_p, c_void_p, c_void_p, c_long),
         "activate_gate": (c_void_p, c_void_p, c_void_p, c_long, c_long),
         "mask_logits": (c_void_p, c_long, c_long, c_void_p, c_long, c_void_p, c_long, c_int),
+        "gather_decode": (c_void_p, c_int64),
+        "append_tokens": (c_void_p, c_void_p, c_int64),
+        "pack_tokens": (c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p),
     },
     repeats=True,
 )
@@ -28,6 +31,7 @@ ADAPTERS = NativeLibrary(
     "adapters",
     Path(__file__).with_name("cpu_lora.cpp"),
     {"add_lora": (c_void_p, c_void_p, c_void_p, c_long, c_void_p, c_void_p, c_int)},
+    repeats=True,
 )
 EXPERTS = NativeLibrary(
     "experts",

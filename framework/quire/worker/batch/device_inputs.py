@@ -94,7 +94,7 @@ class DeviceInputs:
 
     def adapter_batch(self, num_tokens: int) -> AdapterBatch:
         """Return the adapter index of each token of the gathered step, on the device."""
-        return AdapterBatch(self._target.adapter_index[:num_tokens], ())
+        return AdapterBatch(self._target.adapter_index[:num_tokens], None)
 
     def _send(
         self,

@@ -116,7 +116,9 @@ class TracingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that moves torch's allocations to graph memory, and traces its operators.
 
     The operators that layers use around compiled functions are traced like calls of those. Any
-    other one, such as a matrix product, makes the trace unavailable.
+    other one, such as a matrix product, makes the trace unavailable. Compiled functions are not
+    called while they are traced, so their outputs hold anything; integers are zeros, because torch
+    may use them as indices.
 
     Attributes:
         operands: Addresses of the storages that the traced operators use.
@@ -140,10 +142,10 @@ class TracingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run an operator, and trace it."""
+        """Trace an operator, and run it unless it is in place."""
         del types
         operator = functools.partial(func, *args, **(kwargs or {}))
-        result = operator()
+        result = args[0] if func in IN_PLACE else operator()
         if func in ALLOCATIONS:
             return self._relocated(result)
         if (func.is_view or func is UNSAFE_VIEW) and _is_view(result, args):
@@ -168,7 +170,8 @@ class TracingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
             return allocated
         block = self._allocator.allocate(allocated.nbytes)
-        return torch.frombuffer(block, dtype=allocated.dtype).view(allocated.shape)
+        relocated = torch.frombuffer(block, dtype=allocated.dtype).view(allocated.shape)
+        return relocated if relocated.is_floating_point() else relocated.zero_()
 
 
 def _is_view(result: Any, args: Sequence[Any]) -> bool:

@@ -19,7 +19,6 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import TypeVar
@@ -31,15 +30,15 @@ from quire.errors import CapacityError, RefusedError
 from quire.interfaces.lora import AdapterBatch
 from quire.interfaces.model import StageTensors
 from quire.layers.parallel import TensorParallelGroup
-from quire.messages import ScheduledRequest
 from quire.worker.batch.device_inputs import DeviceInputs
 from quire.worker.batch.step_inputs import StepInputs
 from quire.worker.graphs.agreement import all_agree
 from quire.worker.graphs.graph_capture import StepCapture, causes_of, gc_disabled
 from quire.worker.graphs.received_tensors import ReceivedTensors
+from quire.worker.graphs.step_graphs import CapturedStep, StepGraphs
 from quire.worker.sampling.sampled_tokens import SampledTokens
 from quire.worker.sampling.sampling_pipeline import SamplingPipeline
-from quire.worker.stage_forward import Computed, first_rows
+from quire.worker.stage_forward import Computed
 
 Compute = Callable[[StepInputs, AdapterBatch | None, StageTensors | None], Computed]
 Head = Callable[[Tensor], Tensor]
@@ -48,28 +47,7 @@ ResultT = TypeVar("ResultT")
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class CapturedStep:
-    """A step that can be replayed.
-
-    Attributes:
-        num_rows: Number of requests, padding included.
-        compute: Function that computes the logits, and returns the hidden states
-            `[num_rows, hidden_size]`; on an earlier stage, the tensors for the next one.
-        logits: Logits of this device's shard of the vocabulary, `[num_rows, M]` float32; any other
-            captured step overwrites them. None: the stage has none.
-        sample: Function that samples from the logits and appends to the tables; its next replay
-            overwrites the returned tokens. None: the stage does not sample, or the pipeline's
-            sampling cannot be captured.
-    """
-
-    num_rows: int
-    compute: Callable[[], Computed]
-    logits: Tensor | None
-    sample: Callable[[], SampledTokens] | None
-
-
-class DecodeGraphs:
+class DecodeGraphs(StepGraphs):
     """The captured decode steps of one worker.
 
     Args:
@@ -91,12 +69,13 @@ class DecodeGraphs:
         example: StageTensors | None = None,
         is_last: bool = True,
     ) -> None:
+        received = None if example is None else ReceivedTensors(example, sizes[-1])
+        super().__init__(inputs, received)
         self.sizes = list(sizes)
         self._inputs = inputs
         self._pipeline = pipeline
         self._group = group
         self._device = inputs.tables.device
-        self._received = None if example is None else ReceivedTensors(example, sizes[-1])
         self._logits: Tensor | None = None
         if is_last:
             shape = (sizes[-1], len(pipeline.vocabulary.token_ids))
@@ -153,35 +132,6 @@ class DecodeGraphs:
     def clear(self) -> None:
         """Drop all steps, and the memory that their graphs hold."""
         self._steps.clear()
-
-    def step_for(
-        self, requests: Sequence[ScheduledRequest]
-    ) -> tuple[list[int], CapturedStep] | None:
-        """Send a step's inputs, and return its slots and captured step; None if none fits.
-
-        Each request must have one scheduled token and sample one. Its prompt is then complete, so
-        no prompt log probabilities are needed.
-        """
-        tables = self._inputs.tables
-        slots = [
-            request.slot for request in requests if request.num_tokens == 1 == request.num_samples
-        ]
-        if not slots or len(slots) < len(requests):
-            return None
-        uses_adapters = bool(tables.with_adapter) and bool(tables.adapter_index[slots].max() >= 0)
-        step = self.step_of(len(slots), uses_adapters=uses_adapters)
-        if step is None:
-            return None
-        self._inputs.send_decode(slots)
-        return slots, step
-
-    def replay(
-        self, step: CapturedStep, num_requests: int, received: StageTensors | None
-    ) -> Computed:
-        """Compute a step whose inputs were sent, and return its output without padding."""
-        if self._received is not None and received is not None:
-            self._received.fill(received, step.num_rows)
-        return first_rows(step.compute(), num_requests)
 
     def step_of(self, num_requests: int, *, uses_adapters: bool) -> CapturedStep | None:
         """Return the smallest step that holds `num_requests` requests; None if none does."""

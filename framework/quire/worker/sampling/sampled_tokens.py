@@ -63,19 +63,6 @@ class SampledTokens:
         """Pack token ids with the largest logit of each row."""
         return cls(torch.stack((token_ids.to(torch.int32), best.view(torch.int32))), vocab_size)
 
-    @classmethod
-    def from_logits(
-        cls,
-        logits: Tensor,  # [N, V] float32
-        token_ids: Tensor,  # [N] int64
-    ) -> SampledTokens:
-        """Pack token ids with their own logits."""
-        packed = torch.empty(2, len(token_ids), dtype=torch.int32, device=logits.device)
-        packed[0].copy_(token_ids)
-        best = packed[1].view(torch.float32).unsqueeze(1)
-        torch.gather(logits, 1, token_ids.unsqueeze(1), out=best)
-        return cls(packed, logits.shape[1])
-
     @property
     def token_ids(self) -> Tensor:  # [N] int32
         """Sampled token ids."""
@@ -106,3 +93,19 @@ class SampledTokens:
         logprobs = [None] * len(is_valid) if self.logprobs is None else self.logprobs.read()
         states = [None] * len(is_valid) if self.states is None else self.states.read()
         return HostTokens(token_ids.tolist(), is_valid, logprobs, states)
+
+
+def pack_tokens(
+    logits: Tensor,  # [N, V] float32
+    token_ids: Tensor,  # [N] int64
+) -> Tensor:  # [2, N] int32
+    """Pack token ids with their own logits, as in `SampledTokens`.
+
+    Raises:
+        RuntimeError: On a CPU, an id is not in the vocabulary.
+    """
+    packed = torch.empty(2, len(token_ids), dtype=torch.int32, device=logits.device)
+    packed[0].copy_(token_ids)
+    best = packed[1].view(torch.float32).unsqueeze(1)
+    torch.gather(logits, 1, token_ids.unsqueeze(1), out=best)
+    return packed

@@ -27,17 +27,19 @@ from quire.layers.parallel import SingleDevice
 from quire.layers.returned import check_returned
 from quire.layers.vocabulary import VocabularyShard
 from quire.messages import RowBitmask
+from quire.native.layer_kernels import cpu_steps
 from quire.worker.batch.slots import SlotInfo, SlotTables
 from quire.worker.device.copies import upload
 from quire.worker.sampling.carried_state import StatefulStep, StatefulSteps
 from quire.worker.sampling.logit_masks import LogitMasks
 from quire.worker.sampling.row_logprobs import row_logprobs
-from quire.worker.sampling.sampled_tokens import SampledTokens
+from quire.worker.sampling.sampled_tokens import SampledTokens, pack_tokens
 from quire.worker.sampling.sampling_needs import SamplingNeeds
 from quire.worker.sampling.step_errors import step_error
 from quire.worker.sampling.token_counts import TokenCounts
 
 SampleFunction = Callable[[Tensor, SampledRows], Tensor]
+PackTokens = Callable[[Tensor, Tensor], Tensor]
 SampleShard = Callable[[Tensor, SampledRows], tuple[Tensor, Tensor]]
 KEEP_ORDER: tuple[Stage, ...] = ("temperature", "filter")
 
@@ -105,6 +107,9 @@ class SamplingPipeline:
         self.tables = tables
         self._names = names
         self._masks = LogitMasks(tables, kernels)
+        self._pack: PackTokens = pack_tokens
+        if kernels == "native":
+            self._pack = cpu_steps.PackTokens()
         self._counts = TokenCounts(tables, sampler.vocab_size)
         self._counting = sum(1 << index for index in counting)
         self._stateful = StatefulSteps(
@@ -416,7 +421,7 @@ class SamplingPipeline:
 
     def _with_logits(self, logits: Tensor, token_ids: Tensor) -> SampledTokens:
         try:
-            return SampledTokens.from_logits(logits, token_ids)
+            return SampledTokens(self._pack(logits, token_ids), logits.shape[1])
         except RuntimeError as error:  # an id out of range; raised at once on a CPU
             raise self._step_error(len(self.steps), error) from error
 

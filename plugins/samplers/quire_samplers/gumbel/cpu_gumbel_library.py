@@ -15,4 +15,5 @@ LIBRARY = NativeLibrary(
         "likeliest_tokens": (*_ROWS, *_RESULTS, c_int),
         "sample_tokens": (*_ROWS, *(c_void_p,) * 4, *_RESULTS, c_int),
     },
+    repeats=True,
 )

@@ -56,7 +56,7 @@ def by_rows(index: Tensor) -> AdapterBatch:
 
 def by_index(index: Tensor) -> AdapterBatch:
     """What kernels need, as in a captured step."""
-    return AdapterBatch(index, ())
+    return AdapterBatch(index, None)
 
 
 def test_kernels_look_at_the_index_alone():

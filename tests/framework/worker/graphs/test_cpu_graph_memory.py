@@ -100,6 +100,19 @@ def test_tensors_and_their_views_are_in_it():
     assert all(x is other for other in same)
 
 
+def test_integers_that_no_call_has_written_are_valid_indices():
+    table = torch.arange(6.0).view(3, 2)
+
+    def run():
+        [torch.empty(4) + 1.5 for _ in range(3)].clear()  # the ids get their memory
+        ids = torch.empty(4, dtype=torch.int32)
+        return functional.embedding(ids, table)
+
+    rows, reason = in_step_memory(run)
+    assert reason is None
+    assert rows.tolist() == [[0, 1]] * 4
+
+
 def test_a_tensor_that_only_a_view_refers_to_keeps_its_memory():
     def run():
         views = [torch.empty(16).view(4, 4)[1] for _ in range(4)]
@@ -137,6 +150,8 @@ def test_in_place_operators_are_replayed():
     ):
         x[1:].mul_(3.0).add_(more[1:])
     assert calls.reason is None
+    assert x.tolist() == [1, 1, 1, 1]
+    calls.replay()
     assert x.tolist() == [1, 4, 5, 6]
     calls.replay()
     assert x.tolist() == [1, 13, 17, 21]
@@ -178,6 +193,7 @@ def test_operators_around_kernels_compute_again_from_what_lies_there_then(what):
         result = compute(*inputs)
     assert calls.reason is None
     with torch.inference_mode():
+        calls.replay()
         assert torch.equal(result, compute(*numbers(0)))
         memory.clear()
         for one, other in zip(inputs, numbers(1), strict=True):

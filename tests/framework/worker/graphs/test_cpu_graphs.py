@@ -17,17 +17,21 @@ from torch import Tensor
 from quire import LLM, SamplingParams
 from quire.interfaces.model import ForwardBatch, StageTensors
 from quire.layers import SingleDevice, TensorParallelGroup
+from quire.messages import ScheduledRequest
+from quire.native import recording
 from quire.outputs import LoRARequest
 from quire.testing.checkpoints import write_checkpoint
 from quire.worker.batch.slots import SlotTables
-from quire.worker.batch.step_inputs import StepInputs
 from quire.worker.graphs import cpu_graphs as cpu_graphs_module
-from quire.worker.graphs.cpu_graphs import CPUGraphs
+from quire.worker.graphs.cpu_graphs import CPUGraphs, StageLayers
 from quire.worker.model_runner import ModelRunner
+from quire.worker.sampling.sampling_pipeline import SamplingPipeline
 from quire_quantizations.formats import BFLOAT16
 from quire_quantizations.packed_weight import PackedWeight
+from quire_samplers.gumbel.torch_gumbel import TorchGumbel
 
 pytestmark = NEEDS_COMPILER
+TRACED_AT_START = {(count, False) for count in range(1, 9)}
 COUNTS = (7, 1, 4, 12, 9)  # tokens of the completions, so the number of requests changes
 
 
@@ -36,23 +40,29 @@ def runner_of(llm: LLM) -> ModelRunner:
 
 
 def completions(folder, **options: Any) -> tuple[list[Any], dict[int, Any]]:
-    """Return tokens and log-probabilities for random prompts; and the traced steps."""
+    """Return tokens and log-probabilities for random prompts; and the traced steps.
+
+    Requests without log-probabilities are sampled by the graph.
+    """
     rng = random.Random(3)
     prompts = [[rng.randrange(3, 200) for _ in range(rng.randrange(1, 50))] for _ in COUNTS]
-    params = [
-        SamplingParams(
-            temperature=0.8 * (i % 2), seed=i, max_tokens=count, ignore_eos=True, logprobs=2
-        )
-        for i, count in enumerate(COUNTS)
-    ]
+
+    def params(**more: Any) -> list[SamplingParams]:
+        return [
+            SamplingParams(
+                temperature=0.8 * (i % 2), seed=i, max_tokens=count, ignore_eos=True, **more
+            )
+            for i, count in enumerate(COUNTS)
+        ]
+
     with LLM(str(folder), max_model_len=128, **NATIVE | options) as llm:
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
         found = []
-        for _ in range(2):
-            for output in llm.generate(inputs, params):
+        for given in (params(), params(top_k=5, top_p=0.9), params(logprobs=2), params()):
+            for output in llm.generate(inputs, given):
                 completion = output.outputs[0]
                 found.append((completion.token_ids, completion.logprobs))
-        graphs = runner_of(llm).cpu_graphs
+        graphs = runner_of(llm).graphs
         return found, {} if graphs is None else dict(graphs._steps)
 
 
@@ -73,34 +83,56 @@ def test_completions_are_those_of_steps_that_are_not_traced(tmp_path, architectu
     assert repeated == plain
     assert not none
     is_packed = options.get("quantization") != "none"  # else torch multiplies
-    assert set(steps) == ({1, 2, 3, 4} if is_packed else set())
+    assert set(steps) == (TRACED_AT_START if is_packed else set())
+    assert all(step.sample is not None for step in steps.values())
 
 
-def test_larger_steps_go_through_python(tmp_path, monkeypatch):
+def test_steps_above_the_limit_go_through_python(tmp_path, monkeypatch):
     monkeypatch.setattr(cpu_graphs_module, "MAX_REQUESTS", 2)
     folder = write_checkpoint(tmp_path / "m", "LlamaForCausalLM").folder
     plain, _ = completions(folder, enforce_eager=True)
     repeated, steps = completions(folder)
     assert repeated == plain
-    assert set(steps) == {1, 2}
+    assert set(steps) == {(1, False), (2, False)}
 
 
-def test_steps_with_adapters_go_through_python_and_others_do_not(tmp_path):
+def test_larger_steps_are_traced_when_they_occur(tmp_path, monkeypatch):
+    monkeypatch.setattr(cpu_graphs_module, "TRACED_AT_START", 1)
+    folder = write_checkpoint(tmp_path / "m", "LlamaForCausalLM").folder
+    plain, _ = completions(folder, enforce_eager=True)
+    repeated, steps = completions(folder)
+    assert repeated == plain
+    assert set(steps) == {(count, False) for count in (1, 2, 3, 4)}
+
+
+def test_steps_with_adapters_are_traced_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr(cpu_graphs_module, "TRACED_AT_START", 1)
     base = write_checkpoint(tmp_path / "m", "LlamaForCausalLM")
-    written = save_adapter(peft_model(base, "loud", lora_alpha=64), "loud", tmp_path / "adapters")
-    loud = LoRARequest("loud", lora_path=str(written))
+    folders = tmp_path / "adapters"
+    loud, other = (
+        LoRARequest(
+            name, lora_path=str(save_adapter(peft_model(base, name, **more), name, folders))
+        )
+        for name, more in (("loud", {"lora_alpha": 64}), ("other", {"lora_alpha": 48}))
+    )
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     found = []
     for eager in (True, False):
-        options = NATIVE | {"enable_lora": True, "enforce_eager": eager}
+        options = NATIVE | {"enable_lora": True, "max_loras": 1, "enforce_eager": eager}
         with LLM(str(base.folder), max_model_len=128, **options) as llm:
-            for adapters in ([None, None], [loud, None], [None, None], [loud, loud]):
-                outputs = llm.generate(["abc", "de"], params, lora_request=adapters)
+            for adapters in (
+                [None, None], [loud, None], [None, None], [loud, loud], [other, None], [loud] * 20,
+            ):  # fmt: skip
+                prompts = ["abc", "de"] * (len(adapters) // 2)
+                outputs = llm.generate(prompts, params, lora_request=adapters)
                 found.append([output.outputs[0].token_ids for output in outputs])
-            graphs = runner_of(llm).cpu_graphs
-    assert found[:4] == found[4:]
+            graphs = runner_of(llm).graphs
+            steps = set() if graphs is None else set(graphs._steps)
+    assert found[:6] == found[6:]
     assert found[0] == found[2] != found[1]
-    assert set(graphs._steps) == {2}
+    assert found[0] != found[4] != found[1]
+    assert steps == {(1, False), (2, False), (2, True)}
+    assert set(graphs._unavailable_reasons) == {(20, True)}, "matrix products are faster"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
@@ -109,7 +141,7 @@ def test_a_fork_has_memory_of_its_own(tmp_path):
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     with LLM(str(folder), max_model_len=128, **NATIVE) as llm:
         graphs = llm.generate("abc", params)[0].outputs[0].token_ids
-        memory = runner_of(llm).cpu_graphs._memory
+        memory = runner_of(llm).graphs._memory
         before = bytes(memory._chunks[0])
         child = os.fork()
         if not child:
@@ -118,6 +150,10 @@ def test_a_fork_has_memory_of_its_own(tmp_path):
         assert os.waitpid(child, 0)[1] == 0
         assert bytes(memory._chunks[0]) == before != bytes(len(before))
         assert llm.generate("abc", params)[0].outputs[0].token_ids == graphs
+
+
+def pipeline(tables: SlotTables) -> SamplingPipeline:
+    return SamplingPipeline([], TorchGumbel(5, tables.device), tables, ["sampler"])
 
 
 class Steps:
@@ -136,18 +172,21 @@ class Steps:
             self.passes += 1
             return forward(input_ids)
 
-        self.steps = CPUGraphs(
-            counted, [], SlotTables(8, 64, [], [], torch.device("cpu")), group or SingleDevice()
-        )
+        self.tables = SlotTables(8, 64, [], [], torch.device("cpu"))
+        layers = StageLayers(counted, lambda rows: rows, [], pipeline(self.tables), is_last=False)
+        self.steps = CPUGraphs(layers, self.tables, group or SingleDevice())
 
     @torch.inference_mode()
     def compute(self, *ids: int) -> list[float] | None:
         """Return the hidden states of a step with these token ids."""
-        tokens = torch.tensor(ids)
-        count = len(ids)
-        inputs = StepInputs(tokens, tokens, [], list(range(count)), [1] * count, [], None)
-        hidden_states = self.steps.compute(inputs, None)
-        return None if hidden_states is None else hidden_states.flatten().tolist()
+        for slot, token_id in enumerate(ids[:8]):
+            self.tables.token_ids[slot, 0] = token_id
+        found = self.steps.step_for([ScheduledRequest(slot, 1, 1) for slot in range(len(ids))])
+        if found is None:
+            return None
+        slots, step = found
+        assert slots == list(range(len(ids)))
+        return self.steps.replay(step, len(ids), None).flatten().tolist()
 
 
 @pytest.fixture(scope="module")
@@ -155,13 +194,30 @@ def embedding() -> PackedWeight:
     return PackedWeight(torch.arange(5.0).view(5, 1).bfloat16(), BFLOAT16)
 
 
-def test_the_first_step_of_a_size_is_traced_and_others_replay_it(embedding):
+def test_a_step_of_a_new_size_is_traced_and_others_replay_it(embedding):
     model = Steps(embedding.rows)
     assert model.compute(1, 2) == [1, 2]
     assert model.compute(4, 0) == [4, 0]
     assert model.compute(3) == [3]
     assert model.compute(2) == [2]
     assert model.passes == 2
+
+
+def test_small_steps_are_traced_before_the_first_request(embedding, monkeypatch):
+    monkeypatch.setattr(cpu_graphs_module, "TRACED_AT_START", 3)
+    model = Steps(embedding.rows)
+    assert model.steps.trace() is None
+    passes = 3 + 1  # each is traced, and one is tried
+    assert model.passes == passes
+    assert [model.compute(1, 2), model.compute(3), model.compute(3, 4, 2)] == [
+        [1, 2],
+        [3],
+        [3, 4, 2],
+    ]
+    assert model.passes == passes
+    assert model.compute(1, 2, 3, 4) == [1, 2, 3, 4]
+    assert model.passes == passes + 1
+    assert not model.tables.num_known.any()
 
 
 def test_a_repeated_step_refuses_what_python_refuses(embedding):
@@ -204,20 +260,27 @@ def fails_while_traced(embedding: PackedWeight) -> Callable[[Tensor], Tensor]:
     ("model", "reason"),
     [
         (keeps_memory, "still referenced"),
-        (computes_with_numpy, "other hidden states"),
+        (computes_with_numpy, "other results"),
         (fails_while_traced, ""),
         (lambda embedding: lambda ids: embedding.rows(ids).cumsum(0), "aten.cumsum"),
     ],
 )
-def test_a_step_that_cannot_be_traced_runs_through_python(embedding, caplog, model, reason):
-    caplog.set_level("INFO")
+def test_a_model_that_cannot_be_traced_has_no_graphs(embedding, model, reason):
     model = Steps(model(embedding))
+    assert reason in model.steps.trace()
+    assert not model.steps._steps
+
+
+def test_a_step_that_cannot_be_traced_runs_through_python(embedding, caplog):
+    caplog.set_level("INFO")
+    model = Steps(lambda ids: embedding.rows(ids).cumsum(0))
     assert model.compute(1, 2) is None
     assert model.compute(3, 4) is None
     assert model.passes == 1
+    assert model.compute(3) is None
     (record,) = [each for each in caplog.records if "through Python" in each.message]
     assert "steps of 2 request(s)" in record.message
-    assert reason in record.message
+    assert "aten.cumsum" in record.message
 
 
 def test_an_untraceable_size_does_not_prevent_tracing_of_others(embedding):
@@ -262,9 +325,8 @@ def test_a_full_batch_is_traced_and_a_larger_step_or_a_prefill_is_not(embedding)
     assert model.compute(*[2] * 8) == [2] * 8
     assert model.passes == 1
     assert model.compute(*[1] * 9) is None
-    tokens = torch.tensor([1, 2, 3])
-    prompt = StepInputs(tokens, tokens, [], [0, 1], [2, 1], [1], None)
-    assert model.steps.compute(prompt, None) is None
+    for others in (ScheduledRequest(1, 2, 1), ScheduledRequest(1, 1, 0)):
+        assert model.steps.step_for([ScheduledRequest(0, 1, 1), others]) is None
     assert model.passes == 1
 
 
@@ -273,7 +335,7 @@ def test_a_replay_takes_no_more_memory(tmp_path):
     with LLM(str(folder), max_model_len=128, **NATIVE) as llm:
         params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
         llm.generate(["abc", "de"], params)
-        graphs = runner_of(llm).cpu_graphs
+        graphs = runner_of(llm).graphs
         before = len(graphs._memory._chunks), {n: id(s) for n, s in graphs._steps.items()}
         llm.generate(["fgh", "ij"], params)
         after = len(graphs._memory._chunks), {n: id(s) for n, s in graphs._steps.items()}
@@ -285,8 +347,8 @@ def test_a_closed_engine_lets_its_steps_go(tmp_path):
     with LLM(str(folder), max_model_len=128, **NATIVE) as llm:
         llm.generate("abc", SamplingParams(max_tokens=3))
         runner = runner_of(llm)
-        assert runner.cpu_graphs is not None
-    assert runner.cpu_graphs is None
+        assert runner.graphs is not None
+    assert runner.graphs is None
 
 
 class MiddleStage:
@@ -295,9 +357,12 @@ class MiddleStage:
     def __init__(self, embedding: PackedWeight) -> None:
         self.passes = 0
         self.rows = embedding.rows
-        self.steps = CPUGraphs(
-            self.layers, [], SlotTables(8, 64, [], [], torch.device("cpu")), SingleDevice()
+        self.tables = SlotTables(8, 64, [], [], torch.device("cpu"))
+        example = StageTensors(torch.ones(0, 1), torch.ones(0, 1))
+        layers = StageLayers(
+            self.layers, torch.neg, [], pipeline(self.tables), example=example, is_last=False
         )
+        self.steps = CPUGraphs(layers, self.tables, SingleDevice())
 
     def layers(
         self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch, received: StageTensors
@@ -311,25 +376,27 @@ class MiddleStage:
     @torch.inference_mode()
     def compute(self, positions: list[int], residual: list[float]) -> StageTensors:
         count = len(positions)
-        inputs = StepInputs(
-            torch.zeros(count, dtype=torch.int64), torch.tensor(positions), [], list(range(count)),
-            [1] * count, [], None,
-        )  # fmt: skip
+        self.tables.num_computed[:count] = positions
+        found = self.steps.step_for([ScheduledRequest(slot, 1, 1) for slot in range(count)])
+        assert found is not None
         given = StageTensors(torch.ones(count, 1), torch.tensor(residual)[:, None])
-        computed = self.steps.compute(inputs, given)
+        computed = self.steps.replay(found[1], count, given)
         assert isinstance(computed, StageTensors)
         assert given.residual is not None
         assert given.residual.flatten().tolist() == residual, "it can be computed again"
         return computed
 
 
-def test_a_stage_replays_its_layers_with_what_it_receives(embedding):
+@pytest.mark.parametrize("is_tried", [False, True])
+def test_a_stage_replays_its_layers_with_what_it_receives(embedding, is_tried):
     stage = MiddleStage(embedding)
+    assert not is_tried or stage.steps.trace() is None
+    before = stage.passes
     for positions, residual in (([1, 3], [10.0, 20.0]), ([4, 0], [5.0, 6.0]), ([2], [7.0])):
         computed = stage.compute(positions, residual)
         assert computed.hidden_states.flatten().tolist() == [each + 1 for each in residual]
         assert computed.residual.flatten().tolist() == positions
-    assert stage.passes == 2
+    assert stage.passes - before == (0 if is_tried else 2)
 
 
 class OneOfTwo(SingleDevice):
@@ -344,21 +411,29 @@ class OneOfTwo(SingleDevice):
         return x + self.votes.pop(0)
 
 
-def test_a_step_has_a_graph_if_both_devices_can_trace_and_replay_it(embedding):
-    group = OneOfTwo(True, True)
+def test_a_step_has_a_graph_if_both_devices_can_trace_it(embedding):
+    group = OneOfTwo(True)
     model = Steps(embedding.rows, group)
     assert [model.compute(1, 2), model.compute(4, 0)] == [[1, 2], [4, 0]]
     assert model.passes == 1
     assert group.votes == []
 
 
-@pytest.mark.parametrize("votes", [(False,), (True, False)], ids=["trace", "replay"])
-def test_a_step_has_no_graph_if_the_other_device_has_none(embedding, votes, caplog):
+def test_a_step_has_no_graph_if_the_other_device_has_none(embedding, caplog):
     caplog.set_level("INFO", "quire")
-    model = Steps(embedding.rows, OneOfTwo(*votes))
+    model = Steps(embedding.rows, OneOfTwo(False))
     assert [model.compute(1, 2), model.compute(1, 2)] == [None, None]
     assert model.passes == 1
     assert "it cannot be traced on another tensor-parallel rank" in caplog.text
+
+
+@pytest.mark.parametrize("votes", [(False,), (True, False)], ids=["trace", "replay"])
+def test_there_are_no_graphs_if_the_other_device_cannot_try_one(embedding, votes):
+    group = OneOfTwo(*votes)
+    model = Steps(embedding.rows, group)
+    assert model.steps.trace() == "it cannot be traced on another tensor-parallel rank"
+    assert not model.steps._steps
+    assert group.votes == []
 
 
 def test_a_device_that_cannot_trace_tells_the_other_one(embedding):
@@ -368,6 +443,13 @@ def test_a_device_that_cannot_trace_tells_the_other_one(embedding):
     assert group.votes == []
 
 
-def test_a_step_that_fails_while_it_is_traced_with_others_is_not_tried_again(embedding):
-    with pytest.raises(IndexError):
-        Steps(embedding.rows, OneOfTwo()).compute(1, 9)
+def test_a_step_that_fails_while_it_is_tried_with_others_is_an_error(embedding):
+    def fails_untraced(ids: Tensor) -> Tensor:
+        rows = embedding.rows(ids)
+        if recording._THREAD.trace is None:
+            raise RuntimeError("no memory")
+        return rows
+
+    with pytest.raises(RuntimeError, match="no memory"):
+        Steps(fails_untraced, OneOfTwo(True)).steps.trace()
+    assert Steps(fails_untraced).steps.trace() == "RuntimeError: no memory"

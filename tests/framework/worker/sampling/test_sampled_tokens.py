@@ -4,7 +4,7 @@ import torch
 
 from quire.worker.device.copies import HostCopier
 from quire.worker.sampling.row_logprobs import row_logprobs
-from quire.worker.sampling.sampled_tokens import SampledTokens
+from quire.worker.sampling.sampled_tokens import SampledTokens, pack_tokens
 
 LOGITS = torch.tensor([[1.0, 3.0, 2.0], [0.5, 0.0, -1.0]])
 
@@ -34,7 +34,7 @@ def test_reading_is_the_same_with_and_without_a_copy():
 
 def test_tokens_are_packed_with_their_own_logits():
     token_ids = torch.tensor([1, 2])
-    sampled = SampledTokens.from_logits(LOGITS, token_ids)
+    sampled = SampledTokens(pack_tokens(LOGITS, token_ids), 3)
     assert sampled.packed.view(2, 2)[1].view(torch.float32).tolist() == [3.0, -1.0]
     assert sampled.read().token_ids == [1, 2]
     same = SampledTokens.of(token_ids, torch.tensor([3.0, -1.0]), 3)
