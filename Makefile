@@ -71,7 +71,8 @@ mutants: $(READY)
 # that call them: minutes. The compiler must be GCC, whose sanitizers can be loaded into any Python.
 NATIVE_TESTS := \
 	tests/framework/native/test_pool.py tests/framework/native/test_vec.py \
-	tests/framework/native/test_stored_calls.py \
+	tests/framework/native/test_stored_calls.py tests/framework/worker/batch/test_host_inputs.py \
+	tests/framework/native/layer_kernels/test_cpu_steps.py tests/framework/worker/graphs/test_cpu_graphs.py \
 	tests/framework/native/collectives tests/framework/worker/device/test_shared_memory_group.py \
 	tests/framework/worker/device/test_shared_memory_link.py \
 	tests/framework/native/layer_kernels/test_cpu_layers.py tests/framework/native/layer_kernels/test_cpu_lora.py \
