@@ -10,6 +10,7 @@
 #pragma once
 
 #include "linear_formats.h"
+#include "shuffle.h"
 
 // One group of inputs of one row.
 struct InputGroup {
@@ -59,14 +60,16 @@ struct Integers {
         const uint32_t mask = IS_BYTES ? 0x00ff00ffu : 0x000f000fu;
         return (vi)(words >> (j % 2 * 8 + j / 2 * 4) & mask);
     }
-    // The element of x with its codes of SLOT inputs, in the order that `value` has.
-    INLINE void write_element(float* to, const int8_t* codes, long element) {
+    // Consecutive elements of x, each with the codes of SLOT inputs in the order that `value` has.
+    template <long COUNT>
+    INLINE void write_elements(float* to, const int8_t* codes) {
         if constexpr (IS_FUSED) {
-            std::memcpy(to, codes + element * 4, 4);
+            std::memcpy(to, codes, COUNT * 4);
         } else {
-            const int8_t* four = codes + element / 2 * 4 + element % 2;
-            int16_t pair[2] = {four[0], four[2]};
-            std::memcpy(to, pair, 4);
+            int16_t pairs[COUNT][2];
+            for (long i = 0; i < COUNT; i++)
+                for (long j = 0; j < 2; j++) pairs[i][j] = codes[i / 2 * 4 + i % 2 + j * 2];
+            std::memcpy(to, pairs, sizeof pairs);
         }
     }
 };
@@ -102,7 +105,8 @@ InputGroup quantize_inputs(F, int8_t* codes, const float* from, long known) {
         furthest = max(furthest, max(v, -v));
         not_finite = not_finite + (v - v);
     }
-    float scale = max_lane(furthest) / 127.0f, nan = sum(not_finite), factor = 1.0f / scale;
+    float scale = largest_lane(furthest) / 127.0f, nan = sum_of_lanes(not_finite);
+    float factor = 1.0f / scale;
     if (nan != nan || !(factor <= 3.4028235e38f)) factor = 0.0f;
     vi total = {};
     for (long i = 0; i < VECTORS; i++) {

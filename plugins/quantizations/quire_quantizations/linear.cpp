@@ -42,7 +42,7 @@ constexpr long SHORT = 2 * BLOCK;              // largest number of inputs per b
 constexpr long SHORT_ELEMENTS = 96 * 1024;     // of x in the L2 cache for such blocks
 constexpr long TILES_OF_A_THREAD = 8;          // with so many tiles per thread, threads split rows
 constexpr long PREFETCH_DISTANCE = 8 * 1024;  // bytes in a panel
-constexpr long PACKED_BYTES = 32 * 1024;       // bytes of a panel in the L1 cache for all tiles
+constexpr long PACKED_BYTES = 64 * 1024;       // bytes of a panel that all tiles read in turn
 constexpr long LINE = 64;
 constexpr long SPAN_BYTES = 64 * 1024;         // least work of a thread
 constexpr long SPAN_PRODUCTS = 256 * 1024;
@@ -301,9 +301,12 @@ struct Linear {
         for (long k = 0; k < size; k += F::GROUP, groups += count) {
             int8_t codes[F::GROUP * F::SLOT];
             *groups = quantize_inputs(F(), codes, from + k * F::SLOT, known - k * F::SLOT);
+            constexpr long PIECE = F::GROUP < CHUNK ? F::GROUP : CHUNK;
             const long end = size - k < F::GROUP ? size - k : F::GROUP;
-            for (long i = 0; i < end; i++)
-                F::write_element(to + (k + i) / CHUNK * count * CHUNK + (k + i) % CHUNK, codes, i);
+            for (long i = 0; i < end; i += PIECE)
+                F::template write_elements<PIECE>(
+                    to + (k + i) / CHUNK * count * CHUNK + (k + i) % CHUNK, codes + i * F::SLOT
+                );
         }
     }
 
@@ -317,7 +320,7 @@ struct Linear {
         return scratch(count * (stride + bytes / (long)sizeof(float)));
     }
 
-    // One block of one panel is read while it is in the L1 cache. If all of x fits in the L2 cache,
+    // One block of one panel is read by all rows, while it is in a cache. If all of x fits in the L2 cache,
     // each panel is read to its end; otherwise all panels of one block of inputs.
     void panels_of_rows(Range mine, Range these) const {
         long count = these.end - these.begin, stride = round_up(padded, CHUNK);
