@@ -8,15 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from quantized_layers import QuantizedLayer, awq, gptq
+from quantized_layers import (
+    QuantizedLayer,
+    awq,
+    float_quantized,
+    gptq,
+    int_quantized,
+    llm_int8,
+    nf4,
+    pack_quantized,
+)
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from quire.interfaces.quantization import PreparedQuantization
 from quire_quantizations.checkpoints.awq import AWQ
+from quire_quantizations.checkpoints.bitsandbytes import BitsAndBytes
+from quire_quantizations.checkpoints.compressed_tensors import CompressedTensors
 from quire_quantizations.checkpoints.gptq import GPTQ
-
-MAX_COLUMNS = 1024  # of a linear layer; embeddings and heads have more
 
 
 @dataclass(frozen=True)
@@ -48,10 +57,32 @@ def _gptq(**options: Any) -> dict[str, Any]:
     return {"quant_method": "gptq", "bits": 4, "group_size": 16, **options}
 
 
+def _compressed(bits: int, layout: str) -> dict[str, Any]:
+    groups = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": bits, "group_size": 16}}}
+    return {"quant_method": "compressed-tensors", "format": layout, "config_groups": groups}
+
+
+BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 KINDS = {
     "gptq": CheckpointKind(GPTQ, _gptq(), lambda w: gptq(w, group_size=16)),
     "gptq-8": CheckpointKind(GPTQ, _gptq(bits=8), lambda w: gptq(w, 8, 32, symmetric=False)),
     "gptq-act-order": CheckpointKind(GPTQ, _gptq(desc_act=True), act_order),
+    "packed": CheckpointKind(
+        CompressedTensors, _compressed(4, "pack-quantized"), lambda w: pack_quantized(w, 4, 16)
+    ),
+    "packed-zeros": CheckpointKind(
+        CompressedTensors,
+        _compressed(8, "pack-quantized"),
+        lambda w: pack_quantized(w, 8, 16, symmetric=False),
+    ),
+    "int-quantized": CheckpointKind(
+        CompressedTensors, _compressed(8, "int-quantized"), int_quantized
+    ),
+    "float-quantized": CheckpointKind(
+        CompressedTensors, _compressed(8, "float-quantized"), float_quantized
+    ),
+    "nf4": CheckpointKind(BitsAndBytes, BNB, lambda w: nf4(w, nested=True)),
+    "llm-int8": CheckpointKind(BitsAndBytes, BNB, llm_int8),
     "awq": CheckpointKind(
         AWQ, {"quant_method": "awq", "bits": 4, "group_size": 16}, lambda w: awq(w, 16)
     ),
@@ -83,7 +114,7 @@ def write_quantized(
             layer = kind.write(tensor.T.float() if transposed else tensor.float())
             module = name.removesuffix(".weight")
             del packed[name]
-            packed |= {f"{module}.{end}": part for end, part in layer.tensors.items()}
+            packed |= {f"{module}.{end}": part.contiguous() for end, part in layer.tensors.items()}
             weights[name] = (layer.weight.T if transposed else layer.weight).contiguous()
     save_file(weights, plain / "model.safetensors")
     save_file(packed, folder / "model.safetensors")

@@ -4,6 +4,7 @@ Each returns the tensors of one linear layer by their suffix, and the weight `[N
 stand for, computed from the integers before they are packed. They share no code with the readers.
 """
 
+import json
 from dataclasses import dataclass
 
 import torch
@@ -119,3 +120,88 @@ def _awq_words(values: Tensor) -> Tensor:  # [n, N] -> [n, N / 8]
     for field, output in enumerate(AWQ_ORDER):
         words |= values[:, output::8] << (4 * field)
     return signed(words)
+
+
+def pack_quantized(
+    weight: Tensor, bits: int = 4, group_size: int = 32, *, symmetric: bool = True
+) -> QuantizedLayer:
+    """Return a layer as compressed-tensors packs integers."""
+    made = grouped(weight, bits, group_size, symmetric=symmetric)
+    tensors = {
+        "weight_packed": padded_stream(made.codes, bits),
+        "weight_scale": made.scales,
+        "weight_shape": torch.tensor(weight.shape),
+    }
+    if not symmetric:
+        tensors["weight_zero_point"] = padded_stream(made.zeros.T, bits).T.contiguous()
+    return QuantizedLayer(tensors, made.weight)
+
+
+def padded_stream(values: Tensor, bits: int) -> Tensor:
+    """Pack each row as a stream of whole words."""
+    missing = -values.shape[1] % 32
+    packed = packed_stream(torch.nn.functional.pad(values, (0, missing)), bits)
+    return packed[:, : -(-values.shape[1] * bits // 32)].contiguous()
+
+
+def int_quantized(
+    weight: Tensor, group_size: int | None = None, *, symmetric: bool = True
+) -> QuantizedLayer:
+    """Return a layer as compressed-tensors stores int8."""
+    made = grouped(weight, 8, group_size or weight.shape[1], symmetric=symmetric)
+    tensors = {"weight": (made.codes - 128).char(), "weight_scale": made.scales}
+    if not symmetric:
+        tensors["weight_zero_point"] = (made.zeros - 128).char()
+    return QuantizedLayer(tensors, made.weight)
+
+
+def float_quantized(weight: Tensor) -> QuantizedLayer:
+    """Return a layer as compressed-tensors stores float8, with a scale for each output."""
+    scale = (weight.abs().amax(1, keepdim=True) / 448).bfloat16()
+    codes = (weight / scale.float()).clamp(-448, 448).to(torch.float8_e4m3fn)
+    tensors = {"weight": codes, "weight_scale": scale, "input_scale": torch.ones(1)}
+    return QuantizedLayer(tensors, codes.float() * scale.float())
+
+
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+    0.7229568362236023, 1.0,
+)  # fmt: skip
+
+
+def nf4(weight: Tensor, block_size: int = 64, *, nested: bool = False) -> QuantizedLayer:
+    """Return a layer as bitsandbytes stores it; `nested` scales are codes of a table."""
+    table = torch.tensor(NF4)
+    flat = weight.flatten()
+    blocks = torch.nn.functional.pad(flat, (0, -len(flat) % block_size)).view(-1, block_size)
+    scales = blocks.abs().amax(1)
+    state = {"quant_type": "nf4", "blocksize": block_size, "dtype": "float32",
+             "shape": list(weight.shape)}  # fmt: skip
+    tensors = {"weight.quant_map": table, "weight.absmax": scales}
+    if nested:
+        values = torch.linspace(-1, 1, 256)
+        offset = float(scales.mean())
+        largest = torch.stack([part.abs().amax() for part in (scales - offset).split(256)])
+        factors = largest.repeat_interleave(256)[: len(scales)]
+        codes = ((scales - offset) / factors).unsqueeze(1).sub(values).abs().argmin(1)
+        scales = values[codes] * factors + offset
+        tensors |= {"weight.absmax": codes.byte(), "weight.nested_absmax": largest,
+                    "weight.nested_quant_map": values}  # fmt: skip
+        state |= {"nested_blocksize": 256, "nested_offset": offset, "nested_dtype": "float32"}
+    codes = (blocks / scales.unsqueeze(1)).unsqueeze(-1).sub(table).abs().argmin(-1)
+    found = (table[codes] * scales.unsqueeze(1)).flatten()[: len(flat)].view(weight.shape)
+    kept = codes.flatten()[: len(flat)].view(-1, 2)
+    tensors["weight"] = (kept[:, 0] << 4 | kept[:, 1]).byte().unsqueeze(1)
+    content = json.dumps(state).encode()
+    tensors["weight.quant_state.bitsandbytes__nf4"] = torch.tensor(list(content)).byte()
+    return QuantizedLayer(tensors, found)
+
+
+def llm_int8(weight: Tensor) -> QuantizedLayer:
+    """Return a layer as bitsandbytes stores int8."""
+    scales = weight.abs().amax(1)
+    codes = (weight / scales.unsqueeze(1) * 127).round().char()
+    tensors = {"weight": codes, "SCB": scales, "weight_format": torch.tensor(0).byte()}
+    return QuantizedLayer(tensors, codes.float() * (scales / 127).unsqueeze(1))

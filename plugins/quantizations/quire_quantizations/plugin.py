@@ -65,6 +65,14 @@ def register_quantizations(registry: Registrar[type[Quantization]]) -> None:
     readers = "quire_quantizations.checkpoints"
     registry.add("gptq", f"{readers}.gptq:GPTQ", capabilities=_READ_ANYWHERE)
     registry.add("awq", f"{readers}.awq:AWQ", capabilities=_READ_ANYWHERE)
+    registry.add(
+        "compressed-tensors",
+        f"{readers}.compressed_tensors:CompressedTensors",
+        capabilities=_READ_ANYWHERE,
+    )
+    registry.add(
+        "bitsandbytes", f"{readers}.bitsandbytes:BitsAndBytes", capabilities=_READ_ANYWHERE
+    )
     published = replace(_READ_ANYWHERE, may_be_requantized=True)
     registry.add("fp8", f"{readers}.block_fp8:BlockFP8", capabilities=published)
     registry.add("mxfp4", f"{readers}.mxfp4:MXFP4", capabilities=published)

@@ -100,9 +100,14 @@ def decoded(
     return QuantizedWeight(
         codes=weight.view(torch.uint8),
         scales=check_finite(scale, name).repeat_interleave(rows, 0)[:outputs],
-        table=torch.arange(256, dtype=torch.uint8).view(weight.dtype).float(),
+        table=float8_table(weight.dtype),
         group_size=columns,
     )
+
+
+def float8_table(dtype: torch.dtype) -> Tensor:  # [256]
+    """Return the values of a type of 8 bits."""
+    return torch.arange(256, dtype=torch.uint8).view(dtype).float()
 
 
 def _stack(weight: Tensor, scale: Tensor, block: Block, name: str) -> Tensor:

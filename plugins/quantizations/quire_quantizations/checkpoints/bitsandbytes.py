@@ -1,0 +1,193 @@
+"""Checkpoints of bitsandbytes: 4-bit codes of a table in blocks, and int8 with a scale an output.
+
+A linear layer with 4 bits (`nf4` or `fp4`; Dettmers et al., 2023) has
+
+    weight                                  two elements in a byte, the upper four bits first
+    weight.absmax                           scale of each block of consecutive elements
+    weight.quant_map                        the table, float32 [16]
+    weight.quant_state.bitsandbytes__nf4    JSON with the shape and the size of a block
+
+and with `bnb_4bit_use_double_quant` the scales are codes, too: uint8, with a table and scales of
+their own, `weight.nested_quant_map` and `weight.nested_absmax`, and an offset in the JSON. With 8
+bits it has `weight`, int8 `[N, K]`, and `SCB`, float32 `[N]`: `w = weight * SCB / 127`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import gcd, prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.errors import CheckpointCorruptError
+from quire.interfaces.checkpoint_tensors import CheckpointTensor, Read, Tensors
+from quire.interfaces.quantization import PreparedQuantization
+from quire.interfaces.quantized_weight import QuantizedWeight
+from quire_quantizations.checkpoints.unpacking import unpacked
+from quire_quantizations.checkpoints.weight_parts import (
+    WEIGHT,
+    check_finite,
+    check_part,
+    integers,
+    modules_with,
+    part,
+    without,
+)
+
+STATES = (".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4")
+SCALES, TABLE = ".absmax", ".quant_map"
+NESTED_SCALES, NESTED_TABLE = ".nested_absmax", ".nested_quant_map"
+ROW_SCALES, LAYOUT = ".SCB", ".weight_format"
+HIGHEST = 127.0  # int8 code of a row's largest weight, which is in SCB
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """Options of one weight."""
+
+    outputs: int
+    inputs: int
+    block_size: int
+    nested_block_size: int
+    nested_offset: float
+
+
+class BitsAndBytes(PreparedQuantization):
+    """Reader of checkpoints of bitsandbytes."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> BitsAndBytes:
+        """Return the reader; the options of each weight are beside it."""
+        del config
+        return cls()
+
+    def read(self, tensors: Tensors, read: Read) -> dict[str, CheckpointTensor]:
+        """Return the tensors with a weight in place of the parts of each quantized layer."""
+        states = {
+            name.removesuffix(state): name
+            for state in STATES
+            for name in tensors
+            if name.endswith(state)
+        }
+        in_bytes = list(modules_with(tensors, ROW_SCALES))
+        ends = (SCALES, TABLE, NESTED_SCALES, NESTED_TABLE)
+        parts = {name + end for name in states for end in ends} | set(states.values())
+        parts |= {module + end for module in in_bytes for end in (ROW_SCALES, LAYOUT)}
+        weights = {name: _in_blocks(name, state, tensors, read) for name, state in states.items()}
+        weights |= {module + WEIGHT: _in_rows(module, tensors) for module in in_bytes}
+        return without(tensors, parts) | weights
+
+
+def _in_blocks(name: str, state_name: str, tensors: Tensors, read: Read) -> CheckpointTensor:
+    """Return a weight of 4 bits."""
+    state_tensor = tensors[state_name]
+    codes = part(tensors, name, state_tensor)
+    state = _state(read(state_tensor.stored[0]), state_tensor)
+    num_elements = state.outputs * state.inputs
+    if codes.stored[0].num_bytes != -(-num_elements // 2):
+        raise CheckpointCorruptError(
+            f"tensor {name} in {codes.stored[0].file.name} has {codes.stored[0].num_bytes} bytes, "
+            f"but 4 bits of a weight {[state.outputs, state.inputs]} are {-(-num_elements // 2)}"
+        )
+    scales, table = (part(tensors, name + end, codes) for end in (SCALES, TABLE))
+    num_blocks = -(-num_elements // state.block_size)
+    is_nested = scales.stored[0].dtype == "U8"
+    check_part(scales, ("U8",) if is_nested else ("F32",), (num_blocks,), "bitsandbytes")
+    check_part(table, ("F32",), (16,), "bitsandbytes")
+    stored = [codes, table, scales]
+    if is_nested:
+        nested = part(tensors, name + NESTED_SCALES, codes)
+        check_part(nested, ("F32",), (-(-num_blocks // state.nested_block_size),), "bitsandbytes")
+        nested_table = part(tensors, name + NESTED_TABLE, codes)
+        check_part(nested_table, ("F32",), (256,), "bitsandbytes")
+        stored += [nested, nested_table]
+    return CheckpointTensor(
+        name,
+        (state.outputs, state.inputs),
+        tuple(tensor.stored[0] for tensor in stored),
+        partial(_decoded, name=name, state=state),
+        is_quantized=True,
+    )
+
+
+def _state(content: Tensor, tensor: CheckpointTensor) -> _State:
+    """Return the options that a tensor of bytes has as JSON.
+
+    Raises:
+        CheckpointCorruptError: They are not there.
+    """
+    try:
+        values = json.loads(bytes(content.tolist()))
+        outputs, inputs = map(int, values["shape"])
+        found = _State(
+            outputs,
+            inputs,
+            int(values["blocksize"]),
+            int(values.get("nested_blocksize", 1)),
+            float(values.get("nested_offset", 0.0)),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointCorruptError(
+            f"tensor {tensor.name} in {tensor.stored[0].file.name} must be the JSON of a weight's "
+            f"shape and blocksize: {error!r}"
+        ) from error
+    if min(found.outputs, found.inputs, found.block_size, found.nested_block_size) < 1:
+        raise CheckpointCorruptError(
+            f"tensor {tensor.name} in {tensor.stored[0].file.name} has sizes below 1: {values}"
+        )
+    return found
+
+
+def _decoded(
+    packed: Tensor,
+    table: Tensor,
+    scales: Tensor,
+    *nested: Tensor,
+    name: str,
+    state: _State,
+) -> QuantizedWeight:
+    shape = (state.outputs, state.inputs)
+    fields = unpacked(packed.contiguous().view(torch.uint8).view(1, -1), 4).view(-1, 2)
+    codes = fields.flip(1).flatten()[: prod(shape)].view(shape)
+    if nested:
+        factors, values = nested
+        block = torch.arange(len(scales)) // state.nested_block_size
+        scales = values[scales.int()] * factors[block] + state.nested_offset
+    scales = check_finite(scales, name + SCALES)
+    size = gcd(state.inputs, state.block_size)  # inputs that are in one block in every row
+    starts = torch.arange(prod(shape) // size) * size
+    return QuantizedWeight(
+        codes=codes,
+        scales=scales[starts // state.block_size].view(state.outputs, -1),
+        table=table,
+        group_size=size,
+    )
+
+
+def _in_rows(module: str, tensors: Tensors) -> CheckpointTensor:
+    """Return a weight of 8 bits."""
+    scales = tensors[module + ROW_SCALES]
+    codes = part(tensors, module + WEIGHT, scales)
+    check_part(codes, ("I8",), (None, None), "bitsandbytes with 8 bits")
+    check_part(scales, ("F32",), (codes.shape[0],), "bitsandbytes with 8 bits")
+    return CheckpointTensor(
+        module + WEIGHT,
+        codes.shape,
+        (*codes.stored, *scales.stored),
+        partial(_decoded_rows, name=scales.name),
+        is_quantized=True,
+    )
+
+
+def _decoded_rows(codes: Tensor, scales: Tensor, *, name: str) -> QuantizedWeight:
+    return QuantizedWeight(
+        codes=codes.view(torch.uint8) ^ 128,
+        scales=(check_finite(scales, name) / HIGHEST).unsqueeze(1),
+        table=integers(256, 128),
+        group_size=codes.shape[1],
+    )
