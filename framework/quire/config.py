@@ -110,14 +110,14 @@ class ModelSettings:
 
     model: str = option(
         DEFAULT_MODEL,
-        "Folder, hub id, or name of a checkpoint that a plugin ships.",
+        "Folder, GGUF file, hub id, or name of a checkpoint that a plugin ships.",
         flag="m",
         kind="checkpoints",
         is_path=True,
     )
     tokenizer: str | None = option(
         None,
-        "Folder or hub id of the tokenizer, if it is not in the model's folder.",
+        "Folder, GGUF file or hub id of the tokenizer, if it is not the model's.",
         is_path=True,
     )
     served_model_name: str | None = option(None, "Name of the model in the API.")

@@ -1,4 +1,8 @@
-"""Checkpoint lookup: find the folder of a model and read its config.json, without the weights."""
+"""Checkpoint lookup: find the files of a model and read its config, without the weights.
+
+A checkpoint is a folder in the layout of Hugging Face, or a GGUF file, whose metadata has what the
+small files of such a folder have: its `folder` is the path of the file then.
+"""
 
 import json
 import os
@@ -7,8 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quire.compose.gguf.header import is_gguf
+from quire.compose.gguf.model_config import config_of
+from quire.compose.gguf.small_files import small_file
+from quire.compose.gguf.split_files import gguf_paths, read_files
 from quire.compose.hubs.hub_download import download
-from quire.compose.missing_model import missing_folder, missing_model
+from quire.compose.missing_model import GGUF_SUFFIX, missing_model, missing_path
 from quire.compose.mistral_params import PARAMS, config_from_params
 from quire.config import ModelSettings
 from quire.errors import CheckpointCorruptError, CheckpointNotFoundError
@@ -26,6 +34,7 @@ class Checkpoint:
 
     Attributes:
         name: Name or path as given by the user.
+        folder: Path of its folder, or of its GGUF file.
         config: Content of its config.json.
         adapters: LoRA adapters that a plugin ships with it, by name.
         entry: Registry entry of the plugin that ships it; None if no plugin does.
@@ -56,7 +65,7 @@ class Checkpoint:
 def find_checkpoint(
     settings: ModelSettings, shipped: Registry[CheckpointSource], with_weights: bool = True
 ) -> Checkpoint:
-    """Find the checkpoint that the settings name: a shipped name, a folder, or a hub id.
+    """Find the checkpoint that the settings name: a shipped name, a path, or a hub id.
 
     Args:
         settings: Model settings, with the name.
@@ -66,7 +75,8 @@ def find_checkpoint(
 
     Raises:
         CheckpointNotFoundError: No checkpoint has that name.
-        CheckpointCorruptError: Its config.json is missing or broken.
+        CheckpointCorruptError: Its config.json, or its GGUF file, is missing or broken.
+        UnsupportedModelError: Its GGUF file is of a kind that is not supported.
         PluginError: The plugin that ships the checkpoint cannot be loaded.
     """
     name = settings.model
@@ -78,28 +88,44 @@ def find_checkpoint(
     elif os.path.isdir(folder):
         found = ShippedCheckpoint(Path(folder))
     elif os.path.isfile(folder):
-        raise CheckpointNotFoundError(f"{name} is a file; give the folder that contains it")
+        found = ShippedCheckpoint(_gguf_file(Path(folder)))
     elif _looks_like_path(name):
-        raise missing_folder(name)
+        raise missing_path(name)
     else:
         found = ShippedCheckpoint(_from_hub(settings, with_weights, shipped))
     return Checkpoint(name, found.folder, read_config(found.folder), found.adapters, entry)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read the config of a folder: `config.json`, or what Mistral's `params.json` stands for.
+    """Read the config: `config.json`, or what Mistral's `params.json` or a GGUF file stands for.
+
+    Args:
+        folder: Path of the folder, or of the GGUF file.
 
     Raises:
-        CheckpointCorruptError: The file is missing, too large, or not a JSON object.
-        UnsupportedModelError: `params.json` has a parameter that cannot be read.
+        CheckpointCorruptError: The file is missing, damaged, too large, or not a JSON object.
+        UnsupportedModelError: `params.json` or the GGUF file has what cannot be read.
     """
+    if folder.is_file():
+        return config_of(read_files(folder))
     path = config_file(folder)
     config = _read_object(path)
     return config_from_params(config) if path.name == PARAMS else config
 
 
+def config_bytes(folder: Path) -> bytes:
+    """Return the bytes of a checkpoint's config, which identify it.
+
+    Raises:
+        CheckpointCorruptError: There is none.
+    """
+    if folder.is_file():
+        return json.dumps(read_config(folder)).encode()
+    return config_file(folder).read_bytes()
+
+
 def config_file(folder: Path) -> Path:
-    """Return the path of a checkpoint's config.
+    """Return the path of a folder's config.
 
     Raises:
         CheckpointCorruptError: There is none.
@@ -107,7 +133,36 @@ def config_file(folder: Path) -> Path:
     for name in (CONFIG, PARAMS):
         if (folder / name).is_file():
             return folder / name
+    if files := sorted(file.name for file in folder.glob("*.gguf")):
+        raise CheckpointCorruptError(
+            f"{folder} has no {CONFIG}, but GGUF files; give the path of one: {folder / files[0]}"
+        )
     raise CheckpointCorruptError(f"{folder} has no {CONFIG}; is the folder complete?")
+
+
+def weight_paths(folder: Path) -> list[Path]:
+    """Return the paths of the files with a checkpoint's weights, in a fixed order."""
+    if folder.is_file():
+        return gguf_paths(folder)
+    return sorted(path for pattern in WEIGHT_FILES for path in folder.glob(pattern))
+
+
+def small_file_text(folder: Path, name: str) -> str | None:
+    """Return the text of one of the files beside the weights; None if there is none.
+
+    Args:
+        folder: Path of the folder, or of the GGUF file, whose metadata has the content of some.
+        name: Name in the layout of Hugging Face, such as "tokenizer.json".
+
+    Raises:
+        CheckpointError: The GGUF file cannot be read, or not as this file.
+        OSError: The file cannot be read.
+        ValueError: It is not UTF-8.
+    """
+    if folder.is_file():
+        return small_file(folder, name)
+    path = folder / name
+    return path.read_text("utf-8") if path.is_file() else None
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -122,8 +177,20 @@ def _read_object(path: Path) -> dict[str, Any]:
     return config
 
 
+def _gguf_file(file: Path) -> Path:
+    """Return the path of a file, which must be GGUF."""
+    if is_gguf(file):
+        return file
+    if file.suffix == GGUF_SUFFIX:
+        read_files(file)  # says what is wrong with it
+    raise CheckpointNotFoundError(
+        f"{file} is a file, and not a GGUF file; give the folder that contains it"
+    )
+
+
 def _looks_like_path(name: str) -> bool:
-    return name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
+    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
+    return is_path or name.endswith(GGUF_SUFFIX)
 
 
 def _from_hub(settings: ModelSettings, with_weights: bool, shipped: Iterable[str]) -> Path:

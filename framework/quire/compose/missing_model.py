@@ -7,17 +7,21 @@ from pathlib import Path
 
 from quire.errors import CheckpointNotFoundError
 
+GGUF_SUFFIX = ".gguf"
 CACHED = "models--"  # prefix of a model's folder in the hub's cache
 MAX_SHOWN = 5
 SIMILARITY = 0.7
 
 
-def missing_folder(name: str) -> CheckpointNotFoundError:
-    """Return the error of a path that is no folder."""
-    folder = Path(name).expanduser()
-    near = get_close_matches(folder.name, _folders(folder.parent), 1, SIMILARITY)
+def missing_path(name: str) -> CheckpointNotFoundError:
+    """Return the error of a path where there is no folder, and no GGUF file."""
+    path = Path(name).expanduser()
+    is_gguf = name.endswith(GGUF_SUFFIX)
+    beside = _gguf_files(path.parent) if is_gguf else _folders(path.parent)
+    near = get_close_matches(path.name, beside, 1, SIMILARITY)
     hint = f"; did you mean {str(Path(name).parent / near[0])!r}?" if near else ""
-    return CheckpointNotFoundError(f"no such model folder: {name}{hint}")
+    what = "GGUF file" if is_gguf else "model folder"
+    return CheckpointNotFoundError(f"no such {what}: {name}{hint}")
 
 
 def missing_model(
@@ -61,6 +65,10 @@ def _folders(parent: Path) -> list[str]:
         return sorted(path.name for path in parent.iterdir() if path.is_dir())
     except OSError:  # it does not exist, or may not be read
         return []
+
+
+def _gguf_files(parent: Path) -> list[str]:
+    return sorted(path.name for path in parent.glob(f"*{GGUF_SUFFIX}"))
 
 
 def _listed(shipped: list[str]) -> str:

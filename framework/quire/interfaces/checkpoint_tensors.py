@@ -20,7 +20,7 @@ class StoredTensor:
     name: str
     file: Path
     shape: tuple[int, ...]
-    dtype: str  # as safetensors names it: "BF16"
+    dtype: str  # as the format names it: "BF16", in GGUF files also "Q4_K"
     num_bytes: int
 
 

@@ -12,8 +12,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import quire
-from quire.compose.checkpoint import WEIGHT_FILES, config_file
+from quire.compose.checkpoint import config_bytes, weight_paths
 from quire.compose.composition import Composition
+from quire.compose.gguf.header import is_gguf, read_header
 
 HEADER_LENGTH_BYTES = 8  # of a safetensors file: the length of its JSON header
 MAX_HEADER_BYTES = 100 * 2**20
@@ -54,13 +55,19 @@ def checkpoint_digest(folder: Path) -> str:
 
     The weights themselves are not read, which would take as long as loading them.
     """
-    digest = hashlib.blake2b(config_file(folder).read_bytes(), digest_size=8)
-    for path in sorted(path for pattern in WEIGHT_FILES for path in folder.glob(pattern)):
+    digest = hashlib.blake2b(config_bytes(folder), digest_size=8)
+    for path in weight_paths(folder):
         digest.update(f"{path.name} {path.stat().st_size} ".encode())
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(HEADER_LENGTH_BYTES), "little")
-            digest.update(file.read(min(length, MAX_HEADER_BYTES)))
+        digest.update(_header(path))
     return digest.hexdigest()
+
+
+def _header(path: Path) -> bytes:
+    with path.open("rb") as file:
+        if is_gguf(path):
+            return file.read(read_header(path).num_bytes)
+        length = int.from_bytes(file.read(HEADER_LENGTH_BYTES), "little")
+        return file.read(min(length, MAX_HEADER_BYTES))
 
 
 def _version(distribution: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from quire.compose.checkpoint import WEIGHT_FILES, config_file
+from quire.compose.checkpoint import config_bytes, weight_paths
 from quire.compose.choices.choosing import AUTO
 from quire.compose.composition import Choice, Composition
 from quire.config import ModelSettings
@@ -46,11 +46,10 @@ def _content(folder: Path, settings: ModelSettings) -> list[Any]:
     A copy counts as another checkpoint, which costs cache misses. Reading all weights would cost
     more.
     """
-    config = hashlib.sha256(config_file(folder).read_bytes()).digest()
+    config = hashlib.sha256(config_bytes(folder)).digest()
     if settings.load_format == "dummy":
         return [config, "dummy", settings.dummy_seed]
-    weights = sorted(path for pattern in WEIGHT_FILES for path in folder.glob(pattern))
-    stats = [(path.name, path.stat()) for path in weights]
+    stats = [(path.name, path.stat()) for path in weight_paths(folder)]
     return [config, [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]]
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from quire.compose.checkpoint import small_file_text
 from quire.compose.composition import Choice, Composition
 from quire.config import PluginSettings
 from quire.engine.grammar.grammar_host import GrammarHost
@@ -99,7 +100,7 @@ def _check_constraint(constraint: str, backend: Entry) -> None:
 def _read_vocabulary(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
     from tokenizers import Tokenizer as FastTokenizer
 
-    path = folder / "tokenizer.json"
-    if not path.is_file():
+    text = small_file_text(folder, "tokenizer.json")
+    if text is None:
         raise GrammarError(f"grammars need a fast tokenizer, but {folder} has no tokenizer.json")
-    return read_vocabulary(FastTokenizer.from_file(str(path)), tokenizer.eos_token_ids, vocab_size)
+    return read_vocabulary(FastTokenizer.from_str(text), tokenizer.eos_token_ids, vocab_size)

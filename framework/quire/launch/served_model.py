@@ -1,6 +1,6 @@
 """Facts about the model that is served, from the checkpoint and the composition."""
 
-from quire.compose.checkpoint import WEIGHT_FILES
+from quire.compose.checkpoint import weight_paths
 from quire.compose.composition import Composition
 from quire.frontend.served_model import ServedModel
 from quire.launch.agreement import checkpoint_digest
@@ -9,11 +9,10 @@ from quire.launch.agreement import checkpoint_digest
 def served_model(composition: Composition) -> ServedModel:
     """Return the facts; only headers and sizes of files of weights are read."""
     checkpoint, method = composition.checkpoint, composition.quantization.value
-    files = [path for pattern in WEIGHT_FILES for path in checkpoint.folder.glob(pattern)]
     return ServedModel(
         family=str(checkpoint.config.get("model_type") or checkpoint.architecture),
         weights=composition.dtype.value if method is None else method.name,
-        num_bytes=sum(path.stat().st_size for path in files),
+        num_bytes=sum(path.stat().st_size for path in weight_paths(checkpoint.folder)),
         digest=checkpoint_digest(checkpoint.folder),
         is_on_gpu=composition.device == "cuda",
     )

@@ -73,6 +73,7 @@ def register_quantizations(registry: Registrar[type[Quantization]]) -> None:
     registry.add(
         "bitsandbytes", f"{readers}.bitsandbytes:BitsAndBytes", capabilities=_READ_ANYWHERE
     )
+    registry.add("gguf", f"{readers}.gguf:GGUF", capabilities=_READ_ANYWHERE)
     published = replace(_READ_ANYWHERE, may_be_requantized=True)
     registry.add("fp8", f"{readers}.block_fp8:BlockFP8", capabilities=published)
     registry.add("mxfp4", f"{readers}.mxfp4:MXFP4", capabilities=published)

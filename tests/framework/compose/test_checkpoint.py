@@ -5,12 +5,22 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from gguf_files import write_gguf
 from installed import sites
 
-from quire.compose.checkpoint import MAX_CONFIG_BYTES, Checkpoint, find_checkpoint, read_config
+from quire.compose.checkpoint import (
+    MAX_CONFIG_BYTES,
+    Checkpoint,
+    config_bytes,
+    find_checkpoint,
+    read_config,
+    weight_paths,
+)
 from quire.config import ModelSettings
 from quire.errors import CheckpointCorruptError, CheckpointNotFoundError, ContestedNameError
+from quire.launch.agreement import checkpoint_digest
 from quire.plugins.loading import load_plugins
 
 site = pytest.fixture(sites)
@@ -98,8 +108,50 @@ def test_a_path_that_does_not_exist_is_an_error_quickly_and_offline(name, shippe
 
 
 def test_a_file_instead_of_a_folder_is_refused_with_the_way_out(folder, shipped):
-    with pytest.raises(CheckpointNotFoundError, match="is a file; give the folder"):
+    with pytest.raises(CheckpointNotFoundError, match="not a GGUF file; give the folder"):
         find(folder / "config.json", shipped)
+
+
+GGUF = {
+    "general.architecture": "qwen3",
+    **{f"qwen3.{key}": 8 for key in ("block_count", "context_length", "embedding_length")},
+    **{f"qwen3.{key}": 4 for key in ("feed_forward_length", "attention.head_count")},
+    "qwen3.attention.layer_norm_rms_epsilon": 1e-6,
+}
+
+
+@pytest.fixture
+def gguf(tmp_path):
+    return write_gguf(tmp_path / "m.gguf", GGUF, {"token_embd.weight": np.zeros((4, 8))})
+
+
+@pytest.mark.parametrize("name", ["m.gguf", "m"])
+def test_a_gguf_file_is_a_checkpoint_whatever_its_name(gguf, shipped, name):
+    file = gguf.rename(gguf.with_name(name))
+    checkpoint = find(file, shipped)
+    assert (checkpoint.folder, checkpoint.architecture) == (file, "Qwen3ForCausalLM")
+    assert weight_paths(file) == [file]
+    assert json.loads(config_bytes(file)) == checkpoint.config
+
+
+def test_a_missing_gguf_file_names_one_of_a_similar_name(gguf, shipped):
+    with pytest.raises(
+        CheckpointNotFoundError, match=r"no such GGUF file: .*did you mean .*m\.gguf"
+    ):
+        find(gguf.with_name("mm.gguf"), shipped)
+
+
+def test_a_folder_of_gguf_files_names_one(gguf, shipped):
+    with pytest.raises(CheckpointCorruptError, match=r"give the path of one: .*m\.gguf"):
+        find(gguf.parent, shipped)
+
+
+def test_the_digest_of_a_gguf_file_is_of_its_header(gguf):
+    before = checkpoint_digest(gguf)
+    assert checkpoint_digest(gguf) == before
+    tensors = {"token_embd.weight": np.ones((4, 8))}
+    assert checkpoint_digest(write_gguf(gguf, GGUF, tensors)) == before
+    assert checkpoint_digest(write_gguf(gguf, GGUF | {"general.name": "x"}, tensors)) != before
 
 
 def test_a_hub_id_offline_is_a_typed_error_soon():

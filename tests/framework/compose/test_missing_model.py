@@ -3,7 +3,7 @@
 import pytest
 from huggingface_hub import constants
 
-from quire.compose.missing_model import missing_folder, missing_model
+from quire.compose.missing_model import missing_model, missing_path
 from quire.errors import CheckpointNotFoundError
 
 HUB_ERROR = CheckpointNotFoundError("the hub has no such model")
@@ -59,10 +59,10 @@ def test_a_name_of_any_length_is_one_line():
 
 @pytest.mark.parametrize("name", ["./qwen", "./none/qwen"])
 def test_a_path_is_one_line(name):
-    assert str(missing_folder(name)) == f"no such model folder: {name}"
+    assert str(missing_path(name)) == f"no such model folder: {name}"
 
 
 def test_a_path_has_its_neighbour_suggested(here):
     (here / "models" / "qwen3").mkdir(parents=True)
-    error = str(missing_folder("./models/qwn3"))
+    error = str(missing_path("./models/qwn3"))
     assert error == "no such model folder: ./models/qwn3; did you mean 'models/qwen3'?"

@@ -15,6 +15,7 @@ from typing import Any
 
 import tokenizers
 
+from quire.compose.checkpoint import small_file_text
 from quire.errors import CheckpointCorruptError, CheckpointNotFoundError
 from quire.frontend.text.checkpoint_file import read_json_object
 from quire.frontend.text.decoding import decoding_of
@@ -177,12 +178,15 @@ class Tokenizer:
     def load(cls, folder: Path) -> "Tokenizer":
         """Read the tokenizer of a checkpoint.
 
+        Args:
+            folder: Path of its folder, or of its GGUF file.
+
         Raises:
             CheckpointNotFoundError: The folder has no tokenizer.
             CheckpointCorruptError: One of its files is invalid.
         """
         folder = Path(folder)
-        if not folder.is_dir():
+        if not folder.exists():
             raise CheckpointNotFoundError(f"there is no folder {folder} to read a tokenizer from")
         config = read_json_object(folder / "tokenizer_config.json")
         backend = _load_backend(folder, config)
@@ -289,10 +293,15 @@ class Tokenizer:
 
 def _load_backend(folder: Path, config: dict[str, Any]) -> TokenizerBackend:
     path = folder / "tokenizer.json"
-    if not path.is_file():
+    text = small_file_text(folder, path.name)
+    if text is None and folder.is_file():
+        raise CheckpointNotFoundError(
+            f"{folder} contains no tokenizer; give the folder of one with --tokenizer"
+        )
+    if text is None:
         return _load_with_transformers(folder, config)
     try:
-        return FastBackend(tokenizers.Tokenizer.from_file(str(path)))
+        return FastBackend(tokenizers.Tokenizer.from_str(text))
     except Exception as error:  # `tokenizers` raises plain Exception and nothing else
         raise CheckpointCorruptError(
             f"{path} is not a tokenizer ({error}); download the checkpoint again"

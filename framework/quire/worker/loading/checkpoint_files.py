@@ -3,9 +3,10 @@
 An index decides which files belong to the checkpoint; files beside them are ignored. Without one
 they are `model.safetensors`, a complete set of numbered files, or Mistral's `consolidated` files.
 
-Headers are checked before any weight is read. Only safetensors are supported: a pickle is refused
-by its file name and never opened. A header gives the byte range of each tensor. All ranges are
-compared with the file's size first, so a damaged file is an error with its name, not an allocation.
+Headers are checked before any weight is read. Beside safetensors only GGUF files are supported
+(`compose/gguf`): a pickle is refused by its file name and never opened. A header gives the byte
+range of each tensor. All ranges are compared with the file's size first, so a damaged file is an
+error with its name, not an allocation.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from quire.compose.gguf.header import is_gguf
+from quire.compose.gguf.header import read_header as read_gguf_header
+from quire.compose.gguf.split_files import gguf_paths
 from quire.errors import CheckpointCorruptError, CheckpointNotFoundError, UnsafeCheckpointError
 from quire.interfaces.checkpoint_tensors import StoredTensor
 
@@ -38,13 +42,18 @@ ELEMENT_BYTES = {
 
 
 def find_weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a checkpoint, all of which exist.
+    """Return the weight files of a checkpoint, all of which exist.
+
+    Args:
+        folder: Folder with safetensors files, or the first GGUF file of a model.
 
     Raises:
         CheckpointNotFoundError: The folder does not exist, or has no weights.
         UnsafeCheckpointError: The folder has its weights only as pickles.
         CheckpointCorruptError: The index is damaged, or files are missing.
     """
+    if folder.is_file():
+        return gguf_paths(folder)
     if not folder.is_dir():
         raise CheckpointNotFoundError(f"no such model folder: {str(folder)!r}")
     for stem in (SINGLE, CONSOLIDATED):
@@ -103,6 +112,9 @@ def read_header(file: Path) -> list[StoredTensor]:
     Raises:
         CheckpointCorruptError: The file is truncated or damaged.
     """
+    if is_gguf(file):
+        tensors = read_gguf_header(file).tensors.values()
+        return [StoredTensor(t.name, file, t.shape, t.type.name, t.num_bytes) for t in tensors]
     header, data_bytes = _read_json(file)
     spans = sorted(
         (_span(file, name, entry) for name, entry in header.items() if name != "__metadata__"),

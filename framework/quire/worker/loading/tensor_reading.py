@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from quire.compose.gguf.header import is_gguf
 from quire.errors import CheckpointCorruptError
 from quire.interfaces.checkpoint_tensors import CheckpointTensor, StoredTensor, Value
 from quire.interfaces.quantized_weight import QuantizedStack, QuantizedWeight
+from quire.worker.loading.formats.mapped_gguf import MappedGguf
 from quire.worker.loading.weight_plan import PlannedTensor
 
 
@@ -75,6 +77,13 @@ def _are_equal(copy: Tensor, original: Tensor) -> bool:
     return torch.equal(copy.to(original.dtype), original)
 
 
+def _open(file: Path) -> AbstractContextManager[Any]:
+    if is_gguf(file):
+        return MappedGguf(file)
+    opened: AbstractContextManager[Any] = safe_open(file, framework="pt", device="cpu")
+    return opened
+
+
 class _OpenFiles:
     """Files that stay open until the stack is closed."""
 
@@ -90,7 +99,7 @@ class _OpenFiles:
         """Return a tensor of a file."""
         try:
             if stored.file not in self._files:
-                opened = safe_open(stored.file, framework="pt", device="cpu")
+                opened = _open(stored.file)
                 self._files[stored.file] = self._stack.enter_context(opened)
             tensor: Tensor = self._files[stored.file].get_tensor(stored.name)
         except SafetensorError as error:

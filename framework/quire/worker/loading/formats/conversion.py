@@ -8,6 +8,7 @@ from typing import Any
 from quire.interfaces.checkpoint_tensors import CheckpointTensor, StoredTensor, unchanged
 from quire.interfaces.quantization import PreparedQuantization
 from quire.worker.loading.formats.consolidated import from_consolidated, is_consolidated
+from quire.worker.loading.formats.gguf import from_gguf, is_gguf_layout
 from quire.worker.loading.tensor_reading import read_stored
 
 
@@ -29,4 +30,6 @@ def converted_tensors(
     tensors = unchanged(stored)
     if is_consolidated(tensors):
         tensors = from_consolidated(tensors, config)
+    elif is_gguf_layout(tensors):
+        tensors = from_gguf(tensors, config)
     return tensors if prepared is None else prepared.read(tensors, read_stored)

@@ -1,0 +1,136 @@
+"""The tokens of a GGUF file: their texts, types and scores, and the special ones among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.compose.gguf.header import StoredArray
+from quire.compose.gguf.split_files import GgufFiles
+from quire.errors import CheckpointCorruptError
+
+PREFIX = "tokenizer.ggml."
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+SPECIAL_IDS = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "pad_token": "padding_token_id",
+    "unk_token": "unknown_token_id",
+}
+ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+# Control tokens that end a turn, by their texts: most files name only one of them by its id.
+END_TEXTS = frozenset(
+    {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>",
+     "<|end_of_text|>", "<EOT>", "<end_of_utterance>", "<｜end▁of▁sentence｜>"}  # noqa: RUF001
+)  # fmt: skip
+LLAMA_IDS = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}  # where no ids are given
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The tokens of a file.
+
+    Attributes:
+        file: Path of the file.
+        model: Kind of the tokenizer: "gpt2", "llama" and others.
+        tokens: Texts by id.
+        types: Types by id.
+        values: Values of `tokenizer.ggml`, by what follows that.
+    """
+
+    file: Path
+    model: str
+    tokens: list[str]
+    types: list[int]
+    values: Mapping[str, Any]
+
+    def token_id(self, key: str) -> int | None:
+        """Return the id of a special token, such as `bos_token_id`; None if there is none."""
+        default = LLAMA_IDS.get(key) if self.model == "llama" else None
+        found = self.values.get(key, default)
+        if found is None or found == 2**32 - 1:  # written for none
+            return None
+        if type(found) is not int or not 0 <= found < len(self.tokens):
+            raise CheckpointCorruptError(
+                f"{PREFIX}{key} in {str(self.file)!r} must be the id of one of its "
+                f"{len(self.tokens)} tokens, got {found!r:.40}"
+            )
+        return found
+
+    def special_tokens(self) -> dict[str, str]:
+        """Return the texts of the begin, end, padding and unknown tokens that there are."""
+        ids = {name: self.token_id(key) for name, key in SPECIAL_IDS.items()}
+        return {name: self.tokens[i] for name, i in ids.items() if i is not None}
+
+    def end_ids(self) -> list[int]:
+        """Return the ids of the tokens that end a completion, that of the end of a text first."""
+        named = [i for i in map(self.token_id, ENDS) if i is not None]
+        by_text = (
+            i
+            for i, (text, kind) in enumerate(zip(self.tokens, self.types, strict=True))
+            if kind in (CONTROL, USER_DEFINED) and text in END_TEXTS
+        )
+        return list(dict.fromkeys([*named, *by_text]))
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return a truth value.
+
+        Raises:
+            CheckpointCorruptError: It is something else.
+        """
+        found = self.values.get(key, default)
+        if not isinstance(found, bool):
+            raise CheckpointCorruptError(
+                f"{PREFIX}{key} in {str(self.file)!r} must be true or false, got {found!r:.40}"
+            )
+        return found
+
+    def array(self, key: str, kind: type) -> list[Any]:
+        """Return an array; an empty one if there is none.
+
+        Raises:
+            CheckpointCorruptError: It is no array of that type.
+        """
+        return _array(self.file, self.values, key, kind)
+
+
+def read_vocabulary(files: GgufFiles) -> Vocabulary | None:
+    """Read the tokens; None if the file has no tokenizer.
+
+    Raises:
+        CheckpointCorruptError: A value is missing or wrong.
+    """
+    values = {
+        key.removeprefix(PREFIX): value
+        for key, value in files.metadata.items()
+        if key.startswith(PREFIX)
+    }
+    model = values.get("model", "none")
+    if model == "none":
+        return None
+    if not isinstance(model, str):
+        raise CheckpointCorruptError(
+            f"{PREFIX}model in {str(files.first)!r} must be a text, got {model!r:.40}"
+        )
+    tokens = _array(files.first, values, "tokens", str)
+    types = _array(files.first, values, "token_type", int) or [NORMAL] * len(tokens)
+    if not tokens or len(types) != len(tokens):
+        raise CheckpointCorruptError(
+            f"{str(files.first)!r} has {len(tokens)} {PREFIX}tokens and {len(types)} types of "
+            "tokens; a tokenizer needs tokens, and a type of each"
+        )
+    return Vocabulary(files.first, model, tokens, types, values)
+
+
+def _array(file: Path, values: Mapping[str, Any], key: str, kind: type) -> list[Any]:
+    found = values.get(key)
+    if found is None:
+        return []
+    elements = found.read() if isinstance(found, StoredArray) else [None]
+    if not all(type(element) is kind for element in elements):
+        raise CheckpointCorruptError(
+            f"{PREFIX}{key} in {str(file)!r} must be an array of {kind.__name__}"
+        )
+    return elements
