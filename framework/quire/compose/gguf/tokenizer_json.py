@@ -20,7 +20,7 @@ from quire.compose.gguf.vocabulary import (
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
-    Vocabulary,
+    GgufVocabulary,
 )
 from quire.errors import CheckpointCorruptError, UnsupportedModelError
 
@@ -30,7 +30,7 @@ OTHER_TOKENIZER = "give the folder of another tokenizer with --tokenizer"
 Merge = tuple[str, str]
 
 
-def tokenizer_json(vocabulary: Vocabulary) -> str:
+def tokenizer_json(vocabulary: GgufVocabulary) -> str:
     """Return the content of tokenizer.json.
 
     Raises:
@@ -47,13 +47,13 @@ def tokenizer_json(vocabulary: Vocabulary) -> str:
     )
 
 
-def adds_bos(vocabulary: Vocabulary) -> bool:
+def adds_bos(vocabulary: GgufVocabulary) -> bool:
     """Return whether a text begins with the begin-of-text token."""
     pre = PRE_TOKENIZERS.get(vocabulary.values.get("pre", ""), PreTokenizer())
     return vocabulary.flag("add_bos_token", vocabulary.model == "llama" or pre.adds_bos)
 
 
-def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
+def _byte_level(vocabulary: GgufVocabulary) -> dict[str, Any]:
     pre = _pre_tokenizer(vocabulary)
     merges = [_pair(vocabulary, merge) for merge in vocabulary.array("merges", str)]
     return {
@@ -70,7 +70,7 @@ def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
     }
 
 
-def _sentence_piece(vocabulary: Vocabulary) -> dict[str, Any]:
+def _sentence_piece(vocabulary: GgufVocabulary) -> dict[str, Any]:
     has_prefix = vocabulary.flag("add_space_prefix", True)
     blanks = {"type": "Replace", "pattern": {"String": " "}, "content": BLANK}
     prefix = [{"type": "Prepend", "prepend": BLANK}] if has_prefix else []
@@ -92,7 +92,7 @@ def _sentence_piece(vocabulary: Vocabulary) -> dict[str, Any]:
     }
 
 
-def _common(vocabulary: Vocabulary) -> dict[str, Any]:
+def _common(vocabulary: GgufVocabulary) -> dict[str, Any]:
     return {
         "version": "1.0",
         "truncation": None,
@@ -102,7 +102,7 @@ def _common(vocabulary: Vocabulary) -> dict[str, Any]:
     }
 
 
-def _bpe(vocabulary: Vocabulary, merges: list[Merge]) -> dict[str, Any]:
+def _bpe(vocabulary: GgufVocabulary, merges: list[Merge]) -> dict[str, Any]:
     known = zip(vocabulary.tokens, vocabulary.types, strict=True)
     vocab = {token: i for i, (token, kind) in enumerate(known) if kind != UNUSED}
     return {
@@ -118,7 +118,7 @@ def _bpe(vocabulary: Vocabulary, merges: list[Merge]) -> dict[str, Any]:
     }
 
 
-def scored_merges(vocabulary: Vocabulary) -> list[Merge]:
+def scored_merges(vocabulary: GgufVocabulary) -> list[Merge]:
     """Return the pairs of tokens that are a token together, that of the highest score first.
 
     Raises:
@@ -142,7 +142,7 @@ def scored_merges(vocabulary: Vocabulary) -> list[Merge]:
     return [pair for *_, pair in found]
 
 
-def _pre_tokenizer(vocabulary: Vocabulary) -> PreTokenizer:
+def _pre_tokenizer(vocabulary: GgufVocabulary) -> PreTokenizer:
     name = vocabulary.values.get("pre")
     if name not in PRE_TOKENIZERS:
         what = "no pre-tokenizer" if name is None else f"the pre-tokenizer {name!r:.40}"
@@ -153,7 +153,7 @@ def _pre_tokenizer(vocabulary: Vocabulary) -> PreTokenizer:
     return PRE_TOKENIZERS[name]
 
 
-def _pair(vocabulary: Vocabulary, merge: str) -> Merge:
+def _pair(vocabulary: GgufVocabulary, merge: str) -> Merge:
     left, blank, right = merge.partition(" ")
     if not blank or not left or not right or " " in right:
         raise CheckpointCorruptError(
@@ -163,7 +163,7 @@ def _pair(vocabulary: Vocabulary, merge: str) -> Merge:
     return left, right
 
 
-def _added_tokens(vocabulary: Vocabulary) -> Iterator[dict[str, Any]]:
+def _added_tokens(vocabulary: GgufVocabulary) -> Iterator[dict[str, Any]]:
     """Yield the tokens that are found in a text before anything else."""
     for i, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
         if kind in (CONTROL, UNKNOWN, USER_DEFINED):
@@ -178,7 +178,7 @@ def _added_tokens(vocabulary: Vocabulary) -> Iterator[dict[str, Any]]:
             }
 
 
-def _post_processor(vocabulary: Vocabulary) -> dict[str, Any] | None:
+def _post_processor(vocabulary: GgufVocabulary) -> dict[str, Any] | None:
     """Return what adds the begin-of-text and end-of-text tokens; None if neither is added."""
     before = vocabulary.token_id("bos_token_id") if adds_bos(vocabulary) else None
     after = vocabulary.token_id("eos_token_id") if vocabulary.flag("add_eos_token", False) else None

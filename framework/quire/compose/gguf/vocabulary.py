@@ -29,7 +29,7 @@ LLAMA_IDS = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}  # whe
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class GgufVocabulary:
     """The tokens of a file.
 
     Attributes:
@@ -96,7 +96,7 @@ class Vocabulary:
         return _array(self.file, self.values, key, kind)
 
 
-def read_vocabulary(files: GgufFiles) -> Vocabulary | None:
+def read_vocabulary(files: GgufFiles) -> GgufVocabulary | None:
     """Read the tokens; None if the file has no tokenizer.
 
     Raises:
@@ -121,7 +121,7 @@ def read_vocabulary(files: GgufFiles) -> Vocabulary | None:
             f"{str(files.first)!r} has {len(tokens)} {PREFIX}tokens and {len(types)} types of "
             "tokens; a tokenizer needs tokens, and a type of each"
         )
-    return Vocabulary(files.first, model, tokens, types, values)
+    return GgufVocabulary(files.first, model, tokens, types, values)
 
 
 def _array(file: Path, values: Mapping[str, Any], key: str, kind: type) -> list[Any]:
