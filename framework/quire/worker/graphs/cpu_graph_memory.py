@@ -50,6 +50,7 @@ OUT_OF_PLACE = _operators(
     *("layer_norm.default", "rms_norm.default", "mean.dim", "sum.dim_IntList"),
     *("cat.default", "embedding.default", "index_select.default", "roll.default", "to.dtype"),
     *("clone.default", "contiguous.default", "reshape.default"),
+    *("argmax.default", "gather.default", "stack.default"),
 )
 UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 

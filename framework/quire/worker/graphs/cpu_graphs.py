@@ -142,6 +142,7 @@ class CPUGraphs(StepGraphs):
         self._memory = GraphMemory()
         self._steps: dict[tuple[int, bool], CapturedStep] = {}
         self._unavailable_reasons: dict[tuple[int, bool], str] = {}
+        self._is_sampling_reported = False
 
     @torch.inference_mode()
     def trace(self) -> str | None:
@@ -227,17 +228,18 @@ class CPUGraphs(StepGraphs):
         """Return the traced sampling; None if there is none, or torch computes a part of it."""
         if logits is None or not self._layers.pipeline.is_fused((), ()):
             return None
-        calls, sampled = CallTrace(), None
+        calls, reason, sampled = CallTrace(), None, None
         try:
             with _TRACE_LOCK, trace_calls() as calls, TracingMode(allocator, calls):
                 sampled = self._sample(logits)
-        except Exception:  # the edge of samplers; it fails again without tracing
+        except Exception as error:  # the edge of samplers; reported if it fails without tracing
             logger.debug("tracing the sampling of a decode step failed", exc_info=True)
-        is_traced = all_agree(
-            self._group, sampled is not None and calls.reason is None, logits.device
-        )
-        if sampled is None or not is_traced:
-            logger.debug("sampling has no CPU graph: %s", calls.reason)
+            reason = f"{type(error).__name__}: {error}"
+        reason = self._agreed(calls.reason or reason)
+        if reason is not None or sampled is None:
+            if not self._is_sampling_reported:
+                logger.info("samplers have no CPU graph and run through Python: %s", reason)
+            self._is_sampling_reported = True
             return None
         return _Replay(calls, sampled)
 

@@ -175,6 +175,9 @@ COMPUTED_AGAIN = {
     "mean square": lambda x, y: x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt(),
     "gelu": lambda x, y: functional.gelu(x) * torch.sigmoid(y),
     "choice": lambda x, y: torch.where(x.ge(0.0), x, y.exp()),
+    "best of shards": lambda x, y: torch.stack((x, y)).gather(
+        0, torch.stack((x, y)).argmax(0, keepdim=True)
+    ),
     "copy": lambda x, y: torch.empty_like(x).copy_(y).neg_(),
 }
 

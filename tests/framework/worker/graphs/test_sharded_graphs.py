@@ -10,13 +10,23 @@ PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=
 PROMPTS = [list(range(5, 30)), [7, 8, 9], [300, 4]]
 
 
+SAMPLED = [
+    SamplingParams(temperature=0.8 * (i % 2), seed=i, max_tokens=24, ignore_eos=True)
+    for i in range(len(PROMPTS))
+]
+
+
 def run(folder, **options):
-    """Tokens and their log probabilities, of all prompts together and of each alone."""
+    """Tokens and their log probabilities, of all prompts together and of each alone.
+
+    The last tokens are sampled by the graphs, without log probabilities.
+    """
     with LLM(str(folder), max_model_len=128, dtype="float32", threads=1, **options) as llm:
         together = llm.generate(PROMPTS, PARAMS)
         alone = [llm.generate([prompt], PARAMS)[0] for prompt in PROMPTS]
+        sampled = [output.outputs[0] for output in llm.generate(PROMPTS, SAMPLED)]
     found = [output.outputs[0] for output in (*together, *alone)]
-    tokens = [list(each.token_ids) for each in found]
+    tokens = [list(each.token_ids) for each in (*found, *sampled)]
     return tokens, [next(iter(row.values())).logprob for each in found for row in each.logprobs]
 
 
@@ -33,3 +43,4 @@ def test_two_processes_replay_what_one_computes(tmp_path, caplog, capfd, divided
     logged = capfd.readouterr().err
     assert "INFO worker 1" in logged
     assert "have no CPU graph" not in logged
+    assert "traced 8 decode steps as CPU graphs" in logged
