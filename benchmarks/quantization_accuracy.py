@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -51,8 +50,8 @@ from quire.worker.loading.weight_loading import (
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 UNCHANGED = "none"
-DOT = "bf16_dot"
-METHODS = (UNCHANGED, "bf16", DOT, "int8_weight_only", "int8", "int4_weight_only", "int4")
+BFLOAT16 = "bfloat16"  # no method: the compute dtype, with the method of the name bf16
+METHODS = (UNCHANGED, "bf16", BFLOAT16, "int8_weight_only", "int8", "int4_weight_only", "int4")
 SECTIONS = ("tool_calls_new_names", "extractions_new_names", "sums", "facts_new_wordings")
 MAX_ANSWER_TOKENS = 256
 NUM_TOKENS, NUM_PROMPTS = 128, 4  # of random tokens
@@ -128,7 +127,7 @@ class RandomFigures:
 
 
 class WholePrompt(AttentionBackend):
-    """Attention by its definition for one prompt in one step, without a KV cache."""
+    """Attention by its definition for one prompt in one step; K and V are rounded as by a cache."""
 
     @classmethod
     def kv_view(cls, raw: Tensor, spec: Any, num_blocks: int) -> Tensor:
@@ -150,6 +149,8 @@ class WholePrompt(AttentionBackend):
     ) -> Tensor:  # [T, H, D]
         """Attend to the tokens before each token."""
         del kv_cache, metadata
+        stored: torch.dtype = getattr(torch, self.shape.kv_dtype)
+        k, v = k.to(stored).to(q.dtype), v.to(stored).to(q.dtype)
         heads = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (q, k, v))
         attend = partial(torch.nn.functional.scaled_dot_product_attention, is_causal=True)
         out: Tensor = attend(*heads, scale=layer.scale, enable_gqa=True)
@@ -158,8 +159,9 @@ class WholePrompt(AttentionBackend):
 
 def serving_methods() -> list[str]:
     """Return the methods that this processor can serve."""
-    probe = resolve_name(REGISTRIES.quantizations.entry(DOT).capabilities.probe)
-    return [method for method in METHODS if method != DOT or probe() is None]
+    chosen, flags = instruction_sets.here(), instruction_sets.cpu_flags()
+    is_served = instruction_sets.bf16_unavailable_reason(chosen, flags) is None
+    return [method for method in METHODS if method != BFLOAT16 or is_served]
 
 
 def measure_demo(count: int, seed: int = 7) -> tuple[int, list[DemoFigures]]:
@@ -236,7 +238,10 @@ def write_random(folder: Path, shape: str, seed: int = 0) -> None:
 def _ask(method: str, prompts: Sequence[str], answers: Sequence[str]) -> Answered:
     with_logprobs = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
     greedy = SamplingParams(max_tokens=MAX_ANSWER_TOKENS, temperature=0)
-    with LLM("demo", quantization=method, kernels="native") as llm:
+    options = {"dtype": "float32", "quantization": method}
+    if method == BFLOAT16:
+        options = {"dtype": BFLOAT16}
+    with LLM("demo", kernels="native", **options) as llm:
         encode = llm.get_tokenizer().encode
         starts = [len(encode(prompt)) for prompt in prompts]
         whole = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
@@ -320,14 +325,17 @@ def _model(folder: Path, method: str) -> Model:
     load_weights(model, folder)
     for module in as_module(model).modules():
         if isinstance(module, Attention):
-            module.bind(_attention(module), torch.empty(0), 0)
+            module.bind(_attention(module, method), torch.empty(0), 0)
     return model
 
 
 def _empty_model(folder: Path, method: str) -> Model:
     """Build a model as `config.json` says; exact products are torch's own."""
     quantization = None
-    if method != UNCHANGED:
+    if method == BFLOAT16:
+        bf16: Any = REGISTRIES.quantizations.get("bf16").from_config({})
+        quantization = bf16.for_dtype(BFLOAT16)
+    elif method != UNCHANGED:
         quantization = REGISTRIES.quantizations.get(method).from_config({})
     context = LayerContext(
         dtype=torch.float32,
@@ -343,7 +351,7 @@ def _empty_model(folder: Path, method: str) -> Model:
     return built
 
 
-def _attention(layer: Attention) -> WholePrompt:
+def _attention(layer: Attention, method: str) -> WholePrompt:
     return WholePrompt(
         AttentionShape(
             num_heads=layer.num_heads,
@@ -354,7 +362,7 @@ def _attention(layer: Attention) -> WholePrompt:
             max_num_batched_tokens=NUM_TOKENS,
             max_blocks_per_request=NUM_TOKENS,
             dtype=torch.float32,
-            kv_dtype="float32",
+            kv_dtype=BFLOAT16 if method == BFLOAT16 else "float32",
             device=CPU,
         )
     )
@@ -391,6 +399,13 @@ def report(figures: Mapping[str, Any]) -> str:
     random_head = (
         "model", "method", "MB", "error of weights", "of logits", "at most", "same likeliest token",
     )  # fmt: skip
+    is_there = any(each["method"] == BFLOAT16 for each in random_models)
+    about_bfloat16 = [
+        "`bfloat16` is the compute dtype, and the default of bfloat16 checkpoints on processors "
+        "that multiply it: the weights of `bf16`, and bfloat16 in the inputs of products and in "
+        "the KV cache. The methods are measured in float32, with a float32 KV cache.",
+        "",
+    ]
     lines = [
         "# Accuracy of quantized weights",
         "",
@@ -398,6 +413,7 @@ def report(figures: Mapping[str, Any]) -> str:
         "",
         "; ".join(about),
         "",
+        *(about_bfloat16 if is_there else ()),
         f"**The demo model** ({figures['num_numbers'] / 1e6:.2f} million parameters, float32 "
         f"checkpoint) on {figures['num_questions']} questions with names, sums or wordings that "
         "its training never used. Perplexity is of the right answers, all that it was trained to "

@@ -15,7 +15,7 @@ from typing import Any
 from engine_process import Configuration
 
 from quire.machine.cores import CPUS, usable_cores
-from quire.machine.instruction_sets import cpu_flags
+from quire.machine.instruction_sets import bf16_unavailable_reason, cpu_flags, here
 
 QUIRE = Configuration("quire", "", weight_bytes=2)
 AGAIN = Configuration("quire", "again", weight_bytes=2)
@@ -61,16 +61,14 @@ class Candidates:
 def all_bf16(isa: str) -> Configuration:
     """Return quire's with everything possible in bfloat16, as peers do with that number type.
 
-    If the processor multiplies bfloat16, the inputs of linear layers are rounded to it, too.
+    If the processor multiplies bfloat16, this is the default.
 
     Args:
         isa: A key of `engine_process.LIMITS`.
     """
-    multiplies = isa == "native" and "avx512_bf16" in cpu_flags()
-    options = {
-        "quantization": "bf16_dot" if multiplies else "bf16",
-        "kv_cache_dtype": "bfloat16",
-    }
+    multiplies = isa == "native" and bf16_unavailable_reason(here(), cpu_flags()) is None
+    narrow_cache = {"quantization": "bf16", "kv_cache_dtype": "bfloat16"}
+    options = {"dtype": "bfloat16"} if multiplies else narrow_cache
     return Configuration("quire", "all bf16", options, weight_bytes=2)
 
 

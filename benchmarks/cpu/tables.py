@@ -40,10 +40,10 @@ def write_markdown(report: Mapping[str, Any]) -> str:
         "below, and once more without flags, which is its own default. Output: all requests\n"
         "together, prompts included; decode: without the prompt; prefill: the prompt alone, so\n"
         "for a single output token it is the time to first token.\n"
-        "By default quire uses the checkpoint's weights and computes in float32 with a float32\n"
-        "KV cache (except on processors with AMX); all bf16 is `--quantization bf16_dot` (`bf16`\n"
-        "on processors that do not multiply bfloat16) with `--kv-cache-dtype bfloat16`, which is\n"
-        "what the peers do with that number type.\n",
+        "By default quire computes with the checkpoint's bfloat16 weights: in bfloat16 where the\n"
+        "processor multiplies it, else in float32. All bf16 is `--dtype bfloat16` there, and\n"
+        "elsewhere `--quantization bf16 --kv-cache-dtype bfloat16`; it is what the peers do with\n"
+        "that number type.\n",
     ]
     for isa in report or ("native",):
         parts += _run(isa, report.get(isa, {"stages": {}, "unfinished": {}}))

@@ -126,7 +126,10 @@ class ModelSettings:
         False, "Download models from ModelScope instead of the Hugging Face hub."
     )
     dtype: str = option(
-        "auto", "Compute dtype: auto, float32, bfloat16 or float16.", choices=DTYPES
+        "auto",
+        "Compute dtype: float32, bfloat16 or float16; auto: the checkpoint's own; on a CPU only if "
+        "the processor multiplies it, else float32.",
+        choices=DTYPES,
     )
     load_format: str = option(
         "auto",

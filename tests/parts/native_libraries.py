@@ -3,13 +3,25 @@
 import platform
 from pathlib import Path
 
-from quire.machine.instruction_sets import INSTRUCTION_SETS, VARIABLE, cpu_flags
+from quire.machine.instruction_sets import (
+    INSTRUCTION_SETS,
+    VARIABLE,
+    bf16_unavailable_reason,
+    cpu_flags,
+)
 from quire.native.library import NativeLibrary
 
 SETS_HERE = [
     known.name
     for known in INSTRUCTION_SETS
     if platform.machine() in known.architectures and known.needs <= cpu_flags()
+]
+
+
+BF16_SETS_HERE = [
+    known.name
+    for known in INSTRUCTION_SETS
+    if known.name in SETS_HERE and bf16_unavailable_reason(known, cpu_flags()) is None
 ]
 
 

@@ -59,9 +59,10 @@ def test_fewer_bits_miss_more_and_bfloat16_misses_nothing(benchmark, tiny):
     assert figures["bf16"].logits < figures["int8"].logits < figures["int4"].logits
     sizes = [figures[name].weight_bytes for name in ("none", "bf16", "int8", "int4")]
     assert sizes == sorted(set(sizes), reverse=True)
-    if "bf16_dot" in figures:
-        assert figures["bf16_dot"].weights == 0
-        assert figures["bf16"].logits < figures["bf16_dot"].logits < figures["int8"].logits
+    if "bfloat16" in figures:
+        assert figures["bfloat16"].weights == 0
+        assert figures["bf16"].logits < figures["bfloat16"].logits < figures["int8"].logits
+        assert figures["bfloat16"].weight_bytes == figures["bf16"].weight_bytes
 
 
 def test_nothing_is_measured_where_kernels_do_not_run(benchmark, monkeypatch):

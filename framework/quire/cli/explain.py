@@ -138,8 +138,9 @@ def _lines(composed: Composed, memory: MemoryEstimate) -> Iterator[str]:
         if value is not None:
             yield f"{name.replace('_', ' '):<18} {value}"
     yield ""
-    if (warning := cores_warning(composition, num_replicas)) is not None:
-        yield f"{'warning':<18} {warning}"
+    for warning in (composition.deprecation, cores_warning(composition, num_replicas)):
+        if warning is not None:
+            yield f"{'warning':<18} {warning}"
     if num_replicas > 1:
         yield "Of each replica:"
     if len(memory.ranks) > 1:

@@ -6,7 +6,7 @@ reason, and the reasons against the alternatives. `quire explain` prints it, the
 reports it, and processes of one engine compare it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
@@ -19,13 +19,8 @@ from quire.compose.choices.attention_choice import (
     choose_attention_backends,
     common_block_size,
 )
-from quire.compose.choices.choosing import (
-    AUTO,
-    NONE,
-    check_present,
-    choose_named,
-    choose_optional,
-)
+from quire.compose.choices.choosing import AUTO, check_present, choose_named, choose_optional
+from quire.compose.choices.dtype_choice import choose_dtype, native_machine
 from quire.compose.choices.grid_choice import (
     check_devices,
     check_model,
@@ -35,7 +30,6 @@ from quire.compose.choices.grid_choice import (
     divided_sizes,
 )
 from quire.compose.choices.kernel_choice import (
-    NATIVE_DTYPE,
     check_batch_invariant,
     choose_cpu_graphs,
     choose_cuda_graphs,
@@ -53,15 +47,11 @@ from quire.compose.choices.quantization_choice import (
 )
 from quire.compose.choices.sampler_choice import choose_samplers
 from quire.compose.choices.structured_output_choice import choose_structured_output
-from quire.compose.composition import Choice, Composition, Decision, Rejection
+from quire.compose.composition import Choice, Composition, Rejection
 from quire.compose.sizes.layer_specs import build_spec, layer_specs
 from quire.compose.sizes.stage_layers import stage_layers
-from quire.config import (
-    DEFAULT_SCHEDULING_POLICY,
-    DTYPES,
-    Settings,
-)
-from quire.errors import RefusedError, SettingsError, UnsupportedModelError
+from quire.config import DEFAULT_SCHEDULING_POLICY, Settings
+from quire.errors import RefusedError, SettingsError
 from quire.interfaces.executor import WorkerGrid
 from quire.interfaces.model import ModelDescription
 from quire.machine.machine import Machine
@@ -194,7 +184,8 @@ def _compose(
     machine = _usable_machine(machine, settings, registries, unavailable)
     device = machine.device(settings.model.device)
     settings = settings.for_device(device)
-    dtype = _dtype(settings, registries, machine, description, device)
+    machine = native_machine(machine, settings, registries, description, device, unavailable)
+    dtype = choose_dtype(settings, registries, machine, description, device)
     grid = WorkerGrid(
         settings.parallel.tensor_parallel_size, settings.parallel.pipeline_parallel_size
     )
@@ -309,7 +300,7 @@ def _computing_parts(inputs: _Inputs) -> dict[str, Any]:
     quantization = choose_quantization(
         registries, settings.model.quantization, inputs.description, query
     )
-    attention = _attention(inputs)
+    attention = _attention(inputs, kernels.value)
     return {
         "kernels": kernels,
         "prepared_quantization": prepared,
@@ -359,64 +350,15 @@ def _usable_machine(
     return replace(machine, native_unavailable_reason=KERNELS_OFF)
 
 
-def _dtype(
-    settings: Settings,
-    registries: Registries,
-    machine: Machine,
-    description: ModelDescription,
-    device: str,
-) -> Decision[str]:
-    """Choose the compute dtype.
-
-    On a CPU, a named part that needs float32 overrides the dtype that the machine is fastest at.
-
-    Raises:
-        UnsupportedModelError: The checkpoint's dtype should be taken, and no layer computes in it.
-    """
-    wanted, stored = settings.model.dtype, description.checkpoint_dtype
-    if wanted == AUTO and stored not in DTYPES[1:]:
-        raise UnsupportedModelError(
-            f"{description.architecture}: dtype {stored!r} in config.json is not among "
-            f"{', '.join(DTYPES[1:])}; correct it, or give --dtype {DTYPES[1]}"
-        )
-    dtype = Decision(*machine.dtype(wanted, stored, device))
-    if wanted != AUTO or device != "cpu":
-        return dtype
-    for part, served in _named_parts(settings, registries, description):
-        if dtype.value not in served and NATIVE_DTYPE in served:
-            return Decision(NATIVE_DTYPE, f"{part} computes in it")
-    return dtype
-
-
-def _named_parts(
-    settings: Settings, registries: Registries, description: ModelDescription
-) -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield each part that the user named, with its compute dtypes.
-
-    Its device is checked where the part is chosen.
-    """
-    if settings.model.kernels == "native":
-        yield "--kernels native", frozenset({NATIVE_DTYPE})
-    method = description.quantization or settings.model.quantization
-    named = (
-        ("--quantization", method, registries.quantizations),
-        ("--attention-backend", settings.parts.attention_backend, registries.attention_backends),
-    )
-    for option, name, registry in named:
-        if name in (AUTO, NONE) or name not in registry:
-            continue  # an unknown name is refused where the part is chosen
-        yield f"{option} {name}", registry.entry(name).capabilities.dtypes
-
-
-def _attention(inputs: _Inputs) -> ChosenBackends:
+def _attention(inputs: _Inputs, kernels: str) -> ChosenBackends:
     queries = attention_queries(
         inputs.settings,
         inputs.registries,
         inputs.description,
         inputs.device,
         inputs.dtype,
-        inputs.machine.compute_capability,
-        inputs.machine.native_unavailable_reason,
+        kernels,
+        inputs.machine,
     )
     wanted = inputs.settings.parts.attention_backend
     return choose_attention_backends(inputs.registries, wanted, queries, inputs.unavailable)

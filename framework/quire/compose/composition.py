@@ -11,10 +11,11 @@ from quire.interfaces.executor import WorkerGrid
 from quire.interfaces.kv_cache import KVLayer
 from quire.interfaces.model import ModelDescription
 from quire.interfaces.sampling import RequestField
-from quire.machine.machine import Machine
+from quire.machine.machine import NATIVE_DTYPE, Machine
 from quire.plugins.registry import Entry
 
 T = TypeVar("T")
+NATIVE = "native"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,19 @@ class Choice:
         }
 
 
+def hidden_dtype(dtype: str, kernels: str) -> str:
+    """Return the dtype of hidden states, in which layers pass tensors to each other.
+
+    Native kernels compute on float32 tensors in every compute dtype: linear layers round the inputs
+    of their products.
+
+    Args:
+        dtype: Compute dtype.
+        kernels: Kernels of layers.
+    """
+    return NATIVE_DTYPE if kernels == NATIVE else dtype
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composition:
     """All choices for an engine, made before anything is loaded.
@@ -97,12 +111,14 @@ class Composition:
     Attributes:
         machine: Machine that the parts were chosen for; without native kernels if they are
             disabled or cannot run.
-        dtype: Compute dtype.
+        dtype: Compute dtype: that of the inputs of matrix products, and of the KV cache unless the
+            user sets another one.
         kv_dtype: Dtype of the KV cache.
         kernels: Kernels of layers and sampling: "torch", "triton" or "native".
         prepared_quantization: Method that reads the checkpoint's quantized weights; None: they are
             not quantized.
-        quantization: Quantization method of linear layers; None: weights in the compute dtype.
+        quantization: Quantization method of linear layers; None: weights in the dtype of hidden
+            states.
         attention_backends: Distinct backends, the one of most layers first; empty if no layer has
             KV.
         layer_backends: Index in `attention_backends` for each of `description.kv_layers`.
@@ -163,10 +179,42 @@ class Composition:
         return None if entry is None else Choice(entry.kind.title, entry, "the model's name")
 
     @property
+    def hidden_dtype(self) -> str:
+        """The dtype of hidden states."""
+        return hidden_dtype(self.dtype.value, self.kernels.value)
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether linear layers round the inputs of their products to the compute dtype."""
+        method, dtype = self.quantization.value, self.dtype.value
+        if method is None or dtype == self.hidden_dtype:
+            return False
+        return dtype in method.entry.capabilities.product_dtypes
+
+    @property
+    def rounds_weights(self) -> bool:
+        """Whether the compute dtype rounds the weights too: wider ones, or dequantized ones."""
+        is_wider = self.dtype.value != self.description.checkpoint_dtype
+        return self.rounds_inputs and (is_wider or self.prepared_quantization is not None)
+
+    @property
     def weights(self) -> str:
         """Storage of the weights of linear layers and the reason for it, for people."""
         method = self.quantization.value
-        return f"{self.dtype.value if method is None else method.name} ({self.quantization.reason})"
+        name = self.hidden_dtype if method is None else method.name
+        rounds = f"; products with {self.dtype.value} inputs" if self.rounds_inputs else ""
+        return f"{name} ({self.quantization.reason}{rounds})"
+
+    @property
+    def deprecation(self) -> str | None:
+        """A warning that the quantization method will be removed, with what to use instead."""
+        method = self.quantization.value
+        if method is None or method.entry.capabilities.deprecated is None:
+            return None
+        return (
+            f"quantization method {method.name!r} is deprecated and will be removed: "
+            f"{method.entry.capabilities.deprecated}"
+        )
 
     @property
     def decode_steps(self) -> str:

@@ -35,7 +35,10 @@ class QuantizationCapabilities:
 
     Attributes:
         devices: Supported device types.
-        dtypes: Supported compute dtypes.
+        dtypes: Supported dtypes of hidden states. They are the compute dtype, and with native
+            kernels always float32.
+        product_dtypes: Compute dtypes narrower than hidden states, in which the method multiplies
+            them: `Quantization.for_dtype` returns its variant.
         from_plain_checkpoint: True if it can quantize an unquantized checkpoint during loading.
         reads_prepared: True if it reads checkpoints whose `quantization_config` names it; it is
             then a `PreparedQuantization`.
@@ -55,10 +58,13 @@ class QuantizationCapabilities:
             such as compiled kernels, and returns the reason why this machine cannot run it, or
             None. It runs before the choice is final, in a thread, and must not import torch.
         priority: Rank for `auto`, which takes the supporting method with the highest one.
+        deprecated: What to use instead of the method, if its name will be removed; None: the name
+            stays.
     """
 
     devices: frozenset[str]
     dtypes: frozenset[str]
+    product_dtypes: frozenset[str] = frozenset()
     from_plain_checkpoint: bool = False
     reads_prepared: bool = True
     may_be_requantized: bool = False
@@ -70,6 +76,7 @@ class QuantizationCapabilities:
     group_size_key: str | None = None
     probe: str | None = None
     priority: int = 0
+    deprecated: str | None = None
 
     def __post_init__(self) -> None:
         if self.probe is not None:
@@ -182,6 +189,15 @@ class Quantization(ABC):
     @abstractmethod
     def from_config(cls, config: Mapping[str, Any]) -> Quantization:
         """Read the checkpoint's `quantization_config`; empty if the user named the method."""
+
+    def for_dtype(self, dtype: str) -> Quantization:
+        """Return a variant of the method that rounds the inputs of products to a compute dtype.
+
+        Both inputs are rounded, the weight and the hidden states, and sums are float32. Called if
+        hidden states are wider than the compute dtype, for one of
+        `QuantizationCapabilities.product_dtypes`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no products in {dtype}")
 
     def lossless(self) -> Quantization:
         """Return a variant of the method that is lossless for tensors of any dtype.

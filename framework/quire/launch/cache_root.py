@@ -33,7 +33,7 @@ def cache_root(settings: ModelSettings, composition: Composition, plan: KVPlan) 
         ],
         "backends": composition.layer_backends,
         "weights": _weights(composition.quantization.value, settings),
-        "dtypes": [composition.dtype.value, composition.kv_dtype],
+        "dtypes": [composition.dtype.value, composition.hidden_dtype, composition.kv_dtype],
         "grid": [composition.grid.tp_size, *map(len, composition.stage_layers)],
         "groups": [[_layer(spec) for spec in group.layer_specs] for group in plan.groups],
     }  # fmt: skip

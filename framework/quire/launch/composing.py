@@ -12,7 +12,6 @@ from pathlib import Path
 from quire.compose.checkpoint import Checkpoint, find_checkpoint
 from quire.compose.choices.choosing import ASKED_FOR
 from quire.compose.choices.grid_choice import cores_warning
-from quire.compose.choices.kernel_choice import NATIVE_DTYPE
 from quire.compose.choices.probes import KnownProbes, cause_of
 from quire.compose.compose import compose
 from quire.compose.composition import Choice, Composition, Rejection
@@ -143,6 +142,8 @@ def log_composition(composition: Composition, num_replicas: int = 1) -> None:
         logger.info("%s: %s, from %s (%s)", role, names, source, reason)
     for entry in composition.passed_over:
         _warn_of_duplicates(entry)
+    if (warning := composition.deprecation) is not None:
+        logger.warning("%s", warning)
 
 
 def _heading(choice: Choice) -> tuple[str, str, str]:
@@ -189,14 +190,13 @@ def _missing_kernels_reason(composition: Composition) -> str | None:
     Not derived from the reason for the kernels: without these kernels `auto` may have chosen a
     compute dtype that they do not support, and that would be the reason there.
     """
-    machine = composition.machine
+    machine = replace(composition.machine, native_unavailable_reason=None)
     dtype, kernels = composition.dtype, composition.kernels
-    is_dtype_asked_for = dtype.reason == ASKED_FOR and dtype.value != NATIVE_DTYPE
-    is_asked_for = kernels.reason == ASKED_FOR or is_dtype_asked_for
+    is_refused = machine.native_refusal(dtype.value) is not None
+    is_asked_for = kernels.reason == ASKED_FOR or (dtype.reason == ASKED_FOR and is_refused)
     if composition.device != "cpu" or kernels.value != "torch" or is_asked_for:
         return None
-    has_better = dtype.value == "bfloat16" and machine.cpu_has_matrix_bf16
-    return None if has_better else machine.native_unavailable_reason
+    return composition.machine.native_unavailable_reason
 
 
 def _tokenizer_folder(settings: Settings, plugins: Plugins, checkpoint: Checkpoint) -> Path:

@@ -58,7 +58,7 @@ def estimate_profile(
     graph_bytes = 0
     if largest:
         num_logits = vocab_size if is_last_stage else 0
-        logits = num_logits * DTYPE_BYTES[composition.dtype.value]
+        logits = num_logits * DTYPE_BYTES[composition.hidden_dtype]
         num_graphs = num_captures(composition, is_last_stage=is_last_stage)
         graph_bytes = captured_bytes(num_graphs, largest, num_logits)
         graph_bytes += largest * (token_bytes + logits)
@@ -87,7 +87,7 @@ def activation_bytes(settings: Settings, composition: Composition) -> int:
     rotation = ROTATION_COPIES[composition.kernels.value] * (q + kv)
     attention, mlp = q + 2 * kv + rotation, GATE_COPIES[composition.kernels.value] * inner
     num_elements = 2 * hidden + max(attention, mlp) + 2 * head_dim
-    return num_elements * DTYPE_BYTES[composition.dtype.value]
+    return num_elements * DTYPE_BYTES[composition.hidden_dtype]
 
 
 def _sampling_bytes(composition: Composition) -> int:

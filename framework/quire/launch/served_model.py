@@ -11,7 +11,7 @@ def served_model(composition: Composition) -> ServedModel:
     checkpoint, method = composition.checkpoint, composition.quantization.value
     return ServedModel(
         family=str(checkpoint.config.get("model_type") or checkpoint.architecture),
-        weights=composition.dtype.value if method is None else method.name,
+        weights=composition.hidden_dtype if method is None else method.name,
         num_bytes=sum(path.stat().st_size for path in weight_paths(checkpoint.folder)),
         digest=checkpoint_digest(checkpoint.folder),
         is_on_gpu=composition.device == "cuda",

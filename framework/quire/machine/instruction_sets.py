@@ -29,12 +29,15 @@ class InstructionSet:
         architectures: Names of the processor architecture, as `platform.machine()` returns them.
         needs: Flags that the processor must report.
         compiler_flags: Compiler flags that enable it.
+        bf16_flags: Flags of instructions that multiply bfloat16 and that kernels for this set use.
+            The processor must report one of them.
     """
 
     name: str
     architectures: frozenset[str]
     needs: frozenset[str]
     compiler_flags: tuple[str, ...]
+    bf16_flags: frozenset[str] = frozenset()
 
 
 _X86 = frozenset({"x86_64", "AMD64"})
@@ -50,6 +53,7 @@ INSTRUCTION_SETS = (  # the best first
         _X86,
         _AVX2_NEEDS.union(_AVX512_PARTS),
         (*_AVX2_FLAGS, *(f"-m{part}" for part in _AVX512_PARTS), "-mprefer-vector-width=512"),
+        bf16_flags=frozenset({"avx512_bf16"}),
     ),
     InstructionSet("avx2", _X86, _AVX2_NEEDS, _AVX2_FLAGS),
     InstructionSet("neon", _ARM, frozenset(), ("-march=armv8-a",)),
@@ -79,6 +83,22 @@ def choose(flags: Set[str], architecture: str, wanted: str | None = None) -> Ins
 def here() -> InstructionSet | str:
     """Return the same for this machine; QUIRE_CPU_ISA may name one."""
     return choose(cpu_flags(), platform.machine(), os.environ.get(VARIABLE) or None)
+
+
+def bf16_unavailable_reason(chosen: InstructionSet | str, flags: Set[str]) -> str | None:
+    """Return why compiled kernels cannot multiply bfloat16; None: they can.
+
+    Args:
+        chosen: Result of `here` or `choose`.
+        flags: Flags that the processor reports.
+    """
+    if isinstance(chosen, str):
+        return chosen
+    if not chosen.bf16_flags:
+        return f"kernels for {chosen.name} do not multiply bfloat16"
+    if chosen.bf16_flags & flags:
+        return None
+    return f"this processor does not report {' or '.join(sorted(chosen.bf16_flags))}"
 
 
 def cpu_flags() -> frozenset[str]:

@@ -8,11 +8,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from quire.machine.cores import usable_cores
-from quire.machine.instruction_sets import cpu_flags
+from quire.machine.instruction_sets import bf16_unavailable_reason, cpu_flags, here
 
 NVIDIA_CONTROL = Path("/dev/nvidiactl")
 BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
-MATRIX_FLAGS = frozenset({"amx_bf16"})  # torch uses them; native kernels do not
+NATIVE_DTYPE = "float32"  # of the tensors that native kernels read and write
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class Machine:
             unknown.
         native_unavailable_reason: Reason why compiled CPU kernels cannot be used; None: they can,
             unless compiling them fails.
+        native_bf16_unavailable_reason: Reason why compiled CPU kernels cannot multiply bfloat16;
+            None: they can, if they can be used.
         num_gpus: Number of visible GPUs; None without a GPU or its driver.
         num_cores: Number of CPU cores that this process may use; None if unknown.
     """
@@ -38,6 +40,7 @@ class Machine:
     interprets_kernels: bool = False
     compute_capability: int | None = None
     native_unavailable_reason: str | None = "the compiler was not looked for"
+    native_bf16_unavailable_reason: str | None = "the instruction set was not looked for"
     num_gpus: int | None = None
     num_cores: int | None = None
 
@@ -48,14 +51,15 @@ class Machine:
         Args:
             native_unavailable_reason: Result of `native.availability`, which this package is below.
         """
-        has_cuda = _has_cuda()
+        has_cuda, flags = _has_cuda(), cpu_flags()
         return cls(
-            cpu_flags(),
+            flags,
             has_cuda,
             has_triton=find_spec("triton") is not None,
             interprets_kernels=interprets_kernels(),
             compute_capability=_compute_capability() if has_cuda else None,
             native_unavailable_reason=native_unavailable_reason,
+            native_bf16_unavailable_reason=bf16_unavailable_reason(here(), flags),
             num_gpus=_num_gpus() if has_cuda else None,
             num_cores=usable_cores()[0],
         )
@@ -65,10 +69,14 @@ class Machine:
         """Whether the processor has instructions for bfloat16 matrix products."""
         return bool(self.cpu_flags & BF16_FLAGS)
 
-    @cached_property
-    def cpu_has_matrix_bf16(self) -> bool:
-        """Whether the processor has matrix instructions for bfloat16 that torch uses."""
-        return bool(self.cpu_flags & MATRIX_FLAGS)
+    def native_refusal(self, dtype: str) -> str | None:
+        """Return why native kernels cannot compute in a dtype on this CPU; None: they can."""
+        if self.native_unavailable_reason is not None or dtype == NATIVE_DTYPE:
+            return self.native_unavailable_reason
+        if dtype != "bfloat16":
+            return f"they compute in {NATIVE_DTYPE} or bfloat16, and the compute dtype is {dtype}"
+        reason = self.native_bf16_unavailable_reason
+        return None if reason is None else f"they cannot compute in bfloat16: {reason}"
 
     def dtype(self, wanted: str, checkpoint: str, device: str) -> tuple[str, str]:
         """Return the compute dtype and the reason for it.
@@ -82,13 +90,14 @@ class Machine:
             return wanted, "asked for"
         if device != "cpu" or checkpoint == "float32":
             return checkpoint, "the checkpoint's own"
-        if checkpoint == "bfloat16" and self.cpu_has_matrix_bf16:
-            return (
-                "bfloat16",
-                "the checkpoint's own; torch uses this CPU's bfloat16 matrix instructions",
-            )
         if checkpoint == "bfloat16" and self.native_unavailable_reason is None:
-            return "float32", "native kernels compute with bfloat16 weights in float32"
+            reason = self.native_bf16_unavailable_reason
+            if reason is None:
+                return "bfloat16", (
+                    "the checkpoint's own, and this processor multiplies it; --dtype float32 "
+                    "computes without rounding"
+                )
+            return "float32", f"native kernels multiply bfloat16 weights in float32: {reason}"
         if checkpoint == "bfloat16" and self.cpu_has_bf16:
             return "bfloat16", "the checkpoint's own; this CPU has bfloat16 instructions"
         return "float32", f"{checkpoint} matrix products are many times slower on this CPU"

@@ -27,6 +27,7 @@ from quire.interfaces.quantization import (
     Quantization,
     QuantizationCapabilities,
 )
+from quire.machine.instruction_sets import bf16_unavailable_reason, cpu_flags, here
 from quire.testing.probes import check_probe
 
 NUM_ROWS = (1, 2, 3, 8, 33)
@@ -81,6 +82,8 @@ class QuantizationContract:
             metafunc.parametrize("shape", self.shapes, ids=str)
         if "lossless" in metafunc.fixturenames:
             metafunc.parametrize("lossless", sorted(self.capabilities.lossless_for))
+        if "product_dtype" in metafunc.fixturenames:
+            metafunc.parametrize("product_dtype", sorted(self.capabilities.product_dtypes))
 
     @pytest.fixture(autouse=True)
     def loaded(self) -> Iterator[None]:
@@ -129,6 +132,34 @@ class QuantizationContract:
             )
             assert out.dtype == self.dtype, f"apply() returns {out.dtype}; expected {self.dtype}"
             self._check_close(out, x.double() @ kept.T, f"apply() of {num_rows} rows")
+
+    def test_products_in_a_compute_dtype_are_those_of_rounded_inputs(
+        self, shape: tuple[int, int], product_dtype: str
+    ) -> None:
+        """`for_dtype` rounds both inputs; sums are as exact as the other products."""
+        if self.device == "cpu" and (reason := bf16_unavailable_reason(here(), cpu_flags())):
+            pytest.skip(f"no engine of this machine computes in {product_dtype}: {reason}")
+        dtype = getattr(torch, product_dtype)
+        method, layer = self._layer(
+            self._weight(shape).to(dtype), self._quantization().for_dtype(product_dtype).lossless()
+        )
+        kept = self._kept(method, layer, shape).double()
+        bias = self._inputs(1, shape[0])[0]
+        alone = {}
+        for num_rows in NUM_ROWS:
+            x = self._inputs(max(NUM_ROWS), shape[1])[:num_rows]
+            expected = x.to(dtype).double() @ kept.T
+            alone[num_rows] = method.apply(layer, x)
+            what = f"apply() of {num_rows} rows in {product_dtype}"
+            self._check_close(alone[num_rows], expected, what)
+            added = method.apply_with_bias(layer, x, bias)
+            self._check_close(added, expected + bias.double(), f"{what} with a bias")
+        if method.is_batch_invariant:
+            together = alone[max(NUM_ROWS)]
+            assert all(torch.equal(out, together[: len(out)]) for out in alone.values()), (
+                f"rows in {product_dtype} have other bits in another batch, but is_batch_invariant "
+                "is True"
+            )
 
     def test_a_bias_is_added_once(self, shape: tuple[int, int]) -> None:
         """`apply_with_bias` equals `apply` plus the bias."""

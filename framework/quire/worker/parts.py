@@ -99,8 +99,13 @@ def _quantization(
     choice = composition.quantization.value
     if choice is None:
         return None
-    own = composition.prepared_quantization
-    if own is not None and choice.entry == own.entry:
-        return prepared
-    method = registries.quantizations.load(choice.entry).from_config({})
-    return method if settings.model.quantization != AUTO else method.lossless()
+    own, may_round = composition.prepared_quantization, composition.rounds_weights
+    if prepared is not None and own is not None and choice.entry == own.entry:
+        method: Quantization = prepared
+        may_round = True
+    else:
+        method = registries.quantizations.load(choice.entry).from_config({})
+        may_round |= settings.model.quantization != AUTO
+    if composition.rounds_inputs:
+        method = method.for_dtype(composition.dtype.value)
+    return method if may_round else method.lossless()

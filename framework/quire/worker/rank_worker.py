@@ -238,7 +238,7 @@ class Ranks:
     def _stage_shape(self) -> StageShape:
         return StageShape(
             hidden_size=self.composition.description.hidden_size,
-            dtype=TORCH_DTYPES[self.composition.dtype.value],
+            dtype=TORCH_DTYPES[self.composition.hidden_dtype],
             max_num_tokens=self.settings.scheduler.max_num_batched_tokens,
             num_messages=self.composition.grid.pp_size,
         )

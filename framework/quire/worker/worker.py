@@ -90,7 +90,7 @@ class ModelWorker(Worker):
         self.stage = stage
         self._num_sharers = ranks_on_node * settings.parallel.data_parallel_size
         self.device = torch_device(composition.device)
-        self.dtype = TORCH_DTYPES[composition.dtype.value]
+        self.dtype = TORCH_DTYPES[composition.hidden_dtype]
         self._model: Model | None = None
         self._runner: ModelRunner | None = None
         self._adapters: AdapterManager | None = None

@@ -3,13 +3,17 @@
 import ctypes
 from pathlib import Path
 
-from quire.machine.instruction_sets import InstructionSet, cpu_flags, here
+from quire.machine.instruction_sets import (
+    InstructionSet,
+    bf16_unavailable_reason,
+    cpu_flags,
+    here,
+)
 from quire.native.library import NativeLibrary
 from quire_quantizations.formats import Format
 
 _POINTER, _INT64 = ctypes.c_void_p, ctypes.c_int64
 
-DOT_SET, DOT_FLAG = "avx512", "avx512_bf16"  # required by products of pairs
 BYTE_FLAGS = {  # of instructions that add four products of bytes, by instruction set
     "avx512": "avx512_vnni",
     "avx2": "avx_vnni",
@@ -34,14 +38,10 @@ LIBRARY = NativeLibrary("packed linear layers", SOURCE, FUNCTIONS, repeats=True)
 
 def dot_unavailable_reason() -> str | None:
     """Return why products of pairs cannot run on this processor: the probe of bf16_dot."""
-    chosen = here()
-    name = chosen.name if isinstance(chosen, InstructionSet) else chosen
-    if DOT_FLAG in cpu_flags() and name == DOT_SET:
+    reason = bf16_unavailable_reason(here(), cpu_flags())
+    if reason is None:
         return LIBRARY.unavailable_reason()
-    return (
-        f"it needs a processor that reports {DOT_FLAG}, and kernels for {DOT_SET} (they are for: "
-        f"{name}); bf16 stores the same weights and runs on any processor"
-    )
+    return f"{reason}; bf16 stores the same weights and runs on any processor"
 
 
 def kind_of_products(weight_format: Format) -> int:

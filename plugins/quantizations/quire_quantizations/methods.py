@@ -66,12 +66,6 @@ class PackedWeights(Quantization):
         return PackedLinear(weight_format, self._memory, has_rows=is_head, may_round=self.may_round)
 
 
-class BFloat16Weights(PackedWeights):
-    """Weights in bfloat16: the exact values of a bfloat16 checkpoint."""
-
-    weight_format = head = BFLOAT16
-
-
 class BFloat16Products(PackedWeights):
     """Weights in bfloat16, with inputs rounded to bfloat16.
 
@@ -79,6 +73,22 @@ class BFloat16Products(PackedWeights):
     """
 
     weight_format = head = BFLOAT16_DOT
+
+    def for_dtype(self, dtype: str) -> BFloat16Products:
+        """Return the method, which rounds inputs in any compute dtype."""
+        del dtype
+        return self
+
+
+class BFloat16Weights(PackedWeights):
+    """Weights in bfloat16: the exact values of a bfloat16 checkpoint."""
+
+    weight_format = head = BFLOAT16
+
+    def for_dtype(self, dtype: str) -> BFloat16Products:
+        """Return the method with inputs of products rounded to bfloat16."""
+        del dtype
+        return BFloat16Products(self.may_round)
 
 
 class Float32Weights(PackedWeights):

@@ -28,6 +28,7 @@ def register_quantizations(registry: Registrar[type[Quantization]]) -> None:
         "bf16",
         "quire_quantizations.methods:BFloat16Weights",
         capabilities=_packed(
+            product_dtypes=frozenset({"bfloat16"}),
             lossless_for=frozenset({"bfloat16"}),
             weight_bits=16,
             priority=20,
@@ -47,7 +48,9 @@ def register_quantizations(registry: Registrar[type[Quantization]]) -> None:
         "quire_quantizations.methods:BFloat16Products",
         capabilities=_packed(
             weight_bits=16,
+            product_dtypes=frozenset({"bfloat16"}),
             probe="quire_quantizations.linear_library:dot_unavailable_reason",
+            deprecated="--dtype bfloat16 multiplies as it does",
         ),
     )
     for name, products in (("int8", "Int8Products"), ("int8_weight_only", "Int8Weights")):

@@ -840,20 +840,21 @@ def test_a_dtype_of_the_checkpoint_that_does_not_exist_is_refused_with_the_way_o
 
 
 def test_a_dtype_that_was_asked_for_gives_way_to_nothing(quire_registries):
-    with pytest.raises(RefusedError, match="the compute dtype is bfloat16; use --dtype float32"):
+    with pytest.raises(RefusedError, match=r"cannot compute in bfloat16: .*use --dtype float32"):
         of_ours(quire_registries, machine=COMPILES, dtype="bfloat16", kernels="native")
 
 
-AMX = Machine(frozenset({"avx2", "amx_bf16"}), has_cuda=False, native_unavailable_reason=None)
+NO_COMPILER = Machine(frozenset({"avx2", "avx512_bf16"}), has_cuda=False)
 
 
 def test_a_dtype_that_was_not_asked_for_gives_way_to_a_named_part(quire_registries):
-    assert of_ours(quire_registries, machine=AMX).dtype.value == "bfloat16"
-    native = of_ours(quire_registries, machine=AMX, kernels="native")
-    assert native.dtype == Decision("float32", "--kernels native computes in it")
-    named = of_ours(quire_registries, machine=AMX, attention_backend="cpu")
+    assert of_ours(quire_registries, machine=NO_COMPILER).dtype.value == "bfloat16"
+    entry = quire_registries.attention_backends.entry("cpu")
+    by_torch = replace(entry.capabilities, needs_native=False)
+    registries = with_entries(quire_registries, attention_backends__cpu={"capabilities": by_torch})
+    named = of_ours(registries, machine=NO_COMPILER, attention_backend="cpu")
     assert named.dtype == Decision("float32", "--attention-backend cpu computes in it")
-    kept = of_ours(quire_registries, machine=AMX, attention_backend="torch_sdpa")
+    kept = of_ours(registries, machine=NO_COMPILER, attention_backend="torch_sdpa")
     assert kept.dtype.value == "bfloat16"
 
 
@@ -864,7 +865,7 @@ def test_where_a_named_part_has_no_float32_either_the_machines_type_stays(quire_
         quire_registries, attention_backends__torch_sdpa={"capabilities": changed}
     )
     with pytest.raises(RefusedError, match="dtype bfloat16 is not among float16"):
-        of_ours(registries, machine=AMX, attention_backend="torch_sdpa")
+        of_ours(registries, machine=NO_COMPILER, attention_backend="torch_sdpa")
 
 
 def test_the_parts_are_chosen_again_without_those_that_cannot_run(quire_registries):
@@ -912,6 +913,7 @@ def test_a_compute_type_follows_from_whether_the_kernels_can_run(quire_registrie
     assert of_ours(quire_registries, machine=machine).dtype.value == "float32"
     composition = of_ours(quire_registries, machine=machine, probe=no_layers)
     assert composition.dtype.value == "bfloat16"
+    assert composition.hidden_dtype == "bfloat16"
 
 
 def test_a_parser_needs_all_of_its_markers(quire_registries):
@@ -982,11 +984,11 @@ def test_specs_look_for_prefixes_only_where_prefixes_are_kept(site, keeps):
 
 
 def test_the_compute_type_follows_the_checkpoints_own_method(quire_registries):
-    int8 = quire_registries.quantizations.entry("int8").capabilities
-    there = replace(int8, reads_prepared=True, stores_quantized=True)
+    declared = quire_registries.quantizations.entry("int8").capabilities
+    there = replace(declared, reads_prepared=True, stores_quantized=True, kernels=None)
     registries = with_entries(quire_registries, quantizations__int8={"capabilities": there})
     own = {"quantization_config": {"quant_method": "int8"}}
-    composition = of_ours(registries, machine=AMX, config=own)
+    composition = of_ours(registries, machine=NO_COMPILER, config=own)
     assert composition.quantization.value.name == "int8"
     assert (composition.dtype.value, composition.dtype.reason) == (
         "float32",

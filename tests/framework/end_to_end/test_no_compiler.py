@@ -6,7 +6,6 @@ import pytest
 from cpp_compilers import COMPLAINT, NEEDS_COMPILER, broken_compiler, run_python
 
 from quire import LLM, SamplingParams
-from quire.machine.machine import Machine
 from quire.testing.checkpoints import write_checkpoint
 
 pytestmark = NEEDS_COMPILER  # the machine has one that works; each process here is given another
@@ -58,22 +57,18 @@ def test_without_a_compiler_torch_is_used_and_the_reason_is_logged(folder, truth
     assert "looked for '/nonexistent/c++' of the variable CXX; install g++" in warning
 
 
-@pytest.mark.skipif(
-    Machine.here(native_unavailable_reason=None).cpu_has_matrix_bf16,
-    reason="torch runs bfloat16 here whether or not",
-)
 def test_a_bfloat16_checkpoint_gets_the_same_warning(tmp_path):
     """Where the processor has bfloat16, torch's operators then compute in it."""
     folder = write_checkpoint(tmp_path, "Qwen3ForCausalLM", torch_dtype="bfloat16").folder
-    engines = ({}, {"dtype": "float32"}, {"dtype": "bfloat16"})
+    engines = ({}, {"dtype": "float32"}, {"dtype": "float16"})
     done = completed(str(folder), "/nonexistent/c++", tmp_path, *engines)
     assert done.returncode == 0, done.stderr
-    _, unnamed, float32, bfloat16 = done.stderr.split("next engine\n")
+    _, unnamed, float32, float16 = done.stderr.split("next engine\n")
     (warning,) = warnings(unnamed)
     assert "torch operators are used instead" in warning
     assert "looked for '/nonexistent/c++' of the variable CXX; install g++" in warning
     assert len(warnings(float32)) == 1
-    assert warnings(bfloat16) == [], "no warning where the user names a dtype without kernels"
+    assert warnings(float16) == [], "no warning where the user names a dtype without kernels"
 
 
 @pytest.mark.parametrize("how", ["fails to compile", "makes garbage"])

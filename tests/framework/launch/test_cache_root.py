@@ -11,6 +11,8 @@ from quire.interfaces.kv_cache import KVPlan
 from quire.launch.cache_root import cache_root
 from quire.launch.composing import compose_engine
 from quire.launch.kv_memory import plan_memory
+from quire.machine.machine import Machine
+from quire.native.availability import native_unavailable_reason
 from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import write_checkpoint
 
@@ -52,6 +54,17 @@ def test_what_does_not_touch_the_kv_does_not_touch_it(folder):
 )
 def test_what_changes_the_kv_changes_it(folder, options):
     assert root(folder, **options) != root(folder)
+
+
+def test_number_types_of_products_and_of_hidden_states_change_it(tmp_path):
+    """With one backend and one element type of the cache."""
+    folder = write_checkpoint(tmp_path, "Qwen3ForCausalLM", torch_dtype="bfloat16").folder
+    types = {"attention_backend": "torch_sdpa", "kv_cache_dtype": "bfloat16"}
+    dtypes = ("auto", "float32")
+    roots = {root(folder, dtype=dtype, **types) for dtype in dtypes}
+    roots.add(root(folder, dtype="bfloat16", kernels="torch", **types))
+    machine = Machine.here(native_unavailable_reason=native_unavailable_reason())
+    assert len(roots) == (3 if machine.native_refusal("bfloat16") is None else 2)
 
 
 def test_ranks_of_another_grid_store_other_bytes(tmp_path, quire_registries):

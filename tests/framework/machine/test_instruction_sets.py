@@ -1,10 +1,18 @@
 """A kernel is compiled only for what the processor reports."""
 
+import re
+
 import pytest
 
 from quire.errors import SettingsError
 from quire.machine import instruction_sets
-from quire.machine.instruction_sets import INSTRUCTION_SETS, choose, cpu_flags, here
+from quire.machine.instruction_sets import (
+    INSTRUCTION_SETS,
+    bf16_unavailable_reason,
+    choose,
+    cpu_flags,
+    here,
+)
 
 AVX2 = frozenset({"sse2", "avx2", "fma", "f16c", "bmi1", "bmi2"})
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd"}
@@ -50,6 +58,24 @@ def test_one_that_the_processor_lacks_is_refused_with_what_is_missing():
 def test_an_unknown_one_is_refused_with_the_known_ones(wanted, architecture):
     with pytest.raises(SettingsError, match=f"QUIRE_CPU_ISA must be one of .*got '{wanted}'"):
         choose(AVX512, architecture, wanted)
+
+
+@pytest.mark.parametrize(
+    ("flags", "architecture", "wanted", "reason"),
+    [
+        (AVX512 | {"avx512_bf16"}, "x86_64", None, None),
+        (AVX512, "x86_64", None, "this processor does not report avx512_bf16"),
+        (AVX512 | {"amx_bf16"}, "x86_64", None, "this processor does not report avx512_bf16"),
+        (AVX512 | {"avx512_bf16"}, "x86_64", "avx2", "kernels for avx2 do not multiply bfloat16"),
+        (frozenset({"bf16"}), "aarch64", None, "kernels for neon do not multiply bfloat16"),
+        (AVX2 - {"fma"}, "x86_64", None, "avx512 needs .*; avx2 needs fma"),
+    ],
+)
+def test_bfloat16_is_multiplied_by_kernels_and_a_processor_that_can(
+    flags, architecture, wanted, reason
+):
+    found = bf16_unavailable_reason(choose(flags, architecture, wanted), flags)
+    assert found is None if reason is None else re.fullmatch(reason, found)
 
 
 def test_the_compiler_gets_no_flag_that_is_not_checked():

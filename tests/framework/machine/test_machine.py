@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from gpu_driver import build_driver
 
-from quire.machine import machine
+from quire.machine import instruction_sets, machine
+from quire.machine.instruction_sets import bf16_unavailable_reason
 from quire.machine.machine import Machine
 
 OLD = Machine(frozenset({"avx2"}), has_cuda=False)
@@ -16,8 +17,8 @@ NEW = Machine(frozenset({"avx2", "avx512_bf16"}), has_cuda=False)
 ARM = Machine(frozenset({"bf16"}), has_cuda=False)
 GPU = Machine(frozenset({"avx2"}), has_cuda=True)
 AMX = Machine(frozenset({"avx2", "avx512_bf16", "amx_bf16"}), has_cuda=False)
-AMX_COMPILES = replace(AMX, native_unavailable_reason=None)
-NEW_COMPILES = replace(NEW, native_unavailable_reason=None)
+COMPILES = replace(OLD, native_unavailable_reason=None, native_bf16_unavailable_reason="too old")
+MULTIPLIES = replace(NEW, native_unavailable_reason=None, native_bf16_unavailable_reason=None)
 
 
 @pytest.mark.parametrize(
@@ -29,9 +30,11 @@ NEW_COMPILES = replace(NEW, native_unavailable_reason=None)
         (NEW, "bfloat16", "cpu", "bfloat16"),
         (AMX, "bfloat16", "cpu", "bfloat16"),
         (AMX, "float16", "cpu", "float32"),
-        (AMX_COMPILES, "bfloat16", "cpu", "bfloat16"),
-        (NEW_COMPILES, "bfloat16", "cpu", "float32"),
-        (NEW_COMPILES, "float16", "cpu", "float32"),
+        (COMPILES, "bfloat16", "cpu", "float32"),
+        (COMPILES, "float16", "cpu", "float32"),
+        (MULTIPLIES, "bfloat16", "cpu", "bfloat16"),
+        (MULTIPLIES, "float16", "cpu", "float32"),
+        (MULTIPLIES, "float32", "cpu", "float32"),
         (NEW, "float16", "cpu", "float32"),
         (ARM, "bfloat16", "cpu", "bfloat16"),
         (GPU, "bfloat16", "cuda", "bfloat16"),
@@ -48,6 +51,32 @@ def test_the_dtype_is_what_the_machine_is_good_at(machine, checkpoint, device, d
 def test_the_reason_names_what_is_slow():
     why = OLD.dtype("auto", "bfloat16", "cpu")[1]
     assert "bfloat16 matrix products are many times slower on this CPU" in why
+
+
+def test_the_reason_for_bfloat16_names_the_way_back():
+    assert MULTIPLIES.dtype("auto", "bfloat16", "cpu")[1] == (
+        "the checkpoint's own, and this processor multiplies it; --dtype float32 computes without "
+        "rounding"
+    )
+
+
+def test_the_reason_for_float32_is_that_of_the_kernels():
+    why = COMPILES.dtype("auto", "bfloat16", "cpu")[1]
+    assert why == "native kernels multiply bfloat16 weights in float32: too old"
+    why = COMPILES.dtype("auto", "float16", "cpu")[1]
+    assert why == "float16 matrix products are many times slower on this CPU"
+
+
+def test_native_kernels_compute_in_float32_and_where_they_multiply_it_in_bfloat16():
+    assert NEW.native_refusal("float32") == "the compiler was not looked for"
+    assert NEW.native_refusal("bfloat16") == "the compiler was not looked for"
+    assert COMPILES.native_refusal("float32") is None
+    assert COMPILES.native_refusal("bfloat16") == "they cannot compute in bfloat16: too old"
+    assert MULTIPLIES.native_refusal("float32") is None
+    assert MULTIPLIES.native_refusal("bfloat16") is None
+    assert MULTIPLIES.native_refusal("float16") == (
+        "they compute in float32 or bfloat16, and the compute dtype is float16"
+    )
 
 
 @pytest.mark.parametrize("machine", [OLD, NEW, GPU])
@@ -68,6 +97,8 @@ def test_this_machine_knows_what_it_is():
     assert here.has_triton == bool(find_spec("triton"))
     assert here.has_cuda or here.compute_capability is None
     assert here.native_unavailable_reason is None
+    reason = bf16_unavailable_reason(instruction_sets.here(), here.cpu_flags)
+    assert here.native_bf16_unavailable_reason == reason
     without = Machine.here(native_unavailable_reason="there is no g++")
     assert without.native_unavailable_reason == "there is no g++"
 

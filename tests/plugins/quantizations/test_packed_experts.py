@@ -4,10 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_libraries import SETS_HERE, use_set
+from native_libraries import BF16_SETS_HERE, SETS_HERE, use_set
 
 from quire.layers.linear.row_tiles import same_bits
-from quire.machine.instruction_sets import cpu_flags
 from quire.native.availability import native_unavailable_reason
 from quire_quantizations import linear_library as library
 from quire_quantizations.formats import (
@@ -19,7 +18,6 @@ from quire_quantizations.formats import (
     INT8,
     INT8_DOT,
 )
-from quire_quantizations.linear_library import DOT_FLAG
 from quire_quantizations.packed_experts import PackedExperts
 from quire_quantizations.packed_weight import PackedWeight
 
@@ -27,7 +25,7 @@ FORMATS = {
     "float32": FLOAT32, "bf16": BFLOAT16, "int8": INT8, "int8_dot": INT8_DOT,
     "int4": INT4, "int4_dot": INT4_DOT,
 }  # fmt: skip
-if DOT_FLAG in cpu_flags():
+if BF16_SETS_HERE:
     FORMATS["bf16_dot"] = BFLOAT16_DOT
 
 pytestmark = pytest.mark.skipif(

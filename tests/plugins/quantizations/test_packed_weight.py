@@ -3,7 +3,7 @@
 import pytest
 import torch
 from format_reference import integer_product, round_input, round_weight
-from native_libraries import SETS_HERE, use_set
+from native_libraries import BF16_SETS_HERE, SETS_HERE, use_set
 
 from quire.layers.linear.row_tiles import same_bits
 from quire.machine.instruction_sets import VARIABLE, cpu_flags
@@ -18,14 +18,13 @@ from quire_quantizations.formats import (
     INT8,
     INT8_DOT,
 )
-from quire_quantizations.linear_library import DOT_FLAG
 from quire_quantizations.packed_weight import PackedWeight
 
 FORMATS = {
     "float32": FLOAT32, "bf16": BFLOAT16, "int8": INT8, "int8_dot": INT8_DOT,
     "int4": INT4, "int4_dot": INT4_DOT,
 }  # fmt: skip
-if DOT_FLAG in cpu_flags():
+if BF16_SETS_HERE:
     FORMATS["bf16_dot"] = BFLOAT16_DOT
 SHAPES = [(1, 1), (7, 33), (48, 256), (100, 300), (130, 1025), (5, 3000), (97, 8)]
 COUNTS = (*range(1, 71), 300)
@@ -68,10 +67,10 @@ def test_the_product_is_that_of_the_numbers_that_are_kept(weight_format, shape):
         assert ((packed.multiply(x, bias) - (expected + bias)).abs() <= limit).all(), count
 
 
-@pytest.mark.skipif("bf16_dot" not in FORMATS, reason=f"this processor has no {DOT_FLAG}")
+@pytest.mark.parametrize("name", BF16_SETS_HERE)
 @pytest.mark.parametrize("shape", [(100, 300), (33, 1031)])
-def test_a_product_of_pairs_rounds_what_is_multiplied(monkeypatch, shape):
-    use_set(monkeypatch, library, "avx512")
+def test_a_product_of_pairs_rounds_what_is_multiplied(monkeypatch, shape, name):
+    use_set(monkeypatch, library, name)
     packed, x = PackedWeight(numbers(*shape), BFLOAT16_DOT), numbers(30, shape[1], seed=1)
     for count in (1, 5, 30):
         product = packed.multiply(x[:count])

@@ -11,12 +11,13 @@ from types import MappingProxyType
 
 from quire.compose.choices.choosing import ASKED_FOR, AUTO, check_present, find_offer
 from quire.compose.choices.probes import cause_of, reason_by
-from quire.compose.composition import Choice, Rejection
+from quire.compose.composition import Choice, Rejection, hidden_dtype
 from quire.config import Settings
 from quire.errors import RefusedError
 from quire.interfaces.attention import AttentionCapabilities, AttentionQuery
 from quire.interfaces.kv_cache import KVLayer, KVSpecCapabilities
 from quire.interfaces.model import ModelDescription
+from quire.machine.machine import Machine
 from quire.plugins.loading import Registries
 from quire.plugins.registry import Entry, Registry, check_api
 
@@ -46,10 +47,20 @@ def attention_queries(
     description: ModelDescription,
     device: str,
     dtype: str,
-    compute_capability: int | None = None,
-    native_unavailable_reason: str | None = None,
+    kernels: str,
+    machine: Machine,
 ) -> dict[KVLayer, AttentionQuery]:
-    """Return the requirements of each layer of the model on its attention backend."""
+    """Return the requirements of each layer of the model on its attention backend.
+
+    Args:
+        settings: Settings as given by the user.
+        registries: Registries of the installed plugins.
+        description: Description of the model.
+        device: "cpu" or "cuda".
+        dtype: Compute dtype.
+        kernels: Kernels of layers.
+        machine: Machine to plan for.
+    """
     tp_size = settings.parallel.tensor_parallel_size
 
     def query(layer: KVLayer) -> AttentionQuery:
@@ -58,7 +69,7 @@ def attention_queries(
         window = layer.param(spec.window_param) if spec.window_param else None
         return AttentionQuery(
             device=device,
-            dtype=dtype,
+            dtype=hidden_dtype(dtype, kernels),
             kv_dtype=settings.cache.kv_dtype(dtype),
             num_heads=max(1, description.num_heads // tp_size),
             num_kv_heads=max(1, layer.num_kv_heads // tp_size),
@@ -72,8 +83,8 @@ def attention_queries(
             has_alibi=layer.has_alibi,
             latent_dim=layer.param("latent_dim") if spec.layout == "mla" else None,
             batch_invariant=settings.model.batch_invariant,
-            compute_capability=compute_capability,
-            native_unavailable_reason=native_unavailable_reason,
+            compute_capability=machine.compute_capability,
+            native_unavailable_reason=machine.native_unavailable_reason,
         )
 
     return {layer: query(layer) for layer in description.kv_layers}

@@ -8,9 +8,8 @@ from quire.compose.composition import Choice, Composition, Decision
 from quire.config import Settings
 from quire.errors import RefusedError
 from quire.interfaces.model import ModelCapabilities
-from quire.machine.machine import Machine
+from quire.machine.machine import NATIVE_DTYPE, Machine
 
-NATIVE_DTYPE = "float32"
 _TITLES = {"native": "native", "triton": "Triton"}
 MAX_GRAPH_REQUESTS = 512  # if the user does not set max_cuda_graph_size
 LEAST_CAPABILITY = 80  # compute capability of a GPU that our kernels are compiled and tested for
@@ -34,7 +33,7 @@ def choose_kernels(wanted: str, machine: Machine, device: str, dtype: str) -> De
     if wanted == AUTO:
         return Decision("torch", reason)
     way_out = "--kernels torch"
-    if is_native and device == "cpu" and dtype != NATIVE_DTYPE:
+    if is_native and device == "cpu" and machine.native_unavailable_reason is None:
         way_out = f"--dtype {NATIVE_DTYPE}"
     raise RefusedError(f"{_TITLES[best]} kernels cannot run here: {reason}; use {way_out}")
 
@@ -42,9 +41,7 @@ def choose_kernels(wanted: str, machine: Machine, device: str, dtype: str) -> De
 def _native_unavailable_reason(machine: Machine, device: str, dtype: str) -> str | None:
     if device != "cpu":
         return f"the device is {device}, and they are for CPUs"
-    if dtype != NATIVE_DTYPE:
-        return f"they compute in {NATIVE_DTYPE}, and the compute dtype is {dtype}"
-    return machine.native_unavailable_reason
+    return machine.native_refusal(dtype)
 
 
 def _triton_unavailable_reason(machine: Machine, device: str) -> str | None:

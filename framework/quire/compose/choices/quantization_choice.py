@@ -17,7 +17,7 @@ from quire.compose.choices.choosing import (
     find_offer,
 )
 from quire.compose.choices.probes import cause_of
-from quire.compose.composition import Choice, Decision, Rejection
+from quire.compose.composition import Choice, Decision, Rejection, hidden_dtype
 from quire.errors import RefusedError, UnknownNameError
 from quire.interfaces.model import ModelDescription
 from quire.interfaces.quantization import Quantization, QuantizationCapabilities
@@ -37,7 +37,7 @@ class QuantizationQuery:
 
     Attributes:
         device: "cpu" or "cuda".
-        dtype: Compute dtype of layers.
+        dtype: Compute dtype.
         kernels: Kernels of layers.
         checkpoint_dtype: Dtype of the weights in the checkpoint.
         unavailable: Reasons why methods cannot run on this machine, by their probes.
@@ -49,14 +49,27 @@ class QuantizationQuery:
     checkpoint_dtype: str
     unavailable: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def hidden_dtype(self) -> str:
+        """The dtype of hidden states."""
+        return hidden_dtype(self.dtype, self.kernels.value)
+
+    @property
+    def weight_dtype(self) -> str:
+        """The dtype whose values a lossless method keeps.
+
+        It is the checkpoint's, unless products take inputs of a dtype of their own.
+        """
+        return self.checkpoint_dtype if self.dtype == self.hidden_dtype else self.dtype
+
     def refusal(self, capabilities: QuantizationCapabilities) -> str | None:
         """Return why a method cannot be used, or None if it can."""
         if self.device not in capabilities.devices:
             return f"device {self.device} is not among {_listed(capabilities.devices)}"
-        if self.dtype not in capabilities.dtypes:
+        if self.hidden_dtype not in capabilities.dtypes:
             return (
-                f"compute dtype {self.dtype} is not among {_listed(capabilities.dtypes)}; set "
-                f"--dtype {min(capabilities.dtypes)}"
+                f"compute dtype {self.hidden_dtype} is not among {_listed(capabilities.dtypes)}; "
+                f"set --dtype {min(capabilities.dtypes)}"
             )
         kernels = self.kernels
         if capabilities.kernels is not None and kernels.value not in capabilities.kernels:
@@ -70,6 +83,19 @@ class QuantizationQuery:
         if not capabilities.from_plain_checkpoint:
             return "it needs a checkpoint that was quantized for it"
         return self.refusal(capabilities)
+
+    def refusal_of_lossless(self, capabilities: QuantizationCapabilities) -> str | None:
+        """Return the same for a method that the user has not named."""
+        if self.weight_dtype not in capabilities.lossless_for:
+            return self.lossy_reason
+        if self.dtype not in {self.hidden_dtype, *capabilities.product_dtypes}:
+            return f"it does not multiply in {self.dtype}"
+        return self.refusal_of_ordinary(capabilities)
+
+    @property
+    def lossy_reason(self) -> str:
+        """The reason against a method that is not lossless."""
+        return f"it is not lossless for {self.weight_dtype} weights"
 
     def refusal_of_prepared(self, capabilities: QuantizationCapabilities) -> str | None:
         """Return the same for a checkpoint that names the method."""
@@ -235,14 +261,12 @@ def _lossless_method(
     rejected: list[Rejection] = []
     for name in registry:
         entry, reason = find_offer(registry, name)
-        if reason is None and query.checkpoint_dtype not in entry.capabilities.lossless_for:
-            reason = _lossy_reason(query)
-        reason = reason or query.refusal_of_ordinary(entry.capabilities)
+        reason = reason or query.refusal_of_lossless(entry.capabilities)
         if reason is None:
             able.append(entry)
         else:
             rejected.append(Rejection(name, cause_of(reason)))
-    if not able and query.checkpoint_dtype == query.dtype:
+    if not able and query.checkpoint_dtype == query.hidden_dtype:
         return Decision(None, "auto: the checkpoint's own dtype", tuple(rejected))
     if not able:
         return Decision(None, f"auto: {_why_no_method(query, rejected)}", tuple(rejected))
@@ -252,12 +276,8 @@ def _lossless_method(
         for entry in able
         if entry is not best
     )
-    reason = f"auto: it is lossless for {query.checkpoint_dtype} weights"
+    reason = f"auto: it is lossless for {query.weight_dtype} weights"
     return _decision(Choice(ROLE, best, reason, tuple(rejected)))
-
-
-def _lossy_reason(query: QuantizationQuery) -> str:
-    return f"it is not lossless for {query.checkpoint_dtype} weights"
 
 
 def _why_no_method(query: QuantizationQuery, rejected: Iterable[Rejection]) -> str:
@@ -265,9 +285,10 @@ def _why_no_method(query: QuantizationQuery, rejected: Iterable[Rejection]) -> s
 
     Methods that are not lossless are left out.
     """
-    what = "represents" if query.dtype == WIDEST else "rounds"
-    reasons = [f"{r.name}: {r.reason}" for r in rejected if r.reason != _lossy_reason(query)]
-    return "; ".join((f"{query.dtype} {what} all {query.checkpoint_dtype} values", *reasons))
+    what = "represents" if query.hidden_dtype == WIDEST else "rounds"
+    reasons = [f"{r.name}: {r.reason}" for r in rejected if r.reason != query.lossy_reason]
+    effect = f"{query.hidden_dtype} {what} all {query.checkpoint_dtype} values"
+    return "; ".join((effect, *reasons))
 
 
 def _listed(names: Iterable[str]) -> str:

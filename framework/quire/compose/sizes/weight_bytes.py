@@ -78,7 +78,7 @@ class _WeightBits:
 
 
 def _weight_bits(composition: Composition) -> _WeightBits:
-    own = BITS * DTYPE_BYTES[composition.dtype.value]
+    own = BITS * DTYPE_BYTES[composition.hidden_dtype]
     if (choice := composition.quantization.value) is None:
         return _WeightBits(own, own, own)
     method: QuantizationCapabilities = choice.entry.capabilities

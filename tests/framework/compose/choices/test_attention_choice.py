@@ -293,18 +293,33 @@ DESCRIPTION = ModelDescription(
 )  # fmt: skip
 
 
-def asked(registries, layer=LAYER, options=(), machine=(), **description):
+NO_COMPILER = replace(HOPPER, native_unavailable_reason="there is no g++")
+
+
+def asked(registries, layer=LAYER, options=(), dtype="float16", kernels="triton", **description):
     settings = Settings.from_options(dict(options))
     described = replace(DESCRIPTION, kv_layers=(layer,), **description)
-    queries = attention_queries(settings, registries, described, "cuda", "float16", *machine)
+    queries = attention_queries(
+        settings, registries, described, "cuda", dtype, kernels, NO_COMPILER
+    )
     return queries[layer]
 
 
 def test_a_layer_that_is_not_special_asks_for_nothing_special(quire_registries):
     assert asked(quire_registries) == AttentionQuery(
         device="cuda", dtype="float16", kv_dtype="float16", num_heads=16, num_kv_heads=8,
-        head_dim=64,
+        head_dim=64, compute_capability=90, native_unavailable_reason="there is no g++",
     )  # fmt: skip
+
+
+def test_native_kernels_attend_in_float32_over_a_cache_in_the_compute_dtype(quire_registries):
+    query = asked(quire_registries, dtype="bfloat16", kernels="native")
+    assert (query.dtype, query.kv_dtype) == ("float32", "bfloat16")
+    options = {"kv_cache_dtype": "float32"}
+    query = asked(quire_registries, options=options, dtype="bfloat16", kernels="native")
+    assert (query.dtype, query.kv_dtype) == ("float32", "float32")
+    query = asked(quire_registries, dtype="bfloat16", kernels="torch")
+    assert (query.dtype, query.kv_dtype) == ("bfloat16", "bfloat16")
 
 
 def test_devices_that_share_a_layer_have_a_part_of_its_heads_each(quire_registries):
@@ -330,6 +345,6 @@ def test_what_the_model_and_its_layers_need_is_asked_for(quire_registries):
 
 def test_what_the_user_and_the_machine_ask_for_reaches_the_backends(quire_registries):
     options = {"kv_cache_dtype": "int8", "block_size": 32, "batch_invariant": True}
-    query = asked(quire_registries, options=options, machine=(90, "there is no g++"))
+    query = asked(quire_registries, options=options)
     assert (query.kv_dtype, query.block_size, query.batch_invariant) == ("int8", 32, True)
     assert (query.compute_capability, query.native_unavailable_reason) == (90, "there is no g++")

@@ -54,6 +54,7 @@ def test_the_processor_of_an_old_gpu_may_interpret_kernels():
 
 
 COMPILES = Machine(frozenset({"avx2"}), has_cuda=False, native_unavailable_reason=None)
+MULTIPLIES = replace(COMPILES, native_bf16_unavailable_reason=None)
 NO_COMPILER = Machine(
     frozenset({"avx2"}), has_cuda=False, native_unavailable_reason="there is no g++"
 )
@@ -67,18 +68,28 @@ def test_a_cpu_runs_native_kernels_in_float32_where_they_can_be_compiled():
     assert kernels("auto", COMPILES, "cpu", "bfloat16") == "torch"
 
 
+def test_they_run_in_bfloat16_where_they_multiply_it():
+    assert kernels("auto", MULTIPLIES, "cpu", "bfloat16") == "native"
+    assert kernels("native", MULTIPLIES, "cpu", "bfloat16") == "native"
+    assert kernels("auto", MULTIPLIES, "cpu", "float16") == "torch"
+
+
 def test_the_kernels_have_a_reason():
     assert choose_kernels("torch", COMPILES, "cpu", "float32") == Decision("torch", "asked for")
     without = choose_kernels("auto", NO_COMPILER, "cpu", "float32")
     assert without == Decision("torch", "there is no g++")
     reason = choose_kernels("auto", COMPILES, "cpu", "bfloat16").reason
-    assert reason == "they compute in float32, and the compute dtype is bfloat16"
+    assert reason == "they cannot compute in bfloat16: the instruction set was not looked for"
     assert choose_kernels("auto", gpu(75), "cuda", "float16").reason.endswith("this GPU has 7.5")
 
 
 def test_where_the_compute_type_is_the_obstacle_the_way_out_is_another():
-    with pytest.raises(RefusedError, match=r"is bfloat16; use --dtype float32"):
+    with pytest.raises(RefusedError, match=r"in bfloat16: .* looked for; use --dtype float32"):
         choose_kernels("native", COMPILES, "cpu", "bfloat16")
+    with pytest.raises(RefusedError, match=r"is float16; use --dtype float32"):
+        choose_kernels("native", MULTIPLIES, "cpu", "float16")
+    with pytest.raises(RefusedError, match=r"no g\+\+; use --kernels torch"):
+        choose_kernels("native", NO_COMPILER, "cpu", "bfloat16")
     with pytest.raises(RefusedError, match=r"the device is cuda.*; use --kernels torch"):
         choose_kernels("native", gpu(80), "cuda", "bfloat16")
 
@@ -87,7 +98,7 @@ def test_where_the_compute_type_is_the_obstacle_the_way_out_is_another():
     ("machine", "device", "dtype", "reason"),
     [
         (NO_COMPILER, "cpu", "float32", "there is no g"),
-        (COMPILES, "cpu", "bfloat16", "compute in float32, and the compute dtype is bfloat16"),
+        (COMPILES, "cpu", "bfloat16", "cannot compute in bfloat16: the instruction set"),
         (gpu(90), "cuda", "float32", "the device is cuda"),
     ],
 )
