@@ -27,7 +27,7 @@ INT4 = Configuration("quire", "int4", {"quantization": "int4"}, weight_bytes=1, 
 WEIGHT_BYTES = {
     **{"float32": 4.0, "bfloat16": 2.0},
     **{"BF16": 2.0, "Q8_0": 1.1, "Q4_0": 0.7},
-    **{"fp16": 4.0, "int8": 2.0, "int4": 1.5},  # OpenVINO's: packed, beside the file it maps
+    **{"fp16": 2.5, "int8": 1.5, "int4": 1.0},  # OpenVINO: packed, beside the file it maps
 }
 VLLM_CACHE_GIB = 2
 DTYPES = {"native": ("bfloat16", "float32"), "avx2": ("float32", "bfloat16")}  # likely ones first
