@@ -114,7 +114,8 @@ def test_a_file_instead_of_a_folder_is_refused_with_the_way_out(folder, shipped)
 
 GGUF = {
     "general.architecture": "qwen3",
-    **{f"qwen3.{key}": 8 for key in ("block_count", "context_length", "embedding_length")},
+    "qwen3.block_count": 1,
+    **{f"qwen3.{key}": 8 for key in ("context_length", "embedding_length")},
     **{f"qwen3.{key}": 4 for key in ("feed_forward_length", "attention.head_count")},
     "qwen3.attention.layer_norm_rms_epsilon": 1e-6,
 }

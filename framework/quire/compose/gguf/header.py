@@ -79,7 +79,7 @@ class StoredArray:
             return cursor.numbers(NUMBERS[self.kind], self.count, self.key)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class GgufHeader:
     """What a file says before its data.
 

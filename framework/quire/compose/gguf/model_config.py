@@ -93,6 +93,7 @@ class _Reader:
         """Return the config."""
         self._check_known()
         sizes = {ours: self._count(key) for key, ours in SIZES.items()}
+        self._check_layers(sizes["num_hidden_layers"])
         head_dim = self._head_dim(sizes["hidden_size"], sizes["num_attention_heads"])
         return {
             "architectures": [self._family.architecture],
@@ -137,6 +138,14 @@ class _Reader:
             raise UnsupportedModelError(
                 f"{self._where} sets {', '.join(unknown)}, which quire does not read from GGUF "
                 "files; use the model's files in the layout of Hugging Face"
+            )
+
+    def _check_layers(self, num_layers: int) -> None:
+        """Check that there may be so many layers, before anything is made for each."""
+        if num_layers > len(self._files.tensors):
+            raise CheckpointCorruptError(
+                f"{self._where} claims {num_layers} layers ({self._name}.block_count), and has "
+                f"{len(self._files.tensors)} tensors"
             )
 
     def _head_dim(self, hidden_size: int, num_heads: int) -> int:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from quire.compose.gguf.header import StoredArray
-from quire.compose.gguf.split_files import GgufFiles, read_files
+from quire.compose.gguf.header import GgufHeader, StoredArray
+from quire.compose.gguf.split_files import read_files
 from quire.compose.gguf.tokenizer_json import adds_bos, tokenizer_json
-from quire.compose.gguf.vocabulary import read_vocabulary
+from quire.compose.gguf.vocabulary import GgufVocabulary, read_vocabulary
 
+NAMES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 TEMPLATE, TEMPLATES = "tokenizer.chat_template", "tokenizer.chat_templates"
 
 
@@ -25,34 +27,32 @@ def small_file(file: Path, name: str) -> str | None:
         CheckpointCorruptError: The file is damaged.
         UnsupportedModelError: The file, or what is asked for, is of a kind that is not supported.
     """
-    files = read_files(file)
+    if name not in NAMES:
+        return None
+    header = read_files(file).headers[0]
+    vocabulary = read_vocabulary(header)
     if name == "tokenizer_config.json":
-        return json.dumps(_tokenizer_config(files))
-    vocabulary = read_vocabulary(files)
+        return json.dumps(_tokenizer_config(header, vocabulary))
     if vocabulary is None:
         return None
     if name == "tokenizer.json":
         return tokenizer_json(vocabulary)
-    if name == "generation_config.json":
-        return json.dumps({"eos_token_id": vocabulary.end_ids()})
-    return None
+    return json.dumps({"eos_token_id": vocabulary.end_ids()})
 
 
-def _tokenizer_config(files: GgufFiles) -> dict[str, Any]:
-    vocabulary = read_vocabulary(files)
+def _tokenizer_config(header: GgufHeader, vocabulary: GgufVocabulary | None) -> dict[str, Any]:
     config: dict[str, Any] = {}
     if vocabulary is not None:
         config |= {**vocabulary.special_tokens(), "add_bos_token": adds_bos(vocabulary)}
-    if templates := _templates(files):
+    if templates := _templates(header.metadata):
         config["chat_template"] = [
             {"name": name, "template": text} for name, text in templates.items()
         ]
     return config
 
 
-def _templates(files: GgufFiles) -> dict[str, str]:
+def _templates(metadata: Mapping[str, Any]) -> dict[str, str]:
     """Return the chat templates by name."""
-    metadata = files.metadata
     named = metadata.get(TEMPLATES)
     names = named.read() if isinstance(named, StoredArray) else []
     keys = {"default": TEMPLATE} | {str(name): f"{TEMPLATE}.{name}" for name in names}

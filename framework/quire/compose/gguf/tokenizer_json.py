@@ -9,7 +9,7 @@ it converts a `tokenizer.model`, so ids are those of the original tokenizer.json
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from quire.compose.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
@@ -27,8 +27,6 @@ from quire.errors import CheckpointCorruptError, UnsupportedModelError
 BLANK = "▁"
 OTHER_TOKENIZER = "give the folder of another tokenizer with --tokenizer"
 
-Merge = tuple[str, str]
-
 
 def tokenizer_json(vocabulary: GgufVocabulary) -> str:
     """Return the content of tokenizer.json.
@@ -38,9 +36,9 @@ def tokenizer_json(vocabulary: GgufVocabulary) -> str:
         CheckpointCorruptError: The merges or scores do not fit the tokens.
     """
     if vocabulary.model == "gpt2":
-        return json.dumps(_byte_level(vocabulary))
+        return json.dumps(_byte_level(vocabulary), ensure_ascii=False)
     if vocabulary.model == "llama":
-        return json.dumps(_sentence_piece(vocabulary))
+        return json.dumps(_sentence_piece(vocabulary), ensure_ascii=False)
     raise UnsupportedModelError(
         f"{str(vocabulary.file)!r} has a tokenizer of the kind {vocabulary.model!r:.40}; quire "
         f"reads gpt2 and llama of GGUF files; {OTHER_TOKENIZER}"
@@ -55,7 +53,8 @@ def adds_bos(vocabulary: GgufVocabulary) -> bool:
 
 def _byte_level(vocabulary: GgufVocabulary) -> dict[str, Any]:
     pre = _pre_tokenizer(vocabulary)
-    merges = [_pair(vocabulary, merge) for merge in vocabulary.array("merges", str)]
+    merges = vocabulary.array("merges", str)
+    _check_pairs(vocabulary, merges)
     return {
         **_common(vocabulary),
         "normalizer": {"type": pre.normalizer} if pre.normalizer else None,
@@ -102,7 +101,7 @@ def _common(vocabulary: GgufVocabulary) -> dict[str, Any]:
     }
 
 
-def _bpe(vocabulary: GgufVocabulary, merges: list[Merge]) -> dict[str, Any]:
+def _bpe(vocabulary: GgufVocabulary, merges: Sequence[object]) -> dict[str, Any]:
     known = zip(vocabulary.tokens, vocabulary.types, strict=True)
     vocab = {token: i for i, (token, kind) in enumerate(known) if kind != UNUSED}
     return {
@@ -118,7 +117,7 @@ def _bpe(vocabulary: GgufVocabulary, merges: list[Merge]) -> dict[str, Any]:
     }
 
 
-def scored_merges(vocabulary: GgufVocabulary) -> list[Merge]:
+def scored_merges(vocabulary: GgufVocabulary) -> list[tuple[str, str]]:
     """Return the pairs of tokens that are a token together, that of the highest score first.
 
     Raises:
@@ -153,14 +152,14 @@ def _pre_tokenizer(vocabulary: GgufVocabulary) -> PreTokenizer:
     return PRE_TOKENIZERS[name]
 
 
-def _pair(vocabulary: GgufVocabulary, merge: str) -> Merge:
-    left, blank, right = merge.partition(" ")
-    if not blank or not left or not right or " " in right:
-        raise CheckpointCorruptError(
-            f"{PREFIX}merges in {str(vocabulary.file)!r} must be pairs of tokens with a blank "
-            f"between them, got {merge!r:.80}"
-        )
-    return left, right
+def _check_pairs(vocabulary: GgufVocabulary, merges: list[str]) -> None:
+    """Check that each merge is two texts with a blank between them."""
+    for merge in merges:
+        if merge.count(" ") != 1 or merge[0] == " " or merge[-1] == " ":
+            raise CheckpointCorruptError(
+                f"{PREFIX}merges in {str(vocabulary.file)!r} must be pairs of tokens with a blank "
+                f"between them, got {merge!r:.80}"
+            )
 
 
 def _added_tokens(vocabulary: GgufVocabulary) -> Iterator[dict[str, Any]]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from quire.compose.gguf.header import StoredArray
-from quire.compose.gguf.split_files import GgufFiles
+from quire.compose.gguf.header import GgufHeader, StoredArray
 from quire.errors import CheckpointCorruptError
 
 PREFIX = "tokenizer.ggml."
@@ -96,15 +96,20 @@ class GgufVocabulary:
         return _array(self.file, self.values, key, kind)
 
 
-def read_vocabulary(files: GgufFiles) -> GgufVocabulary | None:
+@lru_cache(maxsize=1)  # several of the small files need it
+def read_vocabulary(header: GgufHeader) -> GgufVocabulary | None:
     """Read the tokens; None if the file has no tokenizer.
+
+    Args:
+        header: Header of the file, or of the first one of a set.
 
     Raises:
         CheckpointCorruptError: A value is missing or wrong.
     """
+    file = header.file
     values = {
         key.removeprefix(PREFIX): value
-        for key, value in files.metadata.items()
+        for key, value in header.metadata.items()
         if key.startswith(PREFIX)
     }
     model = values.get("model", "none")
@@ -112,16 +117,16 @@ def read_vocabulary(files: GgufFiles) -> GgufVocabulary | None:
         return None
     if not isinstance(model, str):
         raise CheckpointCorruptError(
-            f"{PREFIX}model in {str(files.first)!r} must be a text, got {model!r:.40}"
+            f"{PREFIX}model in {str(file)!r} must be a text, got {model!r:.40}"
         )
-    tokens = _array(files.first, values, "tokens", str)
-    types = _array(files.first, values, "token_type", int) or [NORMAL] * len(tokens)
+    tokens = _array(file, values, "tokens", str)
+    types = _array(file, values, "token_type", int) or [NORMAL] * len(tokens)
     if not tokens or len(types) != len(tokens):
         raise CheckpointCorruptError(
-            f"{str(files.first)!r} has {len(tokens)} {PREFIX}tokens and {len(types)} types of "
+            f"{str(file)!r} has {len(tokens)} {PREFIX}tokens and {len(types)} types of "
             "tokens; a tokenizer needs tokens, and a type of each"
         )
-    return GgufVocabulary(files.first, model, tokens, types, values)
+    return GgufVocabulary(file, model, tokens, types, values)
 
 
 def _array(file: Path, values: Mapping[str, Any], key: str, kind: type) -> list[Any]:

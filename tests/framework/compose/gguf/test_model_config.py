@@ -83,7 +83,8 @@ def test_a_head_may_have_a_size_of_its_own(config):
 
 
 def test_without_a_head_the_embedding_is_the_head(config):
-    assert config({"token_embd.weight": np.zeros((40, 64))})["tie_word_embeddings"] is True
+    tensors = {"token_embd.weight": np.zeros((40, 64)), "output_norm.weight": np.zeros(64)}
+    assert config(tensors)["tie_word_embeddings"] is True
 
 
 def test_biases_are_known_by_their_tensors(config):
@@ -185,6 +186,7 @@ def test_a_part_of_a_head_is_refused(config, key):
     [
         ("block_count", None, "lacks llama.block_count"),
         ("block_count", 0, "must be a whole number from 1, got 0"),
+        ("block_count", 2**31, "claims 2147483648 layers .* and has 2 tensors"),
         ("block_count", "two", "must be a whole number from 1, got 'two'"),
         ("feed_forward_length", [96, 96], "must be a whole number from 1, got an array"),
         ("attention.head_count", Number(-4, "i"), "must be a whole number from 1, got -4"),
@@ -200,9 +202,9 @@ def test_a_missing_or_wrong_value_is_named(config, key, value, message):
 
 def test_a_missing_embedding_is_named(config):
     with pytest.raises(CheckpointCorruptError, match=r"lacks the tensor token_embd\.weight"):
-        config({"output.weight": np.zeros((40, 64))})
+        config({"output.weight": np.zeros((40, 64)), "output_norm.weight": np.zeros(64)})
 
 
 def test_an_embedding_that_is_no_matrix_is_an_error(config):
     with pytest.raises(CheckpointCorruptError, match=r"token_embd\.weight .* shape \[40\]"):
-        config({"token_embd.weight": np.zeros(40)})
+        config({"token_embd.weight": np.zeros(40), "output_norm.weight": np.zeros(64)})
