@@ -289,20 +289,25 @@ def long_prompt(length: int, bench: Bench) -> Comparison:
 
 
 def family(shape: str, dtype: str, bench: Bench) -> Comparison:
-    """Return the loads of another family, in one number type."""
+    """Return the loads of another family, in one number type; in bfloat16 without flags, too."""
     vllm = vllm_compiled(bench.pythons.get("vllm"), bench.folder, FAMILY_LENGTH, 8, dtype)
-    ours = FLOAT32 if dtype == "float32" else all_bf16(bench.isa)
+    is_default = dtype == "bfloat16"
+    ours = all_bf16(bench.isa) if is_default else FLOAT32
     figures = ("out_tok_s", "decode_tok_s", "prefill_tok_s")
+    plain = _without_flags(("vllm", "transformers"), figures, bench, FAMILY_LENGTH)
     peers = {"vllm": (vllm, 1.5), "transformers": (transformers_in(dtype), 3.0)}
     return Comparison(
         shape,
         batch=8,
         input_len=128,
         output_len=32,
-        ours=(ours,),
-        peers=tuple(
-            Peer(engine, engine, candidates, (ours,), 900.0, dict.fromkeys(figures, aim))
-            for engine, (candidates, aim) in peers.items()
+        ours=(ours, QUIRE) if is_default else (ours,),
+        peers=(
+            *(
+                Peer(engine, engine, candidates, (ours,), 900.0, dict.fromkeys(figures, aim))
+                for engine, (candidates, aim) in peers.items()
+            ),
+            *(plain if is_default else ()),
         ),
         figures=figures,
         single_input_len=1000,
@@ -344,8 +349,13 @@ def _llama(weights: str, ours: tuple[Configuration, ...], aims: Mapping[str, flo
     return Peer("llama.cpp", f"llama.cpp {weights}", llama_candidates(weights), ours, 200.0, aims)
 
 
-def _without_flags(engines: Iterable[str], figures: Iterable[str], bench: Bench) -> Iterator[Peer]:
+def _without_flags(
+    engines: Iterable[str],
+    figures: Iterable[str],
+    bench: Bench,
+    length: int = SHORT_LENGTH,
+) -> Iterator[Peer]:
     for engine in engines:
-        candidates = no_flags(engine, bench.folder, SHORT_LENGTH)
+        candidates = no_flags(engine, bench.folder, length)
         aims = dict.fromkeys(figures, 1.0)
         yield Peer(engine, f"{engine} no flags", candidates, (QUIRE,), 0.0, aims)

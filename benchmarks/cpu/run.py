@@ -60,7 +60,7 @@ SECONDS = {
     "prompt-16384": Seconds(600, 0, 600),
     "start": Seconds(300),
     "load": Seconds(250),
-    **dict.fromkeys(FAMILY_STAGES, Seconds(120, 150, 50)),
+    **dict.fromkeys(FAMILY_STAGES, Seconds(200, 0, 80)),
 }
 
 

@@ -233,6 +233,8 @@ def test_every_peer_runs_without_flags_against_quire_without_flags(benchmark):
     assert found["qwen3-0.6b"] == found["5m"] == {"vllm", "openvino", "transformers"}
     assert found["single"] == {"llama.cpp", "openvino"}
     assert found["prompt-4096"] == found["prompt-16384"] == {"openvino"}
+    assert found["moe-1b-bfloat16"] == {"vllm", "transformers"}
+    assert found["moe-1b-float32"] == set()
     plain = benchmark("configurations").QUIRE
     for comparison in known.values():
         for peer in comparison.peers:
@@ -581,7 +583,7 @@ def test_what_cannot_be_run_is_refused_at_once(words, message):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 def test_a_quick_run_takes_every_figure(tmp_path):
     started = time.monotonic()
     peers = ["--transformers", sys.executable]
