@@ -106,11 +106,11 @@ InputGroup quantize_inputs(F, int8_t* codes, const float* from, long known) {
         not_finite = not_finite + (v - v);
     }
     float scale = largest_lane(furthest) / 127.0f, nan = sum_of_lanes(not_finite);
-    float factor = 1.0f / scale;
-    if (nan != nan || !(factor <= 3.4028235e38f)) factor = 0.0f;
+    const float inverse = 1.0f / scale;  // of a scale of zero, which may be -0, it is infinite
+    const bool has_inverse = nan == nan && inverse > 0.0f && inverse < INFINITY;
     vi total = {};
     for (long i = 0; i < VECTORS; i++) {
-        vf rounded = factor ? round_to_integer(values[i] * set1(factor)) : zero();
+        vf rounded = has_inverse ? round_to_integer(values[i] * set1(inverse)) : zero();
         vi code = __builtin_convertvector(rounded, vi);
         total += code;
         Bytes bytes = __builtin_convertvector(code, Bytes);
