@@ -67,6 +67,8 @@ def find_checkpoint(
 ) -> Checkpoint:
     """Find the checkpoint that the settings name: a shipped name, a path, or a hub id.
 
+    `owner/name/FILE.gguf` is a file of a model on a hub.
+
     Args:
         settings: Model settings, with the name.
         shipped: Checkpoints that plugins ship. A folder of the same name takes precedence only if
@@ -189,18 +191,31 @@ def _gguf_file(file: Path) -> Path:
 
 
 def _looks_like_path(name: str) -> bool:
+    if _hub_file(name) is not None:
+        return False
     is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
     return is_path or name.endswith(GGUF_SUFFIX)
 
 
+def _hub_file(name: str) -> tuple[str, str] | None:
+    """Return the hub id and the file that `owner/name/FILE.gguf` may mean; None: it is neither."""
+    model, _, file = name.rpartition("/")
+    is_path = name.startswith((".", "/", "~")) or not {*name}.isdisjoint("\\*?[")
+    is_file = model.count("/") == 1 and file.endswith(GGUF_SUFFIX)
+    return (model, file) if is_file and not is_path else None
+
+
 def _from_hub(settings: ModelSettings, with_weights: bool, shipped: Iterable[str]) -> Path:
+    model, file = _hub_file(settings.model) or (settings.model, None)
     try:
-        return download(
-            settings.model,
+        folder = download(
+            model,
             settings.revision,
             with_weights=with_weights,
-            with_code=settings.trust_remote_code,
+            with_code=settings.trust_remote_code and file is None,
             from_modelscope=settings.use_modelscope,
+            gguf=file,
         )
+        return folder if file is None else folder / file
     except CheckpointNotFoundError as error:
         raise missing_model(settings.model, shipped, error) from error

@@ -75,16 +75,13 @@ def gguf_paths(first: Path) -> list[Path]:
     count = read_header(first).metadata.get(COUNT, 1)
     if count in (0, 1):
         return [first]
-    match = NUMBERED.fullmatch(first.name)
-    if match is None or int(match["count"]) != count:
+    names = set_names(first.name)
+    if len(names) != count:
         raise CheckpointCorruptError(
             f"{str(first)!r} is one of {count!r:.40} files of a model ({COUNT}), whose names must "
             "be like model-00001-of-00003.gguf; give them the names that they had"
         )
-    paths = [
-        first.with_name(f"{match['stem']}-{number:05}-of-{match['count']}.gguf")
-        for number in range(1, int(match["count"]) + 1)
-    ]
+    paths = [first.with_name(name) for name in names]
     if first != paths[0]:
         raise CheckpointCorruptError(
             f"{str(first)!r} is not the first file of its model; give {str(paths[0])!r}"
@@ -95,3 +92,12 @@ def gguf_paths(first: Path) -> list[Path]:
             f"missing: {', '.join(missing[:8])}; copy them to the same folder"
         )
     return paths
+
+
+def set_names(name: str) -> list[str]:
+    """Return the names of all files of a set, given one of them; without a number it is alone."""
+    match = NUMBERED.fullmatch(name)
+    if match is None:
+        return [name]
+    numbers = range(1, int(match["count"]) + 1)
+    return [f"{match['stem']}-{number:05}-of-{match['count']}.gguf" for number in numbers]

@@ -12,6 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from quire.compose.gguf.split_files import set_names
 from quire.compose.hubs.code_files import fetch_code
 from quire.errors import CheckpointNotFoundError
 
@@ -23,6 +24,7 @@ WEIGHT_LAYOUTS = (
     ("consolidated-*-of-*.safetensors",),
 )
 INDEXES = ("model.safetensors.index.json", "consolidated.safetensors.index.json")
+MAX_LISTED = 20
 NESTED = "*/*"  # files of other formats
 MODELSCOPE_MISSING = "the package modelscope is not installed; run `pip install modelscope`"
 
@@ -38,6 +40,7 @@ def download(
     with_weights: bool,
     with_code: bool = False,
     from_modelscope: bool = False,
+    gguf: str | None = None,
 ) -> Path:
     """Return the folder of a model, whose missing files are downloaded.
 
@@ -48,6 +51,8 @@ def download(
         with_code: Whether the Python modules that the model's config.json names are needed. They
             are those of the same commit as the weights.
         from_modelscope: Whether to use ModelScope instead of the Hugging Face hub.
+        gguf: Name of the GGUF file that is needed, also without weights: all is in it, and in the
+            others of its set. None: the model is needed in the layout of Hugging Face.
 
     Raises:
         CheckpointNotFoundError: The download failed.
@@ -60,7 +65,11 @@ def download(
         folder = fetch(DESCRIPTION_FILES)
         if with_code:
             fetch_code(folder, fetch)
-        if with_weights and (names := weight_names(folder, list_files)):
+        if gguf is not None:
+            names = set_names(gguf)
+        else:
+            names = weight_names(folder, list_files) if with_weights else []
+        if names:
             fetch(names)
             logger.info("model %s is complete after %.1f s", name, time.monotonic() - started)
     except Exception as error:  # of the hub's client, and of the network libraries below it
@@ -83,6 +92,9 @@ def weight_names(folder: Path, list_files: Callable[[], Iterable[str]]) -> list[
     Args:
         folder: Folder with the model's other files.
         list_files: Function that lists all files of the model; called only if no index names them.
+
+    Raises:
+        CheckpointNotFoundError: The weights are in GGUF files, of which one has to be chosen.
     """
     for index in INDEXES:
         if (folder / index).is_file():
@@ -92,6 +104,11 @@ def weight_names(folder: Path, list_files: Callable[[], Iterable[str]]) -> list[
         found = [name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
         if found:
             return sorted(found)
+    if gguf := sorted(name for name in names if name.endswith(".gguf")):
+        raise CheckpointNotFoundError(
+            f"it has GGUF files; add the name of one to the id, such as /{gguf[0]}: "
+            f"{', '.join(gguf[:MAX_LISTED])}"
+        )
     return []
 
 

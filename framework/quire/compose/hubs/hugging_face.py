@@ -108,7 +108,7 @@ class HuggingFaceModel:
             raise CheckpointNotFoundError(
                 f"the cache lacks {', '.join(missing)}; start once without HF_HUB_OFFLINE"
                 if constants.HF_HUB_OFFLINE
-                else f"the hub has no {', '.join(missing)}, which another file of the model names"
+                else f"the hub has no {', '.join(missing)}, which you or another of its files named"
             )
 
     @contextmanager
