@@ -364,7 +364,7 @@ def test_the_status_of_each_call_is_checked_also_in_replays(tmp_path):
 
     functions = {"next": (ctypes.c_void_p,)}
     loaded = NativeLibrary("status", source, functions, repeats=True, check=check).load()
-    count = ctypes.c_int(0)
+    count = ctypes.c_int(1)
     with trace_calls() as calls:
         loaded.next(ctypes.byref(count))
     calls.replay()

@@ -272,4 +272,4 @@ def test_a_replay_that_fails_raises(three):
     three.values("set_timeout", 0.3)
     begun = {rank: three.begin(rank, "replay", [1, 2, 3, 4, 5]) for rank in (0, 1)}
     for answer in answers_of(three, begun):
-        assert (answer.code, answer.ranks, answer.count) == ("collective_failed", [2], 3)
+        assert (answer.code, answer.ranks, answer.count) == ("collective_failed", [2], 1)
