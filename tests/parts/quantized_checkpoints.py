@@ -54,7 +54,7 @@ def act_order(weight: Tensor) -> QuantizedLayer:
 
 
 def _gptq(**options: Any) -> dict[str, Any]:
-    return {"quant_method": "gptq", "bits": 4, "group_size": 16, **options}
+    return {"quant_method": "gptq", "bits": 4, "group_size": 32, **options}
 
 
 def _compressed(bits: int, layout: str) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def _compressed(bits: int, layout: str) -> dict[str, Any]:
 
 BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 KINDS = {
-    "gptq": CheckpointKind(GPTQ, _gptq(), lambda w: gptq(w, group_size=16)),
+    "gptq": CheckpointKind(GPTQ, _gptq(), gptq),
     "gptq-8": CheckpointKind(GPTQ, _gptq(bits=8), lambda w: gptq(w, 8, 32, symmetric=False)),
     "gptq-act-order": CheckpointKind(GPTQ, _gptq(desc_act=True), act_order),
     "packed": CheckpointKind(

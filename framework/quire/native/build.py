@@ -31,12 +31,15 @@ class Build:
     suffix: str
 
     @classmethod
-    def here(cls, source: Path, replayable: Iterable[str] = ()) -> Build:
+    def here(
+        cls, source: Path, replayable: Iterable[str] = (), macros: Iterable[str] = ()
+    ) -> Build:
         """Return the build of a source for this machine and environment.
 
         Args:
             source: A C++ file.
             replayable: Names of its functions whose calls may be replayed.
+            macros: Names that the source finds defined.
 
         Raises:
             NativeUnavailableError: The kernels support no instruction set of this processor.
@@ -49,7 +52,7 @@ class Build:
                 f"this processor has no instruction set that the kernels support: {chosen}"
             )
         flags = (*chosen.compiler_flags, *extra_flags())
-        sources = Sources.read(source, replayable)
+        sources = Sources.read(source, replayable, macros)
         return cls(sources, flags, command_arguments(), f".{chosen.name}.so")
 
     def find_cached(self, compiler_version: str | None) -> Path | None:

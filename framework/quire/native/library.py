@@ -38,6 +38,7 @@ class NativeLibrary:
         repeats: True if calls may be replayed later with the same arguments: pointers are to memory
             of tensors, or to memory that lives as long as the engine. Steps with calls of other
             libraries are not traced as CPU graphs; they run through Python each time.
+        macros: Names that the source finds defined, if it has several variants.
         check: Called after each call with the status that it returned, the function and its
             arguments, also in replays; raises an error unless the status is 0. None: the functions
             return nothing.
@@ -50,11 +51,13 @@ class NativeLibrary:
         functions: Mapping[str, Sequence[type[Any]]],
         *,
         repeats: bool = False,
+        macros: Sequence[str] = (),
         check: Check | None = None,
     ) -> None:
         self.name = name
         self.repeats = repeats
         self.source = source
+        self.macros = tuple(macros)
         self.functions = functions
         self.check = check
         self._lock = threading.Lock()
@@ -110,7 +113,7 @@ class NativeLibrary:
             raise
 
     def _load_or_compile(self) -> ctypes.CDLL:
-        build = Build.here(self.source, self.functions if self.repeats else ())
+        build = Build.here(self.source, self.functions if self.repeats else (), self.macros)
         try:
             compiler = find_compiler()
             return _load_cached(build, compiler) or self._compile(build, compiler)

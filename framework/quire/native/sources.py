@@ -28,17 +28,21 @@ class Sources:
     texts: Mapping[str, str]
 
     @classmethod
-    def read(cls, source: Path, replayable: Iterable[str] = ()) -> Sources:
+    def read(
+        cls, source: Path, replayable: Iterable[str] = (), macros: Iterable[str] = ()
+    ) -> Sources:
         """Read a source, the headers beside it and quire's headers.
 
         Args:
             source: A C++ file.
             replayable: Names of its functions whose calls may be replayed.
+            macros: Names that the source finds defined, if it has several variants.
         """
         own = _texts(OWN, [source, *source.parent.glob("*.h")])
         included = _texts(INCLUDED, HEADERS.glob("*.h"))
         main = f"{OWN}/{source.name}"
-        own[main] += _replay_text(replayable)
+        defined = "".join(f"#define {name}\n" for name in macros)
+        own[main] = defined + own[main] + _replay_text(replayable)
         return cls(main, MappingProxyType(own | included))
 
     @property

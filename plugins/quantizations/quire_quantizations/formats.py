@@ -12,11 +12,16 @@ class Format:
         rounds_inputs: Whether inputs are rounded to the weight's number type and multiplied as
             such; if not, products are of float32.
         is_bf16: Whether the format stores bfloat16, so that a wider weight is never needed.
+        group_size: Number of inputs that share a scale, in formats that keep the codes of quantized
+            checkpoints; their index is that of code_formats.h. 0: the format is another.
+        has_offsets: Whether such a format has offsets.
     """
 
     index: int
     rounds_inputs: bool = False
     is_bf16: bool = False
+    group_size: int = 0
+    has_offsets: bool = False
 
 
 FLOAT32 = Format(0)
@@ -26,3 +31,17 @@ INT8 = Format(2)
 INT8_DOT = Format(2, rounds_inputs=True)
 INT4 = Format(3)
 INT4_DOT = Format(3, rounds_inputs=True)
+
+# Of code_formats.h, by table: those with the largest groups and without offsets first.
+NUMBERS_4 = (
+    Format(0, group_size=128),
+    Format(1, group_size=128, has_offsets=True),
+    Format(2, group_size=32, has_offsets=True),
+)
+NF4 = (Format(3, group_size=32),)
+E2M1 = (Format(4, group_size=32),)
+NUMBERS_8 = (
+    Format(5, group_size=128, has_offsets=True),
+    Format(6, group_size=32, has_offsets=True),
+)
+E4M3 = (Format(7, group_size=128),)

@@ -14,7 +14,7 @@
 
 // One group of inputs of one row.
 struct InputGroup {
-    float scale;
+    float scale;         // for weights with offsets: the sum of the inputs
     int32_t correction;  // initial value of the sum of products
 };
 
@@ -33,7 +33,8 @@ struct InputGroup {
 // the caller has checked that the processor has.
 template <class Stored, bool IS_FUSED>
 struct Integers {
-    static constexpr bool IS_INTEGER = true, SCALED = true;
+    static constexpr bool IS_INTEGER = true, SCALED = true, HAS_OFFSETS = false;
+    static constexpr long SCALE_WIDTH = 2;
     static constexpr bool IS_BYTES = Stored::STEP == 4;
     static constexpr long SLOT = IS_FUSED ? 4 : 2;  // inputs per element of x
     static constexpr long STEP = Stored::STEP / SLOT, GROUP = Stored::GROUP / SLOT, WORD_BYTES = 4;

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <memory>
 
+#include "code_formats.h"
 #include "export.h"
 #include "integer_formats.h"
 #include "linear_formats.h"
@@ -180,12 +181,24 @@ struct Product {
                 const vf scale = scales_of(group, v);
                 for (int r = 0; r < ROWS; r++) total[r][v] = fma(scale, acc[r][v], total[r][v]);
             }
+            if constexpr (F::HAS_OFFSETS) add_offsets(total, tile, (const float*)group + PANEL, k);
         } else {
             add_products<F, ROWS>(total, tile, codes, k, size);
         }
     }
 
+    // Adds the products of a group's offsets and the sums of its inputs.
+    INLINE void add_offsets(Totals& total, const Tile& tile, const float* offsets, long k) {
+        const InputGroup* sums = tile.groups + k / F::GROUP * ROWS;
+        for (int v = 0; v < VECTORS; v++) {
+            const vf offset = load(offsets + v * LANES);
+            for (int r = 0; r < ROWS; r++)
+                total[r][v] = fma(offset, set1(sums[r].scale), total[r][v]);
+        }
+    }
+
     INLINE vf scales_of(const uint8_t* group, int v) {
+        if constexpr (F::SCALE_WIDTH > 2) return load((const float*)group + v * LANES);
         return load_bf16((const uint16_t*)group + v * LANES);
     }
 
@@ -272,8 +285,8 @@ struct Linear {
     }
 
     // Copy rows of x to the layout of tiles: [chunks, rows of the tile, CHUNK] for each tile, with
-    // tiles `stride` inputs long; zeros after the last input. For integers the groups of inputs of
-    // each tile follow behind all tiles: [groups, rows of the tile].
+    // tiles `stride` inputs long; zeros after the last input. For integers, and for weights with
+    // offsets, the groups of inputs of each tile follow behind all tiles: [groups, rows of the tile].
     void arrange(float* to, Range some, long k, long size, long stride) const {
         long known = inputs - k * F::SLOT;
         InputGroup* groups = groups_behind(to, some, stride);
@@ -289,6 +302,7 @@ struct Linear {
                             to + (i / CHUNK * count + r) * CHUNK + i % CHUNK,
                             take_inputs(F(), from + i * F::SLOT, known - i * F::SLOT)
                         );
+                if constexpr (F::HAS_OFFSETS) sum_groups(groups + r, count, from, known, size);
             }
             groups += height * groups_of(stride);
         }
@@ -310,7 +324,21 @@ struct Linear {
         }
     }
 
-    static long groups_of(long stride) { return F::IS_INTEGER ? divided(stride, F::GROUP) : 0; }
+    // Sums the inputs of each group of one of `count` rows of a tile.
+    static void sum_groups(InputGroup* groups, long count, const float* from, long known, long size) {
+        for (long k = 0; k < size; k += F::GROUP, groups += count) {
+            vf sums = zero();
+            for (long i = k; i < k + F::GROUP && i < known; i += LANES)
+                sums = sums + load_some(from + i, known - i);
+            float sum = 0.0f;
+            for (int lane = 0; lane < LANES; lane++) sum += sums[lane];
+            *groups = {sum, 0};
+        }
+    }
+
+    static long groups_of(long stride) {
+        return F::IS_INTEGER || F::HAS_OFFSETS ? divided(stride, F::GROUP) : 0;
+    }
     static InputGroup* groups_behind(const float* a, Range some, long stride) {
         return (InputGroup*)(a + (some.end - some.begin) * stride);
     }
@@ -446,6 +474,16 @@ struct GroupedLinear {
     }
 };
 
+#if defined(QUIRE_CODES)
+template <class Work>
+void with_format(int64_t format, const Work& work) {
+    with_codes(format, work);
+}
+template <class Work>
+void with_products(int64_t format, int64_t, const Work& work) {
+    with_codes(format, work);
+}
+#else
 // Calls work with the format of packed weights.
 template <class Work>
 void with_format(int64_t format, const Work& work) {
@@ -474,6 +512,7 @@ void with_products(int64_t format, int64_t products, const Work& work) {
     }
     with_format(format, work);
 }
+#endif
 
 }  // namespace
 
@@ -507,6 +546,16 @@ EXPORT void packed_bytes(const Weight* weight, int64_t* bytes) {
     });
 }
 
+#if defined(QUIRE_CODES)
+// Packs the codes of a quantized weight into `packed`.
+EXPORT void pack_codes(const Weight* weight, const CodedWeight* from, uint8_t* packed) {
+    with_codes(weight->format, [&](auto format) {
+        pack_codes_of<decltype(format)>(
+            packed, *from, weight->inputs, weight->outputs, weight->threads
+        );
+    });
+}
+#else
 // Packs a dense [outputs, inputs] weight in bfloat16 or float32 into `packed`.
 EXPORT void pack(const Weight* weight, const void* dense, int64_t is_bf16, uint8_t* packed) {
     const Dense from = {dense, is_bf16 != 0, (long)weight->inputs, (long)weight->outputs};
@@ -531,3 +580,4 @@ EXPORT void rows(
         );
     });
 }
+#endif

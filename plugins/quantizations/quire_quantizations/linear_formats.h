@@ -45,7 +45,8 @@ INLINE vf load_some_bf16(const uint16_t* p, long count) {
 
 // Sums of products, and elements of x, of formats that multiply float32.
 struct FloatProducts {
-    static constexpr bool IS_INTEGER = false, IS_BF16 = false;
+    static constexpr bool IS_INTEGER = false, IS_BF16 = false, HAS_OFFSETS = false;
+    static constexpr long SCALE_WIDTH = 2;  // bytes of a scale and an offset
     typedef vf Sum;
     INLINE vf broadcast(const float* p) { return set1(*p); }
 };
@@ -180,7 +181,7 @@ struct Int4 : FloatProducts {
 // Offsets in a panel of format F.
 template <class F>
 struct Layout {
-    static constexpr long SCALE_BYTES = F::SCALED ? PANEL * 2 : 0;
+    static constexpr long SCALE_BYTES = F::SCALED ? PANEL * F::SCALE_WIDTH : 0;
     static constexpr long STEP_BYTES = PANEL * F::WORD_BYTES;
     static constexpr long VECTOR_BYTES = LANES * F::WORD_BYTES;
     static constexpr long GROUP_BYTES = SCALE_BYTES + F::GROUP / F::STEP * STEP_BYTES;

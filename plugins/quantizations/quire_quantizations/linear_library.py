@@ -34,6 +34,18 @@ FUNCTIONS = {
     "rows": (_POINTER, _POINTER, _INT64, _POINTER, _POINTER),
 }
 LIBRARY = NativeLibrary("packed linear layers", SOURCE, FUNCTIONS, repeats=True)
+CODE_FUNCTIONS = {
+    **{name: FUNCTIONS[name] for name in ("linear", "grouped_linear", "packed_bytes")},
+    # weight, codes, packed
+    "pack_codes": (_POINTER, _POINTER, _POINTER),
+}
+CODE_LIBRARY = NativeLibrary(
+    "linear layers of quantized checkpoints",
+    SOURCE,
+    CODE_FUNCTIONS,
+    repeats=True,
+    macros=("QUIRE_CODES",),
+)
 
 
 def dot_unavailable_reason() -> str | None:
@@ -42,6 +54,16 @@ def dot_unavailable_reason() -> str | None:
     if reason is None:
         return LIBRARY.unavailable_reason()
     return f"{reason}; bf16 stores the same weights and runs on any processor"
+
+
+def codes_unavailable_reason() -> str | None:
+    """Return why weights of quantized checkpoints cannot be kept: the probe of codes."""
+    return CODE_LIBRARY.unavailable_reason() or LIBRARY.unavailable_reason()
+
+
+def library_of(weight_format: Format) -> NativeLibrary:
+    """Return the library that multiplies by weights of a format."""
+    return CODE_LIBRARY if weight_format.group_size else LIBRARY
 
 
 def kind_of_products(weight_format: Format) -> int:
@@ -65,6 +87,17 @@ class ExpertsStruct(ctypes.Structure):
         ("packed", _POINTER),
         ("biases", _POINTER),
         ("threads", _INT64),
+    )
+
+
+class CodesStruct(ctypes.Structure):
+    """Mirror of the struct `CodedWeight` of code_formats.h."""
+
+    _fields_ = (
+        ("codes", _POINTER),
+        ("scales", _POINTER),
+        ("offsets", _POINTER),
+        ("groups", _INT64),
     )
 
 

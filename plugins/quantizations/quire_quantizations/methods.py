@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from quire.errors import SettingsError
 from quire.interfaces.quantization import LinearMethod, Quantization
+from quire_quantizations.coded_linear import CodedLinear
 from quire_quantizations.formats import (
     BFLOAT16,
     BFLOAT16_DOT,
@@ -121,3 +122,13 @@ class Int4Weights(PackedWeights):
 
     weight_format = INT4
     head = INT8
+
+
+class CheckpointCodes(PackedWeights):
+    """The codes and scales of a quantized checkpoint; other weights as exact values."""
+
+    weight_format = head = BFLOAT16
+
+    def linear_method(self, module_name: str) -> LinearMethod:
+        """Return the linear method of the named layer."""
+        return CodedLinear(self._memory, has_rows=module_name == HEAD)

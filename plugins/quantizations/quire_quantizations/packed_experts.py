@@ -25,7 +25,7 @@ class PackedExperts:
     """
 
     def __init__(self, weights: Sequence[PackedWeight], biases: Sequence[Tensor]) -> None:
-        self._multiply = library.LIBRARY.load().grouped_linear
+        self._multiply = library.library_of(weights[0].weight_format).load().grouped_linear
         self._held = (tuple(weights), tuple(biases))
         first = weights[0]
         self.in_features, self.out_features = first.in_features, first.out_features

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from quire.interfaces.quantization import GroupedProduct, GroupedWeight, LinearMethod
 from quire_quantizations.formats import FLOAT32, Format
+from quire_quantizations.grouped_codes import GroupedCodes
 from quire_quantizations.packed_experts import PackedExperts
 from quire_quantizations.packed_memory import PackedMemory
 from quire_quantizations.packed_weight import PackedWeight
@@ -63,7 +64,10 @@ class PackedLinear(LinearMethod):
         dense = layer.get_parameter("weight").detach()
         if self.weight_format.is_bf16 and not self._may_round and dense.dtype != torch.bfloat16:
             self.weight_format = FLOAT32
-        self._packed = PackedWeight(dense, self.weight_format, self._memory.allocate)
+        self._pack(layer, dense)
+
+    def _pack(self, layer: nn.Module, weight: Tensor | GroupedCodes) -> None:
+        self._packed = PackedWeight(weight, self.weight_format, self._memory.allocate)
         self.is_batch_invariant = True
         layer.register_parameter("weight", None)
         layer.register_buffer("packed_weight", self._packed.memory)

@@ -12,6 +12,7 @@ from torch import Tensor
 from quire.native.recording import traceable
 from quire_quantizations import linear_library as library
 from quire_quantizations.formats import Format
+from quire_quantizations.grouped_codes import GroupedCodes
 from quire_quantizations.linear_library import WeightStruct
 
 
@@ -23,7 +24,7 @@ class PackedWeight:
     """Packed copy of a weight.
 
     Args:
-        dense: Dense weight, `[out, in]`, on the CPU.
+        weight: Dense weight, `[out, in]`, on the CPU, or codes for a format that keeps them.
         weight_format: Format of the packed weight.
         allocate: Function that returns uint8 memory of a given size, aligned to a cache line.
 
@@ -37,14 +38,15 @@ class PackedWeight:
 
     def __init__(
         self,
-        dense: Tensor,
+        weight: Tensor | GroupedCodes,
         weight_format: Format,
         allocate: Callable[[int], Tensor] = _torch_memory,
     ) -> None:
-        functions = library.LIBRARY.load()
-        self._linear, self._rows = functions.linear, functions.rows
+        functions = library.library_of(weight_format).load()
+        self._linear = functions.linear
+        self._rows = None if weight_format.group_size else functions.rows
         self.weight_format = weight_format
-        self.out_features, self.in_features = dense.shape
+        self.out_features, self.in_features = weight.shape
         threads = torch.get_num_threads()
         self._struct = WeightStruct(
             weight_format.index,
@@ -61,9 +63,12 @@ class PackedWeight:
         functions.packed_bytes(self._address, ctypes.addressof(num_bytes))
         self.memory = allocate(num_bytes.value)
         self._struct.packed = self.memory.data_ptr()
-        is_bf16 = dense.dtype == torch.bfloat16
-        dense = dense.contiguous() if is_bf16 else dense.float().contiguous()
-        functions.pack(self._address, dense.data_ptr(), is_bf16, self.memory.data_ptr())
+        if isinstance(weight, GroupedCodes):
+            functions.pack_codes(self._address, weight.address, self.memory.data_ptr())
+        else:
+            is_bf16 = weight.dtype == torch.bfloat16
+            dense = weight.contiguous() if is_bf16 else weight.float().contiguous()
+            functions.pack(self._address, dense.data_ptr(), is_bf16, self.memory.data_ptr())
 
     def multiply(
         self,
@@ -99,7 +104,10 @@ class PackedWeight:
 
         Raises:
             IndexError: There is no such row.
+            TypeError: The format keeps codes, and has no rows to look up.
         """
+        if self._rows is None:
+            raise TypeError("weights of quantized checkpoints have no rows to look up")
         indices = indices.to(torch.int64).contiguous()
         out = torch.empty(len(indices), self.in_features, dtype=torch.float32)
         wrong_at = ctypes.addressof(self._wrong_index)

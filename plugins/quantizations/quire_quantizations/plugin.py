@@ -65,6 +65,17 @@ def register_quantizations(registry: Registrar[type[Quantization]]) -> None:
             f"quire_quantizations.methods:{products}",
             capabilities=_packed(weight_bits=4.5, head_bits=8.125),
         )
+    registry.add(
+        "codes",
+        "quire_quantizations.methods:CheckpointCodes",
+        capabilities=_packed(
+            from_plain_checkpoint=False,
+            stores_quantized=True,
+            weight_bits=9,
+            head_bits=16,
+            probe="quire_quantizations.linear_library:codes_unavailable_reason",
+        ),
+    )
     readers = "quire_quantizations.checkpoints"
     registry.add("gptq", f"{readers}.gptq:GPTQ", capabilities=_READ_ANYWHERE)
     registry.add("awq", f"{readers}.awq:AWQ", capabilities=_READ_ANYWHERE)

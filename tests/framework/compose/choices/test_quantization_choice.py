@@ -45,7 +45,7 @@ METHODS = """
             there = QuantizationCapabilities(devices=CPU, dtypes=FLOAT32, **options)
             registry.add(name, reference, capabilities=there)
 
-        add("acme4", stores_quantized=True)
+        add("acme4", stores_quantized=True, priority=1)
         add("acme3")
         add("acme_low", from_plain_checkpoint=True, lossless_for=FLOAT32, priority=1)
         add("acme_high", from_plain_checkpoint=True, lossless_for=FLOAT32, priority=100)
@@ -107,6 +107,19 @@ def test_weights_that_were_rounded_are_not_rounded_again(name):
     for given in ("auto", name, "none"):
         assert composed(config=own(name), quantization=given).prepared_quantization.name == name
     assert composed(config=own(name), quantization="none").quantization.value is None
+
+
+def test_codes_are_kept_where_compiled_kernels_multiply_them():
+    composition = composed(config=own("gptq"))
+    assert composition.weights == "codes (the checkpoint's own: gptq)"
+    assert composed(config=own("gptq"), quantization="codes").quantization.value.name == "codes"
+    with pytest.raises(RefusedError, match="needs a checkpoint that was quantized for it"):
+        composed(quantization="codes")
+    composition = composed(NO_COMPILER, config=own("gptq"))
+    assert composition.quantization.value is None
+    assert composition.weights == (
+        "float32 (auto: gptq is dequantized; codes: it needs native kernels: there is no g++)"
+    )
 
 
 def test_where_no_method_keeps_codes_the_weights_are_dequantized_and_the_reason_said():

@@ -1,0 +1,55 @@
+"""Linear method that keeps the codes of a quantized checkpoint, where a format has them."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from quire.interfaces.quantized_weight import QuantizedWeight
+from quire_quantizations.formats import BFLOAT16, Format
+from quire_quantizations.grouped_codes import GroupedCodes, in_a_format, joined
+from quire_quantizations.packed_linear import PackedLinear
+from quire_quantizations.packed_memory import PackedMemory
+
+
+class CodedLinear(PackedLinear):
+    """Products in float32 with the codes and scales of the checkpoint.
+
+    A weight whose codes no format has, and one of which a slice is not quantized, is dequantized,
+    and stored in float32.
+
+    Args:
+        memory: Memory of the packed weights.
+        has_rows: Whether an embedding may look up rows; the weight is then dequantized.
+    """
+
+    def __init__(self, memory: PackedMemory, *, has_rows: bool) -> None:
+        super().__init__(BFLOAT16, memory, has_rows=has_rows, may_round=False)
+        self._pieces: dict[int, QuantizedWeight] = {}  # by first row
+
+    def load_quantized(self, layer: nn.Module, weight: QuantizedWeight, first_row: int) -> None:
+        """Keep the slice until all are there."""
+        if self.has_rows:
+            return super().load_quantized(layer, weight, first_row)
+        self._pieces[first_row] = weight
+        return None
+
+    def finish_loading(self, layer: nn.Module) -> None:
+        """Pack the codes, or else the dequantized weight."""
+        pieces, self._pieces = self._pieces, {}
+        found = self._codes(pieces, len(layer.get_parameter("weight")))
+        if found is not None:
+            codes, self.weight_format = found
+            return self._pack(layer, codes)
+        for first_row, weight in pieces.items():
+            super().load_quantized(layer, weight, first_row)
+        super().finish_loading(layer)
+        return None
+
+    def _codes(
+        self, pieces: dict[int, QuantizedWeight], num_rows: int
+    ) -> tuple[GroupedCodes, Format] | None:
+        """Return the whole weight in a format that keeps its codes, if there is one."""
+        if not pieces or sum(len(weight.codes) for weight in pieces.values()) < num_rows:
+            return None
+        whole = joined([pieces[first_row] for first_row in sorted(pieces)])
+        return None if whole is None else in_a_format(whole)

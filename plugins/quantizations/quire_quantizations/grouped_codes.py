@@ -1,0 +1,125 @@
+"""Codes of a quantized checkpoint in the groups of a packed format, and choice of that format."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from quire.interfaces.quantized_weight import QuantizedWeight
+from quire_quantizations.formats import E2M1, E4M3, NF4, NUMBERS_4, NUMBERS_8, Format
+from quire_quantizations.linear_library import CodesStruct
+
+E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+NF4_VALUES = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+    0.7229568362236023, 1.0,
+)  # fmt: skip
+NUMBERS = ((16, 8, NUMBERS_4), (256, 128, NUMBERS_8))  # codes, that of zero, formats
+NO_NUMBER = 0x7F  # of e4m3, with either sign
+
+
+class GroupedCodes:
+    """Codes with scales and offsets for groups of a fixed number of consecutive inputs.
+
+    Args:
+        codes: `[out, in]` uint8.
+        scales: `[out, G]` float32.
+        offsets: The same, or None.
+    """
+
+    def __init__(self, codes: Tensor, scales: Tensor, offsets: Tensor | None) -> None:
+        self.shape = codes.shape
+        self._held = (codes.contiguous(), scales.contiguous(), _contiguous(offsets))
+        addresses = [None if tensor is None else tensor.data_ptr() for tensor in self._held]
+        self._struct = CodesStruct(*addresses, scales.shape[1])
+        self.address = ctypes.addressof(self._struct)
+
+
+def joined(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
+    """Return the rows of several weights one after another; None: their tables or groups differ."""
+    first = weights[0]
+    if len(weights) == 1:
+        return first
+    tables_differ = any(not torch.equal(one.table, first.table) for one in weights)
+    groups = [one.group_indices() for one in weights]
+    if tables_differ or any(not torch.equal(one, groups[0]) for one in groups):
+        return None
+    has_offsets = any(one.offsets is not None for one in weights)
+    return replace(
+        first,
+        codes=torch.cat([one.codes for one in weights]),
+        scales=torch.cat([one.scales for one in weights]),
+        offsets=torch.cat([_offsets(one) for one in weights]) if has_offsets else None,
+    )
+
+
+def in_a_format(weight: QuantizedWeight) -> tuple[GroupedCodes, Format] | None:
+    """Return the codes in the groups of the first format that keeps them; None: there is none."""
+    weight, formats = _with_formats(weight)
+    for one in formats:
+        groups = _whole_groups(weight, one.group_size)
+        if groups is not None and (one.has_offsets or weight.offsets is None):
+            offsets = None if weight.offsets is None else weight.offsets[:, groups]
+            return GroupedCodes(weight.codes, weight.scales[:, groups], offsets), one
+    return None
+
+
+def _with_formats(weight: QuantizedWeight) -> tuple[QuantizedWeight, tuple[Format, ...]]:
+    """Return a weight whose codes are those of some formats, and these formats."""
+    table = weight.table
+    first = float(table[0]) if len(table) else 0.0
+    if torch.equal(table, torch.arange(len(table)) + first):
+        return _centred(weight, -first)
+    if torch.equal(table, torch.tensor(NF4_VALUES)):
+        return weight, NF4
+    if torch.equal(table, torch.tensor([*E2M1_VALUES, *(-value for value in E2M1_VALUES)])):
+        return weight, E2M1
+    e4m3 = torch.arange(256).byte().view(torch.float8_e4m3fn).float()
+    if torch.equal(table.nan_to_num(), e4m3.nan_to_num()) and not _has_nan(weight.codes):
+        return weight, E4M3
+    return weight, ()
+
+
+def _centred(weight: QuantizedWeight, zero: float) -> tuple[QuantizedWeight, tuple[Format, ...]]:
+    """Return a weight of integers as codes whose zero is in the middle.
+
+    Args:
+        weight: Weight whose table has consecutive numbers.
+        zero: Code of 0 in its table.
+    """
+    for num_codes, middle, formats in NUMBERS:
+        if len(weight.table) > num_codes:
+            continue
+        shift = middle - zero
+        if shift == int(shift) and 0 <= shift <= num_codes - len(weight.table):
+            codes = weight.codes + int(shift) if shift else weight.codes
+            return replace(weight, codes=codes), formats
+        offsets = _offsets(weight) + shift * weight.scales
+        return replace(weight, offsets=offsets), formats
+    return weight, ()
+
+
+def _whole_groups(weight: QuantizedWeight, size: int) -> Tensor | None:
+    """Return the weight's group of each group of `size` inputs; None: some inputs have others."""
+    groups = weight.group_indices()
+    missing = -len(groups) % size
+    padded = torch.cat((groups, groups[-1:].expand(missing))).view(-1, size)
+    return padded[:, 0] if bool((padded == padded[:, :1]).all()) else None
+
+
+def _offsets(weight: QuantizedWeight) -> Tensor:
+    return torch.zeros_like(weight.scales) if weight.offsets is None else weight.offsets
+
+
+def _contiguous(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()
+
+
+def _has_nan(codes: Tensor) -> bool:
+    return bool(((codes & NO_NUMBER) == NO_NUMBER).any())

@@ -1,0 +1,207 @@
+"""Weights of quantized checkpoints are multiplied as codes, and are exactly the checkpoint's."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quire.interfaces.quantization import GroupedWeight
+from quire.interfaces.quantized_weight import QuantizedWeight
+from quire_quantizations.formats import E2M1, E4M3, FLOAT32, NF4, NUMBERS_4, NUMBERS_8
+from quire_quantizations.grouped_codes import E2M1_VALUES, NF4_VALUES
+from quire_quantizations.methods import CheckpointCodes
+
+E4M3_VALUES = torch.arange(256).byte().view(torch.float8_e4m3fn).float()
+TABLES = {
+    "signed4": torch.arange(16.0) - 8,
+    "unsigned4": torch.arange(16.0),
+    "signed3": torch.arange(8.0) - 4,
+    "signed8": torch.arange(256.0) - 128,
+    "unsigned8": torch.arange(256.0),
+    "nf4": torch.tensor(NF4_VALUES),
+    "e2m1": torch.tensor([*E2M1_VALUES, *(-value for value in E2M1_VALUES)]),
+    "e4m3": E4M3_VALUES,
+}
+
+
+def made(
+    table: str, shape=(70, 300), group_size=128, *, has_offsets=False, seed=0, groups=None
+) -> QuantizedWeight:
+    generator = torch.Generator().manual_seed(seed)
+    values = TABLES[table]
+    codes = torch.randint(len(values), shape, generator=generator)
+    if table == "e4m3":
+        codes[(codes & 0x7F) == 0x7F] = 1
+    num_groups = -(-shape[1] // group_size)
+    scales, offsets = torch.rand(2, shape[0], num_groups, generator=generator) + 0.1
+    return QuantizedWeight(
+        codes.byte(), scales, values, group_size, offsets if has_offsets else None, groups
+    )
+
+
+def loaded(*pieces: QuantizedWeight):
+    method, layer = CheckpointCodes.from_config({}).linear_method("mlp.up_proj"), nn.Module()
+    method.create_weights(layer, sum(len(one.codes) for one in pieces), pieces[0].shape[1])
+    first = 0
+    for piece in pieces:
+        method.load_quantized(layer, piece, first)
+        first += len(piece.codes)
+    method.finish_loading(layer)
+    return method, layer
+
+
+def inputs(num_rows: int, size: int) -> Tensor:
+    return torch.randn(num_rows, size, generator=torch.Generator().manual_seed(num_rows))
+
+
+def check(method, layer, weight: Tensor) -> None:
+    for num_rows in (1, 2, 5, 12, 33, 300):
+        x = inputs(num_rows, weight.shape[1])
+        expected = x.double() @ weight.double().T
+        error = (method.apply(layer, x) - expected).abs().max() / expected.abs().max()
+        assert error < 2e-6, (num_rows, error)
+
+
+@pytest.mark.parametrize(
+    ("table", "group_size", "has_offsets", "chosen"),
+    [
+        ("signed4", 128, False, NUMBERS_4[0]),
+        ("signed4", 128, True, NUMBERS_4[1]),
+        ("unsigned4", 128, True, NUMBERS_4[1]),
+        ("signed4", 300, False, NUMBERS_4[0]),
+        ("signed3", 64, False, NUMBERS_4[2]),
+        ("unsigned4", 32, True, NUMBERS_4[2]),
+        ("signed8", 128, False, NUMBERS_8[0]),
+        ("unsigned8", 300, True, NUMBERS_8[0]),
+        ("signed8", 32, False, NUMBERS_8[1]),
+        ("nf4", 64, False, NF4[0]),
+        ("e2m1", 32, False, E2M1[0]),
+        ("e4m3", 128, False, E4M3[0]),
+        ("signed4", 16, False, FLOAT32),
+        ("nf4", 64, True, FLOAT32),
+        ("e4m3", 64, False, FLOAT32),
+    ],
+)
+@pytest.mark.parametrize("shape", [(70, 300), (33, 1030)])
+def test_products_are_those_of_the_weight(table, group_size, has_offsets, chosen, shape):
+    size = shape[1] if group_size == 300 else group_size
+    weight = made(table, shape, size, has_offsets=has_offsets)
+    method, layer = loaded(weight)
+    assert method.weight_format == chosen
+    check(method, layer, weight.dequantized())
+
+
+def test_every_code_has_its_value():
+    for table, values in TABLES.items():
+        count = len(values)
+        codes = torch.arange(count).byte().view(1, count)
+        if table == "e4m3":
+            codes = codes[:, (codes[0] & 0x7F) != 0x7F]
+        weight = QuantizedWeight(codes, torch.ones(1, 1), values, codes.shape[1])
+        method, layer = loaded(weight)
+        assert method.weight_format != FLOAT32
+        kept = method.apply(layer, torch.eye(codes.shape[1]))[:, 0]
+        torch.testing.assert_close(kept, weight.dequantized()[0], rtol=0, atol=1e-5)
+
+
+def test_a_code_that_is_no_number_stays_one():
+    weight = made("e4m3")
+    weight.codes[3, 5] = 0x7F
+    method, layer = loaded(weight)
+    assert method.weight_format == FLOAT32
+    assert method.apply(layer, inputs(1, 300))[0, 3].isnan()
+
+
+@pytest.mark.parametrize("offsets", [(True, True), (True, False), (False, False)])
+def test_merged_slices_are_kept_in_one_format(offsets):
+    pieces = [made("signed4", (40 + i, 256), has_offsets=has, seed=i)
+              for i, has in enumerate(offsets)]  # fmt: skip
+    method, layer = loaded(*pieces)
+    assert method.weight_format == NUMBERS_4[any(offsets)]
+    check(method, layer, torch.cat([piece.dequantized() for piece in pieces]))
+
+
+def test_slices_of_several_tables_or_groups_are_dequantized():
+    for pieces in (
+        (made("signed4", (40, 256)), made("signed8", (40, 256))),
+        (made("signed4", (40, 256)), made("signed4", (40, 256), 32)),
+    ):
+        method, layer = loaded(*pieces)
+        assert method.weight_format == FLOAT32
+        check(method, layer, torch.cat([piece.dequantized() for piece in pieces]))
+
+
+def test_a_slice_that_is_not_quantized_makes_the_layer_dense():
+    weight, dense = made("signed4", (40, 256)), torch.randn(24, 256).bfloat16()
+    method, layer = CheckpointCodes.from_config({}).linear_method("a"), nn.Module()
+    method.create_weights(layer, 64, 256)
+    method.load_quantized(layer, weight, 0)
+    method.expect(layer, dense.dtype)
+    layer.get_parameter("weight")[40:].copy_(dense)
+    method.finish_loading(layer)
+    check(method, layer, torch.cat((weight.dequantized(), dense.float())))
+
+
+@pytest.mark.parametrize("columns", [range(128, 256), range(32, 160), range(160, 300)])
+def test_a_shard_of_the_inputs_is_kept_if_its_groups_are_whole(columns):
+    weight = made("signed4").columns(columns)
+    method, layer = loaded(weight)
+    assert method.weight_format == (NUMBERS_4[0] if columns.start == 128 else NUMBERS_4[2])
+    check(method, layer, weight.dequantized())
+
+
+def test_inputs_in_another_order_are_dequantized():
+    groups = torch.randperm(300, generator=torch.Generator().manual_seed(0)) // 128
+    weight = made("signed4", groups=groups)
+    method, layer = loaded(weight)
+    assert method.weight_format == FLOAT32
+    check(method, layer, weight.dequantized())
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_rows_of_several_experts_have_their_own_experts_products(has_bias):
+    counts, shape = (3, 0, 40), (70, 300)
+    experts = [loaded(made("unsigned4", shape, has_offsets=True, seed=i)) for i in range(3)]
+    biases = inputs(3, 70)
+    weights = [
+        GroupedWeight(method, layer, bias if has_bias else None)
+        for (method, layer), bias in zip(experts, biases, strict=True)
+    ]
+    product = weights[0].method.grouped_product(weights)
+    rows = inputs(sum(counts), 300)
+    found = product(rows, torch.tensor(counts).cumsum(0))
+    expected = torch.cat(
+        [
+            one.method.apply(one.layer, part) + (bias if has_bias else 0)
+            for one, part, bias in zip(weights, rows.split(counts), biases, strict=True)
+        ]
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_a_row_has_the_same_bits_in_every_batch():
+    method, layer = loaded(made("unsigned4", has_offsets=True))
+    x = inputs(33, 300)
+    together = method.apply(layer, x)
+    assert method.is_batch_invariant
+    for count in (1, 2, 7, 20):
+        assert torch.equal(method.apply(layer, x[:count]), together[:count])
+
+
+@pytest.mark.parametrize(
+    ("table", "bits"), [("signed4", 4.3), ("unsigned4", 4.6), ("nf4", 5.1), ("e4m3", 8.3)]
+)
+def test_memory_is_that_of_the_codes_and_scales(table, bits):
+    weight = made(table, (256, 1024), 32 if table == "nf4" else 128)
+    _, layer = loaded(weight)
+    held = sum(tensor.nbytes for tensor in (*layer.parameters(), *layer.buffers()))
+    assert held * 8 / weight.codes.numel() < bits
+
+
+def test_the_rows_of_a_head_are_dequantized():
+    weight = made("signed4")
+    method, layer = CheckpointCodes.from_config({}).linear_method("lm_head"), nn.Module()
+    method.create_weights(layer, 70, 300)
+    method.load_quantized(layer, weight, 0)
+    method.finish_loading(layer)
+    ids = torch.tensor([5, 0, 69])
+    assert torch.equal(method.rows(layer, ids), weight.dequantized()[ids])
