@@ -146,6 +146,8 @@ def test_an_aim_is_reached_by_the_whole_interval_of_enough_pairs(benchmark, pair
 
 def test_tiny_sizes_have_no_verdict(benchmark):
     assert verdict_of(benchmark, *[(4, 1)] * 7, is_quick=True) == "tiny sizes"
+    late = [{"rival": "vllm", "is_open": True}]
+    assert verdict_of(benchmark, *[(4, 1)] * 7, is_quick=True, trials=late) == "tiny sizes"
 
 
 def test_engines_whose_completions_start_differently_have_no_verdict(benchmark):
