@@ -48,6 +48,8 @@ class ThreadedGroup(TensorParallelGroup):
         sent_bytes: Number of bytes that it has given to each collective, in order.
     """
 
+    is_traceable = False  # its collectives are computed in Python
+
     def __init__(self, rank: int, meeting: Meeting) -> None:
         self.rank = rank
         self.size = len(meeting.tensors)
