@@ -160,6 +160,8 @@ class AttentionShape:
         batch_invariant: True if a query's result must be bitwise the same whatever else is in the
             step, and however its context was computed. Set only for backends that declare
             `batch_invariant`.
+        product_dtype: Compute dtype. If it is narrower than `dtype`, a backend may round factors of
+            its products to it, with sums in float32. None: it is `dtype`.
     """
 
     num_heads: int
@@ -174,6 +176,7 @@ class AttentionShape:
     device: torch.device
     page_bytes: int | None = None
     batch_invariant: bool = False
+    product_dtype: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,6 +192,7 @@ def attention_shape(
         device=device,
         page_bytes=page_bytes,
         batch_invariant=settings.model.batch_invariant,
+        product_dtype=composition.dtype.value,
     )
     return layer.backend_shape(shape)
 

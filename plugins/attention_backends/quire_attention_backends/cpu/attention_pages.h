@@ -1,7 +1,7 @@
 // Rows of K and V in their pages: writing of new rows, and lookup of rows by position.
 #pragma once
 
-#include "attention_elements.h"
+#include "attention_products.h"
 #include "attention_work.h"
 
 // Addresses of rows in the pages; side 0 is K, side 1 is V.
@@ -30,57 +30,35 @@ struct Pages {
     }
 };
 
-// The rows of a range of keys, padded to a multiple of `unit` with the last row. Rows shorter than
-// a vector are copied and padded with zeros.
+// The rows of a range of keys. Rows shorter than a slot of products are copied and padded with
+// zeros.
 template <class Kind>
 struct Rows {
     typedef typename Kind::Element Element;
+    static constexpr long SLOT = Products<Kind>::SLOT;
     const Element* elements[MANY_KEYS];
     float scales[MANY_KEYS];  // if rows have scales
-    Element copies[MANY_KEYS][LANES];
+    Element copies[MANY_KEYS][SLOT];
 
     void find(const Pages<Kind>& pages, const int32_t* table, long side, long head, long first,
               long count) {
-        find_numbers(pages, table, side, head, first, count, LANES);
-        if (Kind::HAS_ROW_SCALES) find_scales(0, count, LANES);
-    }
-
-    void find_numbers(const Pages<Kind>& pages, const int32_t* table, long side, long head,
-                      long first, long count, long unit) {
         long row = pages.row(side, head), offset = first % pages.block_size;
         const int32_t* block = table + first / pages.block_size;
-        block_size = pages.block_size, num_runs = 0;
         for (long at = 0; at < count; block++, offset = 0) {
-            long run = std::min(block_size - offset, count - at);
+            long run = std::min(pages.block_size - offset, count - at);
             const Element* start = pages.elements(*block, row + offset);
             for (long i = 0; i < run; i++) elements[at + i] = start + i * pages.D;
             if (Kind::HAS_ROW_SCALES)
-                runs[num_runs++] = {pages.scale(*block, row + offset), run * (long)sizeof(float)};
+                std::memcpy(scales + at, pages.scale(*block, row + offset), run * sizeof *scales);
             at += run;
         }
-        if (pages.D < LANES) copy(pages.D, count);
-        for (long at = count; at % unit; at++) elements[at] = elements[count - 1];
-    }
-
-    // Finds the scales of the head that is `heads_after` heads after that of `find_numbers`.
-    void find_scales(long heads_after, long count, long unit) {
-        char* at = reinterpret_cast<char*>(scales);
-        for (long i = 0; i < num_runs; at += runs[i++].bytes)
-            std::memcpy(at, runs[i].scales + heads_after * block_size, runs[i].bytes);
-        for (long at = count; at % unit; at++) scales[at] = scales[count - 1];
+        if (pages.D < SLOT) copy(pages.D, count);
     }
 
 private:
-    struct Run {
-        const float* scales;
-        long bytes;
-    };
-    Run runs[MANY_KEYS];
-    long block_size, num_runs;
-
     void copy(long D, long count) {
         for (long i = 0; i < count; i++) {
-            std::fill(copies[i], copies[i] + LANES, Element());
+            std::fill(copies[i], copies[i] + SLOT, Element());
             std::memcpy(copies[i], elements[i], D * sizeof(Element));
             elements[i] = copies[i];
         }

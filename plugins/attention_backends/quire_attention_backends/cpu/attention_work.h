@@ -72,15 +72,11 @@ struct Rotary {
 };
 
 struct Sizes {
-    long D, slots, row, panels;  // slots of LANES; padded row length; panels of V's columns
+    long D, row, panels;  // padded row length; panels of V's columns
     explicit Sizes(long head_dim)
         : D(head_dim),
-          slots((head_dim + LANES - 1) / LANES),
           row(rounded_up(head_dim, std::max<long>(COLUMNS, LANES))),
           panels((head_dim + COLUMNS - 1) / COLUMNS) {}
-    // Offset of a slot's first element. The last slot ends with the row and overlaps the one
-    // before. Rows shorter than a slot are padded with zeros.
-    long offset(long slot) const { return std::max(0L, std::min(slot * LANES, D - LANES)); }
     long thread_floats() const {
         return 2 * MANY_ROWS * row + MANY_ROWS * MANY_KEYS + 2 * MANY_KEYS * row + 4 * MANY_ROWS;
     }
@@ -193,12 +189,10 @@ public:
         return step.query_start[item.request] + at / group;
     }
     long num_rows(const Request& request) const { return request.num_tokens * group; }
-    // Element of key/value heads per item of a request; the last item may have fewer. It is 1 for
-    // rows shorter than a vector, because the copied rows are those of a single head.
+    // Number of key/value heads per item of a request; the last item may have fewer.
     long heads_of_item(const Request& request) const {
         long rows = num_rows(request);
-        if (rows > FEW_ROWS || sizes.D < LANES) return 1;
-        return std::min(heads.num_kv_heads, std::max(1L, ITEM_ROWS / rows));
+        return rows > FEW_ROWS ? 1 : std::min(heads.num_kv_heads, std::max(1L, ITEM_ROWS / rows));
     }
 
     // The item of a tile of rows, with `head` as its first head.

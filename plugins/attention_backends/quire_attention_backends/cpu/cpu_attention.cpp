@@ -21,8 +21,10 @@ struct Pieces {
 };
 
 // Writes the output of a row: the weighted sum divided by the sum of the weights, sink included.
+template <class Kind>
 void write_output(const Work& work, const Item& item, long row, const float* sum, float largest,
                   float total) {
+    constexpr long SLOT = Slots<Kind>::SLOT, VECTORS = SLOT / LANES;
     const Layer& layer = work.layer;
     float factor = layer.v_scale / total;
     if (layer.sinks) {
@@ -30,18 +32,23 @@ void write_output(const Work& work, const Item& item, long row, const float* sum
         float most = std::max(sink, largest), mine = power_of_two(largest - most);
         factor = layer.v_scale * mine / (total * mine + power_of_two(sink - most));
     }
-    const Sizes& sizes = work.sizes;
+    const long D = work.sizes.D;
     float* out = work.output(item, row);
-    const long whole = item.is_few ? sizes.D / LANES * LANES : sizes.D;
-    for (long i = 0; i < whole; i++) out[i] = sum[i] * factor;
-    const float* last = sum + whole - sizes.offset(whole / LANES);  // with few rows, in slots
-    for (long i = whole; i < sizes.D; i++) out[i] = last[i] * factor;
+    for (long slot = 0; slot < Slots<Kind>::count(D); slot++) {
+        vf sums[VECTORS];
+        for (int i = 0; i < VECTORS; i++) sums[i] = load(sum + slot * SLOT + i * LANES);
+        Products<Kind>::order(sums);
+        for (int i = 0; i < VECTORS; i++) sums[i] = sums[i] * set1(factor);
+        std::memcpy(out + Slots<Kind>::offset(D, slot), sums,
+                    std::min(D, SLOT) * sizeof(float));
+    }
 }
 
+template <class Kind>
 void write_outputs(const Work& work, const Item& item, const State& state) {
     for (long row = 0; row < item.all_rows(); row++)
-        write_output(work, item, row, state.sum + row * work.sizes.row, state.largest[row],
-                     state.total[row]);
+        write_output<Kind>(work, item, row, state.sum + row * work.sizes.row, state.largest[row],
+                           state.total[row]);
 }
 
 // Merges the partial output of other keys into `all`.
@@ -68,15 +75,16 @@ void attend_piece(const Work& work, const Pieces& pieces, long piece, long threa
                                                part.begin == whole.begin);
         state.clear(rounded_up(part.all_rows(), TILE_ROWS), sizes.row);
         if (part.is_few)
-            attend_few<Kind>(work, scratch, state, part);
+            Few<Kind>(work, scratch, state, part).attend();
         else
-            attend_many<Kind>(work, scratch, state, part);
-        if (is_whole) write_outputs(work, part, state);
+            Many<Kind>(work, scratch, state, part).attend();
+        if (is_whole) write_outputs<Kind>(work, part, state);
         return true;
     });
 }
 
 // Merges the item that is cut at the end of a piece, if it began in that piece.
+template <class Kind>
 void merge_from(const Work& work, const Pieces& pieces, long piece) {
     const Heads& heads = work.heads;
     bool is_cut = false;
@@ -101,7 +109,7 @@ void merge_from(const Work& work, const Pieces& pieces, long piece) {
                       return false;
                   });
     }
-    write_outputs(work, cut, all);
+    write_outputs<Kind>(work, cut, all);
 }
 
 template <class Kind>
@@ -133,10 +141,11 @@ void run(const Work& work, const Rotary* rotary) {
     // Merging few rows takes less time than waking another thread.
     long mergers = num_tokens == work.step.num_requests ? 1 : threads;
     if (pieces.count > 1)
-        share_evenly(pieces.count, mergers, [&](long piece) { merge_from(work, pieces, piece); });
+        share_evenly(pieces.count, mergers,
+                     [&](long piece) { merge_from<Kind>(work, pieces, piece); });
 }
 
-enum { FLOAT32, BFLOAT16, FLOAT16, FLOAT8, INT8 };
+enum { FLOAT32, BFLOAT16, FLOAT16, FLOAT8, INT8, BFLOAT16_PAIRS };
 
 void run_kind(const Work& work, const Rotary* rotary) {
     switch (work.heads.kind) {
@@ -145,6 +154,11 @@ void run_kind(const Work& work, const Rotary* rotary) {
     case FLOAT16: return run<Float16>(work, rotary);
     case FLOAT8: return run<Float8>(work, rotary);
     case INT8: return run<Int8>(work, rotary);
+#if defined(QUIRE_PAIRS)
+    case BFLOAT16_PAIRS: return run<BFloat16Pairs>(work, rotary);
+#else
+    case BFLOAT16_PAIRS: return run<BFloat16>(work, rotary);
+#endif
     }
 }
 

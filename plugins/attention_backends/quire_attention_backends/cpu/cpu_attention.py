@@ -20,7 +20,14 @@ from quire.interfaces.attention import (
     StepLayout,
 )
 from quire_attention_backends.cpu import cpu_library
-from quire_attention_backends.cpu.cpu_library import KINDS, Heads, LayerArguments, Step
+from quire_attention_backends.cpu.cpu_library import (
+    KINDS,
+    PAIRS,
+    Heads,
+    LayerArguments,
+    Step,
+    multiplies_pairs,
+)
 from quire_attention_backends.shared.kv_layout import PagesBackend, kind_of
 from quire_attention_backends.shared.score_factors import kv_units, score_factors
 
@@ -62,6 +69,9 @@ class StepMetadata:
 
 class CpuBackend(PagesBackend):
     """Attention of float32 queries over a paged KV cache, by C++ compiled for this processor.
+
+    Products are in float32. If the compute dtype and the cache are bfloat16 and the processor
+    multiplies pairs of it, queries and softmax weights are rounded to bfloat16; sums are float32.
 
     It uses the number of threads that torch has when the backend is built.
     """
@@ -158,7 +168,7 @@ def _heads(shape: AttentionShape, library: CDLL) -> tuple[Heads, Tensor]:
         shape.num_kv_heads,
         shape.head_dim,
         shape.block_size,
-        KINDS.index(shape.kv_dtype),
+        KINDS.index(_kind(shape)),
         torch.get_num_threads(),
     )
     size = c_int64()
@@ -166,6 +176,13 @@ def _heads(shape: AttentionShape, library: CDLL) -> tuple[Heads, Tensor]:
     scratch = torch.zeros(size.value, dtype=torch.float32)  # padding must not be NaN
     heads.scratch = scratch.data_ptr()
     return heads, scratch
+
+
+def _kind(shape: AttentionShape) -> str:
+    """Return the kind of the products; pairs are of adjacent elements and of adjacent keys."""
+    is_even = shape.head_dim % 2 == 0 and shape.block_size % 2 == 0
+    may_round = shape.product_dtype == shape.kv_dtype == "bfloat16"
+    return PAIRS if may_round and is_even and multiplies_pairs() else shape.kv_dtype
 
 
 def _layer_constants(

@@ -8,9 +8,11 @@ from __future__ import annotations
 from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
 from pathlib import Path
 
+from quire.machine.instruction_sets import bf16_unavailable_reason, cpu_flags, here
 from quire.native.library import NativeLibrary
 
-KINDS = ("float32", "bfloat16", "float16", "float8_e4m3fn", "int8")  # in the order of the C++ enum
+PAIRS = "bfloat16 pairs"
+KINDS = ("float32", "bfloat16", "float16", "float8_e4m3fn", "int8", PAIRS)  # as the C++ enum
 
 
 class Heads(Structure):
@@ -77,3 +79,8 @@ FUNCTIONS = {
     ),
 }
 LIBRARY = NativeLibrary("attention", SOURCE, FUNCTIONS, repeats=True)
+
+
+def multiplies_pairs() -> bool:
+    """Return whether this processor and its kernels multiply pairs of bfloat16."""
+    return bf16_unavailable_reason(here(), cpu_flags()) is None

@@ -98,6 +98,11 @@ def test_layers_of_one_shape_in_one_group_share_a_backend(scene):
     assert first._kv_cache.data_ptr() != last._kv_cache.data_ptr()
 
 
+def test_a_backend_knows_the_compute_dtype(folder):
+    backends, _ = Scene(folder, dtype="bfloat16").bind()
+    assert {backend.shape.product_dtype for backend in backends} == {"bfloat16"}
+
+
 def test_a_latent_layer_declares_how_its_row_is_split(scene):
     backends, _ = scene.bind()
     shape = backends[scene.layer("mla.0").backend_index].shape
