@@ -4,7 +4,8 @@
 //     weight = value(code) * scale + offset
 //
 // Scales are those of the checkpoint, so nothing is rounded. The offset of a group is multiplied by
-// the sum of its inputs, which is computed as the product begins.
+// the sum of its inputs, which is computed as the product begins. The inputs of a group may be
+// anywhere in x: the weight has them one after another, and x is read in their order.
 #pragma once
 
 #include "linear_formats.h"
@@ -62,7 +63,7 @@ struct ByteFloats {  // e4m3, without NaN
 
 template <long SIZE, bool OFFSETS>
 struct CodeProducts : FloatProducts {
-    static constexpr bool SCALED = true, HAS_OFFSETS = OFFSETS;
+    static constexpr bool SCALED = true, HAS_OFFSETS = OFFSETS, HAS_ORDER = true;
     static constexpr long GROUP = SIZE, WORD_BYTES = 4, SLOT = 1, SCALE_WIDTH = OFFSETS ? 8 : 4;
     typedef vu Words;
     INLINE Words load_codes(const uint8_t* p) { return load_words(p); }

@@ -31,10 +31,19 @@ class GroupedCodes:
         codes: `[out, in]` uint8.
         scales: `[out, G]` float32.
         offsets: The same, or None.
+        order: Index in x of each input, `[in]` int32, if the inputs of a group are not consecutive
+            there.
     """
 
-    def __init__(self, codes: Tensor, scales: Tensor, offsets: Tensor | None) -> None:
+    def __init__(
+        self,
+        codes: Tensor,
+        scales: Tensor,
+        offsets: Tensor | None = None,
+        order: Tensor | None = None,
+    ) -> None:
         self.shape = codes.shape
+        self.order = order
         self._held = (codes.contiguous(), scales.contiguous(), _contiguous(offsets))
         addresses = [None if tensor is None else tensor.data_ptr() for tensor in self._held]
         self._struct = CodesStruct(*addresses, scales.shape[1])
@@ -62,11 +71,12 @@ def joined(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
 def in_a_format(weight: QuantizedWeight) -> tuple[GroupedCodes, Format] | None:
     """Return the codes in the groups of the first format that keeps them; None: there is none."""
     weight, formats = _with_formats(weight)
+    weight, order = _in_order_of_groups(weight)
     for one in formats:
         groups = _whole_groups(weight, one.group_size)
         if groups is not None and (one.has_offsets or weight.offsets is None):
             offsets = None if weight.offsets is None else weight.offsets[:, groups]
-            return GroupedCodes(weight.codes, weight.scales[:, groups], offsets), one
+            return GroupedCodes(weight.codes, weight.scales[:, groups], offsets, order), one
     return None
 
 
@@ -103,6 +113,14 @@ def _centred(weight: QuantizedWeight, zero: float) -> tuple[QuantizedWeight, tup
         offsets = _offsets(weight) + shift * weight.scales
         return replace(weight, offsets=offsets), formats
     return weight, ()
+
+
+def _in_order_of_groups(weight: QuantizedWeight) -> tuple[QuantizedWeight, Tensor | None]:
+    """Return a weight with the inputs of each group one after another, and their order."""
+    if weight.groups is None or bool((weight.groups.diff() >= 0).all()):
+        return weight, None
+    order = weight.groups.argsort(stable=True)
+    return replace(weight, codes=weight.codes[:, order], groups=weight.groups[order]), order.int()
 
 
 def _whole_groups(weight: QuantizedWeight, size: int) -> Tensor | None:

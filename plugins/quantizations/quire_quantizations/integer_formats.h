@@ -33,7 +33,8 @@ struct InputGroup {
 // the caller has checked that the processor has.
 template <class Stored, bool IS_FUSED>
 struct Integers {
-    static constexpr bool IS_INTEGER = true, SCALED = true, HAS_OFFSETS = false;
+    static constexpr bool IS_INTEGER = true, SCALED = true;
+    static constexpr bool HAS_OFFSETS = false, HAS_ORDER = false;
     static constexpr long SCALE_WIDTH = 2;
     static constexpr bool IS_BYTES = Stored::STEP == 4;
     static constexpr long SLOT = IS_FUSED ? 4 : 2;  // inputs per element of x

@@ -9,6 +9,7 @@
 // several tiles use stays in the L1 cache, their rows of x in the L2 cache.
 #include <cstdlib>
 #include <memory>
+#include <vector>
 
 #include "code_formats.h"
 #include "export.h"
@@ -24,6 +25,7 @@ struct Weight {
     const uint8_t* packed;
     int64_t inputs, outputs;
     int64_t threads;
+    const int32_t* order;  // of formats with an order: the input of x of each input; null: as in x
 };
 
 // The weights of several experts, all of one shape and format.
@@ -32,6 +34,7 @@ struct ExpertWeights {
     const uint8_t* const* packed;  // [experts]
     const float* const* biases;    // [experts]; null: no biases
     int64_t threads;
+    const int32_t* const* orders;  // [experts]; null: all inputs are as in x
 };
 
 namespace {
@@ -239,6 +242,13 @@ float* scratch(long elements) {
     return memory.get();
 }
 
+// The same for the inputs of one row.
+float* ordered_row(long elements) {
+    static thread_local std::vector<float> memory;
+    if ((long)memory.size() < elements) memory.resize(elements);
+    return memory.data();
+}
+
 struct Range {
     long begin, end;
 };
@@ -255,6 +265,7 @@ struct Linear {
     float* out;
     long rows;
     long threads;  // at most
+    const int32_t* order = nullptr;
 
     long slots = divided(inputs, F::SLOT);  // of a row of x; the unit of `k` below
     long padded = round_up(slots, F::STEP);
@@ -294,6 +305,7 @@ struct Linear {
             long rest = some.end - first, count = rest < height ? rest : height;
             for (long r = 0; r < count; r++) {
                 const float* from = x + (first + r) * inputs + k * F::SLOT;
+                if constexpr (F::HAS_ORDER) from = in_order(from - k, k, size);
                 if constexpr (F::IS_INTEGER)
                     arrange_codes(to + r * CHUNK, groups + r, count, from, known, size);
                 else
@@ -322,6 +334,14 @@ struct Linear {
                     to + (k + i) / CHUNK * count * CHUNK + (k + i) % CHUNK, codes + i * F::SLOT
                 );
         }
+    }
+
+    // Inputs of a row from input k on, in the order of the weight.
+    const float* in_order(const float* row, long k, long size) const {
+        if (!order) return row + k;
+        float* to = ordered_row(size);
+        for (long i = 0; i < size && k + i < inputs; i++) to[i] = row[order[k + i]];
+        return to;
     }
 
     // Sums the inputs of each group of one of `count` rows of a tile.
@@ -431,7 +451,8 @@ struct GroupedLinear {
         const float* bias = of.biases ? of.biases[e] : nullptr;
         const float* from = x + start * of.inputs;
         float* to = out + start * of.outputs;
-        return {of.packed[e], of.inputs, of.outputs, from, bias, to, count(e), 1};
+        const int32_t* order = of.orders ? of.orders[e] : nullptr;
+        return {of.packed[e], of.inputs, of.outputs, from, bias, to, count(e), 1, order};
     }
 
     long count(long e) const { return ends[e] - (e ? ends[e - 1] : 0); }
@@ -524,7 +545,8 @@ EXPORT void linear(
     const long inputs = weight->inputs, outputs = weight->outputs, threads = weight->threads;
     with_products(weight->format, weight->products, [&](auto format) {
         typedef decltype(format) F;
-        Linear<F>{weight->packed, inputs, outputs, x, bias, out, rows, threads}.run();
+        const int32_t* order = weight->order;
+        Linear<F>{weight->packed, inputs, outputs, x, bias, out, rows, threads, order}.run();
     });
 }
 

@@ -45,7 +45,8 @@ INLINE vf load_some_bf16(const uint16_t* p, long count) {
 
 // Sums of products, and elements of x, of formats that multiply float32.
 struct FloatProducts {
-    static constexpr bool IS_INTEGER = false, IS_BF16 = false, HAS_OFFSETS = false;
+    static constexpr bool IS_INTEGER = false, IS_BF16 = false;
+    static constexpr bool HAS_OFFSETS = false, HAS_ORDER = false;
     static constexpr long SCALE_WIDTH = 2;  // bytes of a scale and an offset
     typedef vf Sum;
     INLINE vf broadcast(const float* p) { return set1(*p); }

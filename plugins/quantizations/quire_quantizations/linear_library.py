@@ -87,6 +87,7 @@ class ExpertsStruct(ctypes.Structure):
         ("packed", _POINTER),
         ("biases", _POINTER),
         ("threads", _INT64),
+        ("orders", _POINTER),
     )
 
 
@@ -111,4 +112,5 @@ class WeightStruct(ctypes.Structure):
         ("inputs", _INT64),
         ("outputs", _INT64),
         ("threads", _INT64),
+        ("order", _POINTER),
     )

@@ -32,6 +32,9 @@ class PackedExperts:
         self._num_experts = len(weights)
         self._packed = _pointers([weight.memory for weight in weights])
         self._biases = _pointers(biases) if biases else None
+        orders = [weight.order for weight in weights]
+        has_orders = any(order is not None for order in orders)
+        self._orders = _pointers(orders) if has_orders else None
         self._struct = ExpertsStruct(
             first.weight_format.index,
             library.kind_of_products(first.weight_format),
@@ -41,6 +44,7 @@ class PackedExperts:
             ctypes.addressof(self._packed),
             None if self._biases is None else ctypes.addressof(self._biases),
             torch.get_num_threads(),
+            None if self._orders is None else ctypes.addressof(self._orders),
         )
         self._address = ctypes.addressof(self._struct)
 
@@ -69,5 +73,6 @@ class PackedExperts:
         return out
 
 
-def _pointers(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
-    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+def _pointers(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
+    addresses = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
+    return (ctypes.c_void_p * len(tensors))(*addresses)

@@ -31,6 +31,7 @@ class PackedWeight:
     Attributes:
         weight_format: Format of the packed weight.
         memory: Packed bytes, `[bytes]` uint8.
+        order: Index in x of each input of the packed weight, `[in]` int32; None: the same.
 
     Raises:
         NativeUnavailableError: The compiled kernels are not available.
@@ -47,6 +48,7 @@ class PackedWeight:
         self._rows = None if weight_format.group_size else functions.rows
         self.weight_format = weight_format
         self.out_features, self.in_features = weight.shape
+        self.order = weight.order if isinstance(weight, GroupedCodes) else None
         threads = torch.get_num_threads()
         self._struct = WeightStruct(
             weight_format.index,
@@ -55,6 +57,7 @@ class PackedWeight:
             self.in_features,
             self.out_features,
             threads,
+            None if self.order is None else self.order.data_ptr(),
         )
         self._address = ctypes.addressof(self._struct)
         self._wrong_index = ctypes.c_int64(-1)  # must outlive traced calls, which write to it

@@ -149,12 +149,32 @@ def test_a_shard_of_the_inputs_is_kept_if_its_groups_are_whole(columns):
     check(method, layer, weight.dequantized())
 
 
-def test_inputs_in_another_order_are_dequantized():
-    groups = torch.randperm(300, generator=torch.Generator().manual_seed(0)) // 128
-    weight = made("signed4", groups=groups)
+@pytest.mark.parametrize("has_offsets", [True, False])
+@pytest.mark.parametrize("num_columns", [300, 1030])
+def test_inputs_in_another_order_are_multiplied_in_that_order(has_offsets, num_columns):
+    groups = torch.randperm(num_columns, generator=torch.Generator().manual_seed(0)) // 128
+    weight = made("signed4", (70, num_columns), has_offsets=has_offsets, groups=groups)
     method, layer = loaded(weight)
-    assert method.weight_format == FLOAT32
+    assert method.weight_format == NUMBERS_4[has_offsets]
     check(method, layer, weight.dequantized())
+    part = weight.columns(range(128))  # not of whole groups
+    method, layer = loaded(part)
+    assert method.weight_format == FLOAT32
+    check(method, layer, part.dequantized())
+
+
+def test_experts_have_orders_of_their_own():
+    orders = (None, torch.randperm(300, generator=torch.Generator().manual_seed(0)) // 128)
+    experts = [loaded(made("signed4", groups=groups, seed=i)) for i, groups in enumerate(orders)]
+    weights = [GroupedWeight(method, layer, None) for method, layer in experts]
+    rows = inputs(7, 300)
+    product = weights[0].method.grouped_product(weights)
+    found = product(rows, torch.tensor([3, 7]))
+    expected = [
+        one.method.apply(one.layer, part)
+        for one, part in zip(weights, rows.split((3, 4)), strict=True)
+    ]
+    torch.testing.assert_close(found, torch.cat(expected), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
