@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import warnings
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,7 +17,7 @@ PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class MappedGguf:
-    """A GGUF file while it is read. Tensors keep the mapping alive.
+    """A GGUF file while it is read. Tensors keep the mapping alive, and must not be written to.
 
     Args:
         file: Path of the file.
@@ -25,8 +26,7 @@ class MappedGguf:
     def __init__(self, file: Path) -> None:
         self._header = read_header(file)
         with file.open("rb") as stream:
-            # Copied on write, as torch has no tensors that may only be read. Nothing writes to it.
-            self._data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+            self._data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
 
     def __enter__(self) -> Self:
         return self
@@ -44,5 +44,6 @@ class MappedGguf:
         tensor = self._header.tensors[name]
         dtype = PLAIN.get(tensor.type.name, torch.uint8)
         count = tensor.num_bytes // dtype.itemsize
-        numbers = torch.frombuffer(self._data, dtype=dtype, count=count, offset=tensor.offset)
+        with warnings.catch_warnings(action="ignore"):  # torch has no tensors that are only read
+            numbers = torch.frombuffer(self._data, dtype=dtype, count=count, offset=tensor.offset)
         return numbers.view(*tensor.shape[:-1], -1)
