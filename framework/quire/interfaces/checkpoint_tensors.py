@@ -36,6 +36,7 @@ class CheckpointTensor:
         is_quantized: Whether the result is a `QuantizedWeight` `[N, K]` or a `QuantizedStack`
             `[E, N, K]`. Its rows are outputs, even if an unquantized checkpoint of the model has
             the matrix transposed.
+        is_optional: Whether it is left out if the model has no such tensor.
     """
 
     name: str
@@ -43,6 +44,7 @@ class CheckpointTensor:
     stored: tuple[StoredTensor, ...]
     compute: Callable[..., Value] | None = None
     is_quantized: bool = False
+    is_optional: bool = False
 
     @property
     def num_bytes(self) -> int:

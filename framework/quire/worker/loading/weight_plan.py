@@ -132,6 +132,8 @@ class _Draft:
             if parts[0] in self._tied:
                 return
         if unknown := [part for part in parts if part not in self._targets]:
+            if tensor.is_optional:
+                return
             explanation = "" if unknown == parts else f" (there is no {unknown[0]})"
             self.unexpected[tensor.name] = explanation
             return

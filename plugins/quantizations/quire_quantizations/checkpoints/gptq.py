@@ -14,13 +14,15 @@ weights are all `2^(bits - 1)`. Otherwise, with up to 4 bits, the average weight
 to zero compared with its scale, so the average code is the average zero point.
 
 Bits and group sizes are those of the tensors. So a layer for which `dynamic` has other options is
-read by its own, and one that is not quantized stays.
+read by its own, and one that is not quantized stays. Some files have a bias of zeros for every
+layer; it is left out where the model has none.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -47,6 +49,7 @@ from quire_quantizations.checkpoints.weight_parts import (
 LOG = logging.getLogger(__name__)
 
 CODES, ZEROS, SCALES, GROUPS = ".qweight", ".qzeros", ".scales", ".g_idx"
+BIAS = ".bias"
 LESS_ONE, AS_THEY_ARE = "gptq", "gptq_v2"  # values of checkpoint_format
 BITS = (2, 3, 4, 8)  # the others are packed in planes
 TELLING_BITS = 4  # at most so many, so that a scale is large compared with an average weight
@@ -91,11 +94,15 @@ class GPTQ(PreparedQuantization):
 
     def read(self, tensors: Tensors, read: Read) -> dict[str, CheckpointTensor]:
         """Return the tensors with a weight in place of the parts of each quantized layer."""
-        del read
         modules = list(modules_with(tensors, CODES))
         parts = {module + end for module in modules for end in (CODES, ZEROS, SCALES, GROUPS)}
         weights = {module + WEIGHT: self._weight(module, tensors) for module in modules}
-        return without(tensors, parts) | weights
+        biases = {
+            name: replace(tensors[name], is_optional=not read(tensors[name].stored[0]).any())
+            for name in (module + BIAS for module in modules)
+            if name in tensors
+        }
+        return without(tensors, parts) | weights | biases
 
     def _weight(self, module: str, tensors: Tensors) -> CheckpointTensor:
         codes = tensors[module + CODES]

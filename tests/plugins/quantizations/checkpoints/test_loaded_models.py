@@ -8,7 +8,9 @@ from family_cases import CASES
 from family_checkpoints import write_family
 from model_parts import CONTEXT
 from quantized_checkpoints import KINDS, write_quantized
+from safetensors.torch import load_file, save_file
 
+from quire.errors import CheckpointCorruptError
 from quire.layers import TensorParallelGroup
 from quire.worker.loading.weight_loading import load_weights
 from quire_models.decoder.decoder_model import DecoderForCausalLM
@@ -40,6 +42,29 @@ def parameters(config, folder, prepared=None, rank=0, size=1):
     model = DecoderForCausalLM(describe(config), replace(CONTEXT, tp=OneOf(rank, size)))
     load_weights(model, folder, config=config, prepared=prepared)
     return dict(model.named_parameters())
+
+
+@pytest.fixture
+def with_biases(tmp_path):
+    """A Llama whose GPTQ files have a bias for a layer that has none in the model."""
+    written = write_family(tmp_path / "plain", CASES["LlamaForCausalLM"]["linear"])
+    folder = tmp_path / "quantized"
+    write_quantized(written.folder, folder, KINDS["gptq"], lambda name: "down_proj" in name)
+    tensors = load_file(folder / "model.safetensors")
+
+    def write(value):
+        outputs = tensors["model.layers.0.mlp.down_proj.qweight"].shape[1]
+        bias = {"model.layers.0.mlp.down_proj.bias": torch.full((outputs,), value)}
+        save_file(tensors | bias, folder / "model.safetensors")
+        return parameters(written.config, folder, KINDS["gptq"].reader())
+
+    return write
+
+
+def test_biases_of_zeros_are_left_out_where_the_model_has_none(with_biases):
+    assert with_biases(0.0)
+    with pytest.raises(CheckpointCorruptError, match=r"not in the model: .*down_proj\.bias"):
+        with_biases(0.5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
