@@ -46,14 +46,25 @@ _AVX2_NEEDS = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2"})
 # Single flags, because -march=x86-64-v3 needs GCC 11.
 _AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2")
 _AVX512_PARTS = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd")
+_AVX512_NEEDS = _AVX2_NEEDS.union(_AVX512_PARTS)
+_AVX512_FLAGS = (
+    *_AVX2_FLAGS,
+    *(f"-m{part}" for part in _AVX512_PARTS),
+    "-mprefer-vector-width=512",
+)
+_AMX_NEEDS = frozenset({"amx_tile", "amx_int8", "amx_bf16", "avx512_vnni", "avx512_bf16"})
 
 INSTRUCTION_SETS = (  # the best first
     InstructionSet(
-        "avx512",
+        "amx",
         _X86,
-        _AVX2_NEEDS.union(_AVX512_PARTS),
-        (*_AVX2_FLAGS, *(f"-m{part}" for part in _AVX512_PARTS), "-mprefer-vector-width=512"),
-        bf16_flags=frozenset({"avx512_bf16"}),
+        _AVX512_NEEDS | _AMX_NEEDS,
+        # A macro: kernels use its instructions in assembly, and GCC before version 11 has no flags.
+        (*_AVX512_FLAGS, "-DQUIRE_AMX=1"),
+        bf16_flags=frozenset({"amx_bf16", "avx512_bf16"}),
+    ),
+    InstructionSet(
+        "avx512", _X86, _AVX512_NEEDS, _AVX512_FLAGS, bf16_flags=frozenset({"avx512_bf16"})
     ),
     InstructionSet("avx2", _X86, _AVX2_NEEDS, _AVX2_FLAGS),
     InstructionSet("neon", _ARM, frozenset(), ("-march=armv8-a",)),

@@ -11,17 +11,19 @@
 #include <memory>
 #include <vector>
 
+#include "amx_products.h"
 #include "code_formats.h"
 #include "export.h"
 #include "integer_formats.h"
 #include "linear_formats.h"
 #include "linear_packing.h"
+#include "linear_tile.h"
 #include "threads.h"
 
 // A weight, described by the caller.
 struct Weight {
     int64_t format;    // of the packed weight: 0 float32, 1 bfloat16, 2 int8, 3 int4
-    int64_t products;  // 0 of float32, 1 of the format's own numbers, 2 by fused instructions
+    int64_t products;  // 0 of float32, 1 of the format's own numbers, 2 by fused instructions, 3 by AMX
     const uint8_t* packed;
     int64_t inputs, outputs;
     int64_t threads;
@@ -47,38 +49,17 @@ constexpr long SHORT_ELEMENTS = 96 * 1024;     // of x in the L2 cache for such 
 constexpr long TILES_OF_A_THREAD = 8;          // with so many tiles per thread, threads split rows
 constexpr long PREFETCH_DISTANCE = 8 * 1024;  // bytes in a panel
 constexpr long PACKED_BYTES = 64 * 1024;       // bytes of a panel that all tiles read in turn
-constexpr long LINE = 64;
 constexpr long SPAN_BYTES = 64 * 1024;         // least work of a thread
 constexpr long SPAN_PRODUCTS = 256 * 1024;
-
-// One tile of the product, over one block of inputs.
-struct Tile {
-    const float* a;         // rows of x, in the layout of `arrange`
-    const InputGroup* groups;  // of integers: of all rows of the tile, group by group
-    const uint8_t* packed;  // panel, at the first group of the block
-    long size;              // inputs of the block, a multiple of STEP
-    long next;              // distance of the packed memory to prefetch; 0: none
-    const float* bias;      // null before the last block
-    float* out;
-    long out_row, columns;
-    bool continues;  // adds to out
-};
 
 // Inputs of a row: a vector of them, with zeros from `known` on.
 template <class F>
 INLINE vf take_inputs(F, const float* from, long known) {
-    return load_some(from, known);
-}
 #if defined(QUIRE_PAIRS)
-INLINE vf take_inputs(BFloat16Pairs, const float* from, long known) {
-    return join(pairs(load_some(from, known)), pairs(load_some(from + LANES, known - LANES)));
-}
+    if constexpr (F::SLOT == 2)
+        return join(pairs(load_some(from, known)), pairs(load_some(from + LANES, known - LANES)));
 #endif
-INLINE void store_some(float* p, vf v, long count) {
-    if (count >= LANES) return store(p, v);
-    float lanes[LANES];
-    store(lanes, v);
-    for (long i = 0; i < count; i++) p[i] = lanes[i];
+    return load_some(from, known);
 }
 
 // acc += the products of one input. The smaller operand stays in registers: x or a column.
@@ -151,10 +132,7 @@ struct Product {
     static void run(const Tile& tile) {
         vf total[ROWS][VECTORS];
         for (int r = 0; r < ROWS; r++)
-            for (int v = 0; v < VECTORS; v++) {
-                const float* out = tile.out + r * tile.out_row + v * LANES;
-                total[r][v] = tile.continues ? load_some(out, tile.columns - v * LANES) : zero();
-            }
+            for (int v = 0; v < VECTORS; v++) total[r][v] = load_total(tile, r, v);
         const uint8_t* group = tile.packed;
         for (long k = 0; k < tile.size; k += F::GROUP, group += Layout<F>::GROUP_BYTES)
             add_group(total, tile, group, k);
@@ -207,20 +185,16 @@ struct Product {
 
     INLINE void finish(Totals& total, const Tile& tile) {
         for (int v = 0; v < VECTORS; v++) {
-            long columns = tile.columns - v * LANES;
-            vf bias = tile.bias ? load_some(tile.bias + v * LANES, columns) : zero();
-            for (int r = 0; r < ROWS; r++) {
-                float* out = tile.out + r * tile.out_row + v * LANES;
-                store_some(out, tile.bias ? total[r][v] + bias : total[r][v], columns);
-            }
+            const vf bias = load_bias(tile, v);
+            for (int r = 0; r < ROWS; r++)
+                store_total(tile, r, v, tile.bias ? total[r][v] + bias : total[r][v]);
         }
     }
 };
 
-typedef void (*Kernel)(const Tile&);
-
 template <class F, int ROWS = TILE_ROWS>
 Kernel kernel_for(long rows) {
+    if constexpr (IN_MATRICES<F>) return matrix_kernel<F>(rows);
     if (rows == ROWS) return Product<F, ROWS>::run;
     if constexpr (ROWS > 1) return kernel_for<F, ROWS - 1>(rows);
     return nullptr;
@@ -271,9 +245,15 @@ struct Linear {
     long padded = round_up(slots, F::STEP);
     long panel_bytes = Layout<F>::panel_bytes(slots);
     long panels = divided(outputs, PANEL);
-    long height = divided(rows, divided(rows, (long)TILE_ROWS));  // rows of a tile, almost equal
+    long height = height_of_tiles();
     long tiles = divided(rows, height);
     bool splits_rows = tiles >= threads * TILES_OF_A_THREAD;  // otherwise panels
+
+    // Almost equal, since lower tiles are slower; with AMX only their number counts.
+    long height_of_tiles() const {
+        if (!IN_MATRICES<F>) return divided(rows, divided(rows, (long)TILE_ROWS));
+        return rows < MATRIX_TILE_ROWS ? rows : MATRIX_TILE_ROWS;
+    }
 
     long useful_threads() const {
         long spans = panels * panel_bytes / SPAN_BYTES + rows * inputs * outputs / SPAN_PRODUCTS;
@@ -365,12 +345,13 @@ struct Linear {
     // Memory for rows that are `stride` inputs long, and for their groups.
     static float* memory_for(long count, long stride) {
         const long bytes = groups_of(stride) * (long)sizeof(InputGroup);
-        return scratch(count * (stride + bytes / (long)sizeof(float)));
+        return scratch(count * (stride + bytes / (long)sizeof(float)) + ELEMENTS_BEHIND<F>);
     }
 
     // One block of one panel is read by all rows, while it is in a cache. If all of x fits in the L2 cache,
     // each panel is read to its end; otherwise all panels of one block of inputs.
     void panels_of_rows(Range mine, Range these) const {
+        const MatrixUse<F> use;
         long count = these.end - these.begin, stride = round_up(padded, CHUNK);
         if (count * stride > CACHED_ELEMENTS) return blockwise(mine, these);
         float* a = memory_for(count, stride);
@@ -413,6 +394,7 @@ struct Linear {
             bool is_whole = count - done >= height;
             const long tile_rows = is_whole ? height : rest;
             next.a = a + done * stride + begin * tile_rows;
+            next.rows = tile_rows;
             next.groups = groups + done * groups_of(stride) + begin / F::GROUP * tile_rows;
             (is_whole ? whole : last)(next);
             next.out += height * outputs;
@@ -519,13 +501,19 @@ void with_format(int64_t format, const Work& work) {
 // Calls work with the format as its products read it.
 template <class Work>
 void with_products(int64_t format, int64_t products, const Work& work) {
+#if defined(QUIRE_MATRICES)
+    if (products == 3) switch (format) {
+        case 1: return work(InMatrices<BFloat16Pairs>());
+        case 2: return work(InMatrices<Integers<Int8, true>>());
+    }
+#endif
     if (products) switch (format) {
 #if defined(QUIRE_PAIRS)
         case 1: return work(BFloat16Pairs());
 #endif
 #if defined(QUIRE_FUSED_BYTES)
-        case 2: return products == 2 ? work(Integers<Int8, true>()) : work(Integers<Int8, false>());
-        case 3: return products == 2 ? work(Integers<Int4, true>()) : work(Integers<Int4, false>());
+        case 2: return products > 1 ? work(Integers<Int8, true>()) : work(Integers<Int8, false>());
+        case 3: return products > 1 ? work(Integers<Int4, true>()) : work(Integers<Int4, false>());
 #else
         case 2: return work(Integers<Int8, false>());
         case 3: return work(Integers<Int4, false>());
@@ -536,6 +524,16 @@ void with_products(int64_t format, int64_t products, const Work& work) {
 #endif
 
 }  // namespace
+
+// status[0] = 0 if products of the kind 3 may be used from now on, by any thread; otherwise the
+// system's error number, or -1 if they were not compiled.
+EXPORT void request_matrices(int64_t* status) {
+#if defined(QUIRE_MATRICES)
+    *status = matrices::request();
+#else
+    *status = -1;
+#endif
+}
 
 // out[r] = x[r] @ weight.T + bias; x is [rows, inputs], out [rows, outputs], both without gaps.
 EXPORT void linear(

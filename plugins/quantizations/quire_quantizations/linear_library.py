@@ -1,6 +1,8 @@
 """Python bindings of the compiled products of packed weights."""
 
 import ctypes
+import logging
+import os
 from pathlib import Path
 
 from quire.machine.instruction_sets import (
@@ -10,16 +12,22 @@ from quire.machine.instruction_sets import (
     here,
 )
 from quire.native.library import NativeLibrary
+from quire.native.logged_reasons import LoggedReasons
 from quire_quantizations.formats import Format
 
-_POINTER, _INT64 = ctypes.c_void_p, ctypes.c_int64
+logger = logging.getLogger(__name__)
 
+_POINTER, _INT64 = ctypes.c_void_p, ctypes.c_int64
+_LOGGED = LoggedReasons()
+
+MATRIX_SET = "amx"  # whose products are of matrices
 BYTE_FLAGS = {  # of instructions that add four products of bytes, by instruction set
+    "amx": "avx512_vnni",
     "avx512": "avx512_vnni",
     "avx2": "avx_vnni",
     "neon": "asimddp",
 }
-FLOAT_PRODUCTS, NARROW_PRODUCTS, FUSED_PRODUCTS = 0, 1, 2  # as in linear.cpp
+FLOAT_PRODUCTS, NARROW_PRODUCTS, FUSED_PRODUCTS, MATRIX_PRODUCTS = range(4)  # as in linear.cpp
 SOURCE = Path(__file__).with_name("linear.cpp")
 FUNCTIONS = {
     # weight, x, bias, out, rows
@@ -32,6 +40,8 @@ FUNCTIONS = {
     "pack": (_POINTER, _POINTER, _INT64, _POINTER),
     # weight, ids, count, out, wrong_id
     "rows": (_POINTER, _POINTER, _INT64, _POINTER, _POINTER),
+    # status
+    "request_matrices": (_POINTER,),
 }
 LIBRARY = NativeLibrary("packed linear layers", SOURCE, FUNCTIONS, repeats=True)
 CODE_FUNCTIONS = {
@@ -71,8 +81,22 @@ def kind_of_products(weight_format: Format) -> int:
     if not weight_format.rounds_inputs:
         return FLOAT_PRODUCTS
     chosen = here()
-    has_fused = isinstance(chosen, InstructionSet) and BYTE_FLAGS.get(chosen.name) in cpu_flags()
-    return FUSED_PRODUCTS if has_fused else NARROW_PRODUCTS
+    name = chosen.name if isinstance(chosen, InstructionSet) else ""
+    if name == MATRIX_SET and _may_use_matrices():
+        return MATRIX_PRODUCTS
+    return FUSED_PRODUCTS if BYTE_FLAGS.get(name) in cpu_flags() else NARROW_PRODUCTS
+
+
+def _may_use_matrices() -> bool:
+    """Ask the system for AMX's registers; log the reason if it refuses them."""
+    status = ctypes.c_int64()
+    LIBRARY.load().request_matrices(ctypes.addressof(status))
+    if not status.value:
+        return True
+    reason = os.strerror(status.value) if status.value > 0 else "the compiler is too old"
+    if _LOGGED.is_new(reason):
+        logger.warning("products of linear layers use AVX-512 instead of AMX: %s", reason)
+    return False
 
 
 class ExpertsStruct(ctypes.Structure):

@@ -16,11 +16,14 @@ from quire.machine.instruction_sets import (
 
 AVX2 = frozenset({"sse2", "avx2", "fma", "f16c", "bmi1", "bmi2"})
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd"}
+AMX = AVX512 | {"amx_tile", "amx_int8", "amx_bf16", "avx512_vnni", "avx512_bf16"}
 
 
 @pytest.mark.parametrize(
     ("flags", "architecture", "name"),
     [
+        (AMX, "x86_64", "amx"),
+        (AMX - {"amx_bf16"}, "x86_64", "avx512"),
         (AVX512, "x86_64", "avx512"),
         (AVX2, "x86_64", "avx2"),
         (AVX512 - {"avx512vl"}, "x86_64", "avx2"),  # the first processors with AVX-512
@@ -45,6 +48,7 @@ def test_a_family_without_kernels_is_named():
 
 def test_one_that_is_asked_for_is_taken_though_there_is_a_wider_one():
     assert choose(AVX512, "x86_64", "avx2").name == "avx2"
+    assert choose(AMX, "x86_64", "avx512").name == "avx512"
 
 
 def test_one_that_the_processor_lacks_is_refused_with_what_is_missing():
@@ -64,11 +68,12 @@ def test_an_unknown_one_is_refused_with_the_known_ones(wanted, architecture):
     ("flags", "architecture", "wanted", "reason"),
     [
         (AVX512 | {"avx512_bf16"}, "x86_64", None, None),
+        (AMX, "x86_64", None, None),
         (AVX512, "x86_64", None, "this processor does not report avx512_bf16"),
         (AVX512 | {"amx_bf16"}, "x86_64", None, "this processor does not report avx512_bf16"),
         (AVX512 | {"avx512_bf16"}, "x86_64", "avx2", "kernels for avx2 do not multiply bfloat16"),
         (frozenset({"bf16"}), "aarch64", None, "kernels for neon do not multiply bfloat16"),
-        (AVX2 - {"fma"}, "x86_64", None, "avx512 needs .*; avx2 needs fma"),
+        (AVX2 - {"fma"}, "x86_64", None, "amx needs .*; avx512 needs .*; avx2 needs fma"),
     ],
 )
 def test_bfloat16_is_multiplied_by_kernels_and_a_processor_that_can(

@@ -26,7 +26,7 @@ FUNCTIONS = {
         (*POINTERS * 2, ctypes.c_int64),
     ),
 }  # fmt: skip
-WIDTHS = {"avx512": 16, "avx2": 8, "neon": 4}
+WIDTHS = {"amx": 16, "avx512": 16, "avx2": 8, "neon": 4}
 NAN, INF = float("nan"), float("inf")
 # No vector instructions of their own: what any processor gets from the compiler's vectors.
 PLAIN = "plain"
