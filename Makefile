@@ -44,6 +44,7 @@ GPU_TESTS := \
 	tests/gpu/test_decode.py tests/gpu/test_models.py tests/gpu/test_graphs.py \
 	tests/gpu/test_no_waiting.py tests/gpu/test_poison.py tests/gpu/test_attention_backends.py \
 	tests/gpu/test_mla.py tests/gpu/test_large_pool.py tests/gpu/test_sampling.py \
+	tests/gpu/test_quantized_checkpoints.py tests/plugins/quantizations/triton \
 	tests/plugins/samplers/gumbel/test_gumbel.py tests/framework/kernels \
 	$(BACKENDS)/triton/test_triton_attention.py $(BACKENDS)/mla/test_triton_mla.py \
 	$(BACKENDS)/shared/test_split_plan.py $(BACKENDS)/triton/test_kv_write.py $(BACKENDS)/shared/test_kv_codec.py \

@@ -84,6 +84,21 @@ class QuantizationCapabilities:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerSettings:
+    """Settings of the layers that a method stores weights for.
+
+    Attributes:
+        dtype: Compute dtype.
+        device: Device of weights and rows.
+        batch_invariant: Whether a row's bits must not depend on the rest of the batch.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    batch_invariant: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class GroupedWeight:
     """Weight of one expert in a product of the rows of several experts.
 
@@ -205,6 +220,14 @@ class Quantization(ABC):
         Called if `auto` chose the method by the dtype in the checkpoint's config: a file may hold
         tensors of a wider dtype. A method that is lossless for every dtype returns itself.
         """
+        return self
+
+    def for_layers(self, settings: LayerSettings) -> Quantization:
+        """Return the method for layers of these settings; called before `linear_method`.
+
+        A method for one device and one compute dtype returns itself.
+        """
+        del settings
         return self
 
     @abstractmethod

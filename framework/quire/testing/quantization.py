@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from quire.errors import QuireError
 from quire.interfaces.quantization import (
     GroupedWeight,
+    LayerSettings,
     LinearMethod,
     Quantization,
     QuantizationCapabilities,
@@ -242,7 +243,9 @@ class QuantizationContract:
     def _layer(
         self, weight: Tensor, quantization: Quantization | None = None
     ) -> tuple[LinearMethod, nn.Module]:
-        method = (quantization or self._quantization()).linear_method(self.module_name)
+        settings = LayerSettings(self.dtype, torch.device(self.device))
+        chosen = (quantization or self._quantization()).for_layers(settings)
+        method = chosen.linear_method(self.module_name)
         assert method is not None, f"linear_method({self.module_name!r}) is None"
         layer = nn.Module()
         self.load(method, layer, weight)

@@ -5,6 +5,7 @@ from functools import partial
 
 from quire import Registrar, hookimpl
 from quire.interfaces.quantization import Quantization, QuantizationCapabilities
+from quire.machine.machine import interprets_kernels
 
 _packed = partial(
     QuantizationCapabilities,
@@ -74,6 +75,19 @@ def register_quantizations(registry: Registrar[type[Quantization]]) -> None:
             weight_bits=9,
             head_bits=16,
             probe="quire_quantizations.linear_library:codes_unavailable_reason",
+        ),
+    )
+    registry.add(
+        "triton_codes",
+        "quire_quantizations.triton.codes_linear:CodesOfCheckpoint",
+        capabilities=QuantizationCapabilities(
+            devices=frozenset({"cuda", "cpu"} if interprets_kernels() else {"cuda"}),
+            dtypes=frozenset({"float32", "float16", "bfloat16"}),
+            reads_prepared=False,
+            stores_quantized=True,
+            kernels=frozenset({"triton"}),
+            weight_bits=9,
+            head_bits=16,
         ),
     )
     readers = "quire_quantizations.checkpoints"

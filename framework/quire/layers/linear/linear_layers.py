@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quire.interfaces.lora import AdapterBatch, AdapterModule
-from quire.interfaces.quantization import LinearMethod
+from quire.interfaces.quantization import LayerSettings, LinearMethod
 from quire.interfaces.quantized_weight import QuantizedWeight
 from quire.layers.context import LayerContext
 from quire.layers.layer import Layer, frozen
@@ -267,8 +267,12 @@ def linear_method(name: str, context: LayerContext) -> LinearMethod:
         name: Module path of the layer.
         context: Settings to build the layer with.
     """
-    chosen = context.quantization and context.quantization.linear_method(name)
-    return _in_tiles_if_invariant(chosen, name, context) if chosen else plain_method(name, context)
+    if context.quantization is not None:
+        settings = LayerSettings(context.dtype, context.device, context.batch_invariant)
+        chosen = context.quantization.for_layers(settings).linear_method(name)
+        if chosen is not None:
+            return _in_tiles_if_invariant(chosen, name, context)
+    return plain_method(name, context)
 
 
 def plain_method(name: str, context: LayerContext, is_shared: bool = False) -> LinearMethod:

@@ -117,15 +117,25 @@ def test_codes_are_kept_where_compiled_kernels_multiply_them():
         composed(quantization="codes")
     composition = composed(NO_COMPILER, config=own("gptq"))
     assert composition.quantization.value is None
-    assert composition.weights == (
-        "float32 (auto: gptq is dequantized; codes: it needs native kernels: there is no g++)"
+    assert composition.weights.startswith(
+        "float32 (auto: gptq is dequantized; codes: it needs native kernels: there is no g++"
     )
 
 
 def test_where_no_method_keeps_codes_the_weights_are_dequantized_and_the_reason_said():
-    composition = composed(GPU, config=own("gptq"))
+    composition = composed(GPU, config=own("gptq"), kernels="torch")
     assert composition.quantization.value is None
     assert composition.weights.startswith("bfloat16 (auto: gptq is dequantized")
+    assert "triton_codes: it needs triton kernels: --kernels torch" in composition.weights
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_a_gpu_keeps_the_codes_of_a_checkpoint(dtype):
+    composition = composed(GPU, config=own("awq"), dtype=dtype)
+    assert composition.weights == "triton_codes (the checkpoint's own: awq)"
+    assert composed(GPU, config=own("awq"), quantization="none").quantization.value is None
+    with pytest.raises(RefusedError, match="it needs a checkpoint that was quantized for it"):
+        composed(GPU, quantization="triton_codes")
 
 
 @pytest.mark.parametrize(

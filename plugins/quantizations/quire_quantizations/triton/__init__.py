@@ -1,0 +1,1 @@
+"""Weights of quantized checkpoints, kept as codes and multiplied by Triton kernels."""
