@@ -34,6 +34,8 @@ def write_markdown(report: Mapping[str, Any]) -> str:
         "## Attention of a decode step, fraction of the copy bandwidth\n",
         "The aim is 80 % from 17 requests of 1,024 tokens on.\n",
         _bandwidth(stages.get("bandwidth", {})),
+        "## Products with weights of quantized checkpoints\n",
+        _products(stages.get("products", {})),
         "## Compared with transformers' continuous batching\n",
         _peer(stages.get("peer:quire", {}), stages.get("peer:transformers", {})),
         "## Correctness\n",
@@ -96,6 +98,22 @@ def _bandwidth(stage: Mapping[str, Any]) -> str:
         rows.append([str(batch), f"{context:,}", "even" if is_even else "uneven", *shares])
     note = "\nWith a star: the KV that is read fits in the device's cache.\n"
     return _table(rows) + (note if any(row.get("is_cached") for row in found) else "")
+
+
+def _products(stage: Mapping[str, Any]) -> str:
+    """Return the bandwidth of few rows, and the speed beside the matrix library's bfloat16."""
+    found = stage.get("rows", [])
+    if not found:
+        return f"{MISSING}\n"
+    rows = [["layer", "format", "rows", "us", "of the copy bandwidth", "times bfloat16"]]
+    for row in found:
+        name = [row["layer"], row["format"]]
+        if "error" in row:
+            rows.append([*name, row["error"], "", "", ""])
+            continue
+        times = f"{row['times_bfloat16']:.2f}"
+        rows.append([*name, f"{row['rows']:,}", f"{row['us']:.1f}", _share(row), times])
+    return _table(rows)
 
 
 def _peer(mine: Mapping[str, Any], peer: Mapping[str, Any]) -> str:

@@ -45,6 +45,7 @@ def stages(*, is_dry: bool) -> list[Stage]:
         Stage("correctness", 90),
         *(Stage(f"engine:{shape}", 100) for shape in shapes[:2]),
         Stage("bandwidth", 60),
+        Stage("products", 60),
         *(Stage(f"engine:{shape}", 100) for shape in shapes[2:]),
         Stage("peer:quire", 40),
         Stage("peer:transformers", 60),

@@ -12,6 +12,7 @@ import correctness
 import decode_bandwidth
 import engine_figures
 import machine_rates
+import quantized_products
 import torch
 import transformers_peer
 from rooflines import ModelCost, Rates
@@ -42,6 +43,8 @@ def run_stage(name: str, machine: dict[str, Any], is_dry: bool) -> Iterator[dict
             yield from _correctness(Path(folder), device, is_dry)
         elif kind == "bandwidth":
             yield from _bandwidth(device, rates, is_dry)
+        elif kind == "products":
+            yield from _products(device, rates, is_dry)
         elif kind == "peer":
             yield _peer(Path(folder), what, device, is_dry)
         else:
@@ -63,6 +66,13 @@ def _bandwidth(device: torch.device, rates: Rates | None, is_dry: bool) -> Itera
     names = [name for name in _able(device) if name != "torch_sdpa"]
     copy_bytes_s = None if rates is None else rates.copy_bytes_s
     for row in decode_bandwidth.measure_bandwidth(names, device, copy_bytes_s, sizes):
+        yield {"rows": [row]}
+
+
+def _products(device: torch.device, rates: Rates | None, is_dry: bool) -> Iterator[dict[str, Any]]:
+    sizes = quantized_products.DRY if is_dry else quantized_products.FULL
+    copy_bytes_s = None if rates is None else rates.copy_bytes_s
+    for row in quantized_products.measure_products(device, copy_bytes_s, sizes):
         yield {"rows": [row]}
 
 

@@ -88,7 +88,8 @@ def test_a_dry_run_takes_every_figure(tmp_path):
     figures = report["stages"]["engine:5m"]
     assert all(figures[f"{name}_tok_s"] > 0 for name in ("single", "batch", "prefill", "mixed"))
     assert any("captured" in line for line in figures["log"])
-    assert not [row for row in report["stages"]["bandwidth"]["rows"] if "error" in row]
+    for name in ("bandwidth", "products"):
+        assert not [row for row in report["stages"][name]["rows"] if "error" in row]
     assert "the figures are meaningless" in (tmp_path / "gpu.md").read_text(encoding="utf-8")
 
 
