@@ -14,6 +14,7 @@ from quire.testing.checkpoints import write_checkpoint
 
 pytestmark = NEEDS_COMPILER
 
+LEAST = 3  # generated tokens of a request
 PROMPTS = st.lists(st.integers(3, 200), min_size=1, max_size=40)
 FURTHER: list[dict[str, Any]] = [
     {},
@@ -22,10 +23,10 @@ FURTHER: list[dict[str, Any]] = [
     {"temperature": 0.7, "top_p": 0.8, "min_p": 0.01},
     {"temperature": 0.8, "logprobs": 1},  # these and the following are sampled through Python
     {"temperature": 0.6, "repetition_penalty": 1.3},
-    {"min_tokens": 4, "ignore_eos": False},
+    {"min_tokens": LEAST, "ignore_eos": False},
 ]
 REQUESTS = st.lists(
-    st.tuples(PROMPTS, st.integers(1, 24), st.integers(0, 99), st.sampled_from(FURTHER)),
+    st.tuples(PROMPTS, st.integers(LEAST, 24), st.integers(0, 99), st.sampled_from(FURTHER)),
     min_size=1,
     max_size=10,
 )
