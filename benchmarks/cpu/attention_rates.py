@@ -3,9 +3,10 @@
     python benchmarks/cpu/attention_rates.py [--threads N] [--seconds S] [--json FILE]
 
 Decode is measured by the bytes of K and V that it reads, prefill by the multiplications that a
-causal prompt needs. A decode step goes through as many layers as have 256 MiB together, more than
-most caches, in memory as an engine has it. Every figure is the best of many runs; the
-machine's rates are measured just before.
+causal prompt needs. Those of a bfloat16 cache are also measured with pairs of bfloat16, as with
+`--dtype bfloat16`, where the processor has them. A decode step goes through as many layers as have
+256 MiB together, more than most caches, in memory as an engine has it. Every figure is the best of
+many runs; the machine's rates are measured just before.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,13 @@ from quire.worker.memory.device_memory import zeroed_bytes
 BACKENDS = ("cpu", "torch_sdpa")
 HEADS = {"0.6B": (16, 8, 128), "8B": (32, 8, 128)}  # H, K and D of Qwen3
 KV_DTYPES = ("float32", "bfloat16", "int8")
-BATCHES, CONTEXTS, PROMPTS = (1, 8), (512, 2048, 8192), (512, 2048)
+DECODES = (  # requests, and tokens of each
+    *((batch, context) for batch in (1, 8) for context in (512, 2048, 8192)),
+    (16, 256),
+    (64, 256),
+)
+PREFILLS = ((512, 512), (2048, 2048), (512, 4096), (512, 16384))  # new tokens, and all of them
+PAIRS = "bfloat16"  # the compute dtype that multiplies pairs
 BLOCK_SIZE = 16
 CYCLE_BYTES = 2**28  # of all layers of a run
 SMALL_BYTE = 0x3C  # four of them are 0.0115 in float32, two in bfloat16; as int8 it is 60
@@ -51,6 +58,7 @@ class Case:
     batch: int
     num_new: int
     context: int  # new tokens included
+    product_dtype: str = "float32"
 
     @property
     def spec(self) -> KVCacheSpec:
@@ -93,6 +101,7 @@ class Case:
             dtype=torch.float32,
             kv_dtype=self.kv_dtype,
             device=torch.device("cpu"),
+            product_dtype=self.product_dtype,
         )
 
     def layout(self) -> StepLayout:
@@ -118,17 +127,16 @@ def decode_cases() -> Iterator[Case]:
     """Yield every model, type, batch and context."""
     for model in HEADS:
         for kv_dtype in KV_DTYPES:
-            for batch in BATCHES:
-                for context in CONTEXTS:
-                    yield Case(model, kv_dtype, batch, 1, context)
+            for batch, context in DECODES:
+                yield Case(model, kv_dtype, batch, 1, context)
 
 
 def prefill_cases() -> Iterator[Case]:
-    """Yield whole prompts of one request."""
+    """Yield whole prompts of one request, and last chunks of longer ones."""
     for model in HEADS:
         for kv_dtype in KV_DTYPES:
-            for prompt in PROMPTS:
-                yield Case(model, kv_dtype, 1, prompt, prompt)
+            for num_new, context in PREFILLS:
+                yield Case(model, kv_dtype, 1, num_new, context)
 
 
 def measure(
@@ -151,6 +159,8 @@ def measure(
     for case in cases[:1] if is_quick else cases:
         rates = measure_machine(threads, seconds / 2)
         found += [_figures(case, name, rates, seconds) for name in BACKENDS]
+        if case.kv_dtype == PAIRS and rates.pair_flops:
+            found.append(_figures(replace(case, product_dtype=PAIRS), "cpu", rates, seconds))
     return found
 
 
@@ -159,7 +169,7 @@ def _figures(case: Case, name: str, rates: MachineRates, seconds: float) -> dict
     num_layers = max(1, CYCLE_BYTES // case.layer_bytes) if is_decode else 1
     best = best_time(_step(case, name, num_layers), seconds, 3) / num_layers
     found: dict[str, Any] = {
-        "backend": name,
+        "backend": f"{name}, pairs" if case.product_dtype == PAIRS else name,
         "model": case.model,
         "kv": case.kv_dtype,
         "batch": case.batch,
@@ -171,7 +181,8 @@ def _figures(case: Case, name: str, rates: MachineRates, seconds: float) -> dict
     if is_decode:
         speed, limit, unit = case.layer_bytes / best, rates.bytes_per_s, "GB/s"
     else:
-        speed, limit, unit = case.flops / best, rates.flops, "GFLOP/s"
+        peak = rates.pair_flops if case.product_dtype == PAIRS else rates.flops
+        speed, limit, unit = case.flops / best, peak, "GFLOP/s"
     return {
         **found,
         "rate": round(speed / 1e9, 1),

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from quire.machine.instruction_sets import bf16_unavailable_reason, cpu_flags, here
 from quire.machine.pages import own_pages
 from quire.native.library import NativeLibrary
 
@@ -36,6 +37,8 @@ LIBRARY = NativeLibrary(
         "read_memory": (_POINTER, _NUMBER, _POINTER, _NUMBER),
         # repeats, total, threads
         "multiply_add": (_NUMBER, _POINTER, _NUMBER),
+        # repeats, threads
+        "multiply_pairs": (_NUMBER, _NUMBER),
         # count
         "elements_per_repeat": (_POINTER,),
     },
@@ -50,15 +53,17 @@ class MachineRates:
         threads: Number of threads.
         bytes_per_s: Bytes read from memory per second.
         flops: Multiplications and additions in float32 per second.
+        pair_flops: The same of pairs of bfloat16, by `vdpbf16ps`; 0 if the processor has none.
     """
 
     threads: int
     bytes_per_s: float
     flops: float
+    pair_flops: float = 0.0
 
 
 def measure_machine(threads: int | None = None, seconds: float = 2.0) -> MachineRates:
-    """Measure both rates.
+    """Measure all rates.
 
     Args:
         threads: By default, as many as torch uses.
@@ -78,7 +83,11 @@ def measure_machine(threads: int | None = None, seconds: float = 2.0) -> Machine
     functions.elements_per_repeat(ctypes.addressof(count))
     computing = best_time(lambda: functions.multiply_add(REPEATS, where, threads), seconds)
     flops = 2 * count.value * REPEATS * threads / computing
-    return MachineRates(threads, PIECE / reading, flops)
+    pair_flops = 0.0
+    if bf16_unavailable_reason(here(), cpu_flags()) is None:
+        pairing = best_time(lambda: functions.multiply_pairs(REPEATS, threads), seconds)
+        pair_flops = 4 * count.value * REPEATS * threads / pairing
+    return MachineRates(threads, PIECE / reading, flops, pair_flops)
 
 
 def best_time(action: Callable[[], object], seconds: float, at_least: int = 5) -> float:
@@ -101,7 +110,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the rates here")
     wanted = parser.parse_args()
     rates = measure_machine(wanted.threads, wanted.seconds)
-    print(f"{rates.bytes_per_s / 1e9:.1f} GB/s, {rates.flops / 1e9:.0f} GFLOP/s")
+    pairs = f", {rates.pair_flops / 1e9:.0f} GFLOP/s of bfloat16" if rates.pair_flops else ""
+    print(f"{rates.bytes_per_s / 1e9:.1f} GB/s, {rates.flops / 1e9:.0f} GFLOP/s{pairs}")
     if wanted.json:
         wanted.json.write_text(json.dumps(dataclasses.asdict(rates)) + "\n", encoding="utf-8")
 
