@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_libraries import BF16_SETS_HERE, SETS_HERE, use_set
+from native_libraries import BF16_SETS_HERE, SETS_AND_ARM, use_set
 
 from quire.layers.linear.row_tiles import same_bits
 from quire.native.availability import native_unavailable_reason
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(autouse=True, params=SETS_HERE)
+@pytest.fixture(autouse=True, params=SETS_AND_ARM)
 def _instruction_set(request, monkeypatch):
     use_set(monkeypatch, library, request.param)
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from format_reference import integer_product, round_input, round_weight
-from native_libraries import BF16_SETS_HERE, SETS_HERE, use_set
+from native_libraries import BF16_SETS_HERE, SETS_AND_ARM, SETS_HERE, use_set
 
 from quire.layers.linear.row_tiles import same_bits
-from quire.machine.instruction_sets import VARIABLE, cpu_flags
+from quire.machine.instruction_sets import cpu_flags
 from quire.native.availability import native_unavailable_reason
 from quire_quantizations import linear_library as library
 from quire_quantizations.formats import (
@@ -35,9 +35,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(autouse=True, params=SETS_HERE)
-def _instruction_set(request, monkeypatch):
+@pytest.fixture(autouse=True, params=SETS_AND_ARM)
+def instruction_set(request, monkeypatch):
     use_set(monkeypatch, library, request.param)
+    return request.param
 
 
 @pytest.fixture(params=FORMATS)
@@ -95,10 +96,10 @@ def test_a_product_of_codes_equals_its_simulation(weight_format, shape):
 @pytest.mark.parametrize("weight_format", [INT8_DOT, INT4_DOT])
 @pytest.mark.parametrize("shape", [(7, 33), (100, 300), (130, 1025)])
 def test_products_of_codes_have_the_same_bits_with_every_instruction(
-    monkeypatch, weight_format, shape
+    monkeypatch, instruction_set, weight_format, shape
 ):
     weight, x, products = numbers(*shape), numbers(40, shape[1], seed=1), []
-    for name in SETS_HERE:
+    for name in dict.fromkeys((*SETS_HERE, instruction_set)):
         use_set(monkeypatch, library, name)
         for flags in (cpu_flags(), frozenset()):
             monkeypatch.setattr(library, "cpu_flags", lambda flags=flags: flags)
@@ -116,12 +117,11 @@ def test_inputs_whose_scale_has_no_inverse_are_zero(weight_format):
 
 
 def test_the_kind_of_products_is_that_of_the_instruction_set(monkeypatch):
-    monkeypatch.delenv(VARIABLE, raising=False)
     kinds = {}
     for flags in ((), ("avx512_vnni",), ("avx_vnni",)):
         monkeypatch.setattr(library, "cpu_flags", lambda flags=flags: frozenset(flags))
         for name in SETS_HERE:
-            monkeypatch.setenv(VARIABLE, name)
+            use_set(monkeypatch, library, name)
             kinds[name, *flags] = library.kind_of_products(INT8_DOT)
             assert library.kind_of_products(INT8) == library.FLOAT_PRODUCTS
     fused = {pair for pair, kind in kinds.items() if kind == library.FUSED_PRODUCTS}

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_parts import CONTEXT
-from native_libraries import SETS_HERE, use_set
+from native_libraries import SETS_AND_ARM, use_set
 
 from quire.errors import RefusedError
 from quire.interfaces.lora import AdapterBatch, AdapterModule
@@ -62,7 +62,7 @@ def check(layers, index, inputs, num_outputs):
     assert torch.equal(native[without], start[without])
 
 
-@pytest.mark.parametrize("instruction_set", SETS_HERE)
+@pytest.mark.parametrize("instruction_set", SETS_AND_ARM)
 @pytest.mark.parametrize("inputs", [1, 16, 37, 256])
 @pytest.mark.parametrize("sizes", [(1,), (16, 8, 8), (70, 33)])
 def test_the_results_equal_the_matrix_products(monkeypatch, sizes, inputs, instruction_set):

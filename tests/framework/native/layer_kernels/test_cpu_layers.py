@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from native_libraries import SETS_HERE, use_set
+from native_libraries import SETS_AND_ARM, use_set
 
 from quire.native.layer_kernels import libraries
 from quire.native.layer_kernels.cpu_layers import LogitMask
 from quire.worker.sampling.logit_masks import mask_logits
 
 
-@pytest.fixture(params=SETS_HERE, autouse=True)
+@pytest.fixture(params=SETS_AND_ARM, autouse=True)
 def _each_set(request, monkeypatch):
     use_set(monkeypatch, libraries, request.param, "LAYERS")
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from native_libraries import SETS_HERE, use_set
+from native_libraries import SETS_AND_ARM, use_set
 from torch import Tensor
 
 from quire.native.layer_kernels import libraries
@@ -12,7 +12,7 @@ EPS = 1e-5
 SIZES = [1, 7, 8, 15, 16, 17, 64, 100, 1024, 5121]
 
 
-@pytest.fixture(params=SETS_HERE, autouse=True)
+@pytest.fixture(params=SETS_AND_ARM, autouse=True)
 def _each_set(request, monkeypatch):
     use_set(monkeypatch, libraries, request.param, "LAYERS")
 

@@ -7,12 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_libraries import SETS_HERE, again
+from native_libraries import SETS_AND_ARM, again, use_set
 
 from quire.errors import NativeUnavailableError
 from quire.interfaces.attention import AttentionLayerParams, RotaryStep
 from quire.layers.attention.rotary import Rotation, rotate
-from quire.machine.instruction_sets import VARIABLE
 from quire.native.compiled_cache import FOLDER_VARIABLE
 from quire.plugins.loading import load_plugins
 from quire.testing.attention import AttentionBackendContract
@@ -43,14 +42,11 @@ def check(scene, plan, padding=None):
         torch.testing.assert_close(output.double(), expected, atol=limit, rtol=limit)
 
 
-@pytest.fixture(params=SETS_HERE, scope="module", autouse=True)
+@pytest.fixture(params=SETS_AND_ARM, scope="module", autouse=True)
 def _instruction_set(request):
     """Run all tests with the kernels for one instruction set, and then for the next."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, request.param)
-        library = again(cpu_library.LIBRARY)
-        library.load()
-        patch.setattr(cpu_library, "LIBRARY", library)
+        use_set(patch, cpu_library, request.param)
         yield
 
 

@@ -10,7 +10,7 @@ from filtered_rows import FIELDS, ROWS, after_steps, is_on_the_edge
 from gumbel_reference import gumbel_sample, gumbel_scores, noise_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_libraries import SETS_HERE, use_set
+from native_libraries import SETS_AND_ARM, use_set
 
 from quire.plugins.loading import load_plugins
 from quire.testing.sampling import FusedSamplerContract
@@ -41,7 +41,7 @@ ALL_KINDS = (
 )
 
 
-@pytest.fixture(params=SETS_HERE)
+@pytest.fixture(params=SETS_AND_ARM)
 def each_set(request, monkeypatch):
     """Sample with the library of each instruction set that this machine has."""
     use_set(monkeypatch, cpu_gumbel_library, request.param)
