@@ -51,6 +51,7 @@ FORMATS = (
 )  # fmt: skip
 BYTES = ("I8", "F8_E4M3")
 WHOLE_NUMBERS = ("I64", "I32")
+UNPACKED_ZEROS = ("I8", "I32", "I64")
 POWERS, FLOAT8 = "U8", "F8_E4M3"  # dtypes of scales
 BITS = range(2, 9)
 
@@ -64,14 +65,21 @@ class CompressedTensors(PreparedQuantization):
         bits: Bits of packed integers, of each group of layers.
         group_sizes: Numbers of inputs that share a scale, of each group of layers.
         blocks: Rows and columns that share a scale, of each group of layers.
+        has_zeros: Whether all groups of layers have zero points.
     """
 
     def __init__(
-        self, bits: list[int], group_sizes: list[int], blocks: list[tuple[int, int]]
+        self,
+        bits: list[int],
+        group_sizes: list[int],
+        blocks: list[tuple[int, int]],
+        *,
+        has_zeros: bool,
     ) -> None:
         self.bits = bits
         self.group_sizes = group_sizes
         self.blocks = blocks
+        self.has_zeros = has_zeros
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> CompressedTensors:
@@ -79,8 +87,9 @@ class CompressedTensors(PreparedQuantization):
 
         Raises:
             RefusedError: The format is not supported.
+            CheckpointCorruptError: Options are not what they must be.
         """
-        groups = [group for group in (config.get("config_groups") or {}).values() if group]
+        groups = _groups(config)
         for name in (config.get("format"), *(group.get("format") for group in groups)):
             if name is not None and name not in FORMATS:
                 raise RefusedError(
@@ -88,17 +97,18 @@ class CompressedTensors(PreparedQuantization):
                     f"{', '.join(FORMATS)}: use a checkpoint with one of those"
                 )
         for key, inner in (("transform_config", "config_groups"), ("sparsity_config", "format")):
-            found = (config.get(key) or {}).get(inner)
+            found = _object(config.get(key), key).get(inner)
             if found and found != "dense":
                 raise RefusedError(
                     f"quantization_config.{key} of config.json is not supported: use a checkpoint "
                     "without it"
                 )
-        weights = [group.get("weights") or {} for group in groups]
+        weights = [_object(group.get("weights"), "config_groups: weights") for group in groups]
         return cls(
             [w["num_bits"] for w in weights if w.get("num_bits") in BITS],
-            [w["group_size"] for w in weights if (w.get("group_size") or 0) > 0],
-            [tuple(w["block_structure"]) for w in weights if w.get("block_structure")],
+            [w["group_size"] for w in weights if _is_size(w.get("group_size"))],
+            [tuple(w["block_structure"]) for w in weights if _is_block(w.get("block_structure"))],
+            has_zeros=bool(weights) and all(w.get("symmetric") is False for w in weights),
         )
 
     def read(self, tensors: Tensors, read: Read) -> dict[str, CheckpointTensor]:
@@ -132,8 +142,13 @@ class CompressedTensors(PreparedQuantization):
         scales = part(tensors, module + SCALES, codes)
         parts = _Parts(module, outputs, inputs, scales)
         zeros, groups = tensors.get(module + ZEROS), tensors.get(module + GROUPS)
-        if zeros is not None:
-            check_part(zeros, ("I32", "I8"), (None,) * len(zeros.shape), "pack-quantized")
+        if zeros is None and self.has_zeros:
+            zeros = part(tensors, module + ZEROS, codes)
+        if zeros is not None and zeros.stored[0].dtype == "I32":
+            words = _words(outputs, bits, is_stream=is_stream)
+            check_part(zeros, ("I32",), (words, parts.num_groups(self)), "pack-quantized")
+        elif zeros is not None:
+            parts.check_zeros(zeros)
         if groups is not None:
             check_part(groups, WHOLE_NUMBERS, (inputs,), "pack-quantized")
         return parts.weight(
@@ -144,10 +159,9 @@ class CompressedTensors(PreparedQuantization):
     def _packing(self, codes: CheckpointTensor, outputs: int, inputs: int) -> tuple[int, bool]:
         """Return the bits of a packed integer, and whether integers straddle words."""
         for bits in self.bits:
-            if codes.shape == (outputs, -(-inputs * bits // WORD_BITS)):
-                return bits, True
-            if codes.shape == (outputs, -(-inputs // (WORD_BITS // bits))):
-                return bits, False
+            for is_stream in (True, False):
+                if codes.shape == (outputs, _words(inputs, bits, is_stream=is_stream)):
+                    return bits, is_stream
         raise CheckpointCorruptError(
             f"tensor {codes.name} in {codes.stored[0].file.name} has shape {list(codes.shape)}, "
             f"which is not that of a weight {[outputs, inputs]} with num_bits of "
@@ -162,6 +176,8 @@ class CompressedTensors(PreparedQuantization):
         scales = part(tensors, module + SCALES, codes)
         zeros = tensors.get(module + ZEROS) if codes.stored[0].dtype == "I8" else None
         parts = _Parts(module, outputs, inputs, scales)
+        if zeros is not None:
+            parts.check_zeros(zeros)
         return parts.weight(self, (codes, zeros, None), _decoded_bytes)
 
     def _floats(self, module: str, tensors: Tensors) -> CheckpointTensor:
@@ -176,7 +192,8 @@ class CompressedTensors(PreparedQuantization):
             whole = part(tensors, module + WHOLE, codes)
             check_part(whole, FLOATS, (1,), "nvfp4")
         parts = _Parts(module, outputs, inputs, scales)
-        return parts.weight(self, (codes, whole, None), _decoded_floats)
+        decode = partial(_decoded_floats, name=module + WHOLE)
+        return parts.weight(self, (codes, whole, None), decode)
 
 
 class _Parts:
@@ -210,7 +227,7 @@ class _Parts:
         def compute(codes: Tensor, scales: Tensor, *others: Tensor) -> QuantizedWeight:
             found = iter(others)
             zeros, groups = (next(found) if is_given else None for is_given in given)
-            factors = self._expanded(self._floats(scales), block)
+            factors = _per_group(self._floats(scales), self.shape[0], block)
             return decode(codes, factors, zeros, groups, shape=self.shape, block=block)
 
         return CheckpointTensor(
@@ -220,6 +237,20 @@ class _Parts:
             compute,
             is_quantized=True,
         )
+
+    def num_groups(self, method: CompressedTensors) -> int:
+        """Return the number of groups of inputs."""
+        return -(-self.shape[1] // self._block(method)[1])
+
+    def check_zeros(self, zeros: CheckpointTensor) -> None:
+        """Check that zero points which are not packed have the shape of the scales.
+
+        Raises:
+            CheckpointCorruptError: They have another one, or another dtype.
+        """
+        check_part(zeros, UNPACKED_ZEROS, (None,) * len(zeros.shape), "compressed-tensors")
+        if _without_ones(zeros.shape) != _without_ones(self.scales.shape):
+            check_part(zeros, UNPACKED_ZEROS, self.scales.shape, "compressed-tensors")
 
     def _block(self, method: CompressedTensors) -> tuple[int, int]:
         """Return the rows and columns that share a scale."""
@@ -247,11 +278,49 @@ class _Parts:
             return powers_of_two(scales, self.scales.name)
         return check_finite(scales, self.scales.name)
 
-    def _expanded(self, values: Tensor, block: tuple[int, int]) -> Tensor:  # [N, G]
-        """Return a value for each output and group of inputs."""
-        outputs, _ = self.shape
-        per_block = values.reshape(-(-outputs // block[0]), -1)
-        return per_block.repeat_interleave(block[0], 0)[:outputs]
+
+def _groups(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the options of each group of layers."""
+    groups = _object(config.get("config_groups"), "config_groups")
+    return [_object(group, f"config_groups.{name}") for name, group in groups.items()]
+
+
+def _object(value: object, key: str) -> Mapping[str, Any]:
+    """Return an object of the options, which is empty if there is none.
+
+    Raises:
+        CheckpointCorruptError: It is something else.
+    """
+    if isinstance(value, Mapping):
+        return value
+    if value is None:
+        return {}
+    raise CheckpointCorruptError(
+        f"quantization_config.{key} of config.json must be an object, got {value!r:.80}"
+    )
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and value > 0
+
+
+def _is_block(value: object) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_size, value))
+
+
+def _words(count: int, bits: int, *, is_stream: bool) -> int:
+    """Return the number of words of packed integers, which straddle words in a stream."""
+    return -(-count * bits // WORD_BITS) if is_stream else -(-count // (WORD_BITS // bits))
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
+
+
+def _per_group(values: Tensor, outputs: int, block: tuple[int, int]) -> Tensor:  # [N, G]
+    """Return a value for each output and group of inputs, given those of blocks."""
+    per_block = values.reshape(-(-outputs // block[0]), -1)
+    return per_block.repeat_interleave(block[0], 0)[:outputs]
 
 
 def _decoded_integers(
@@ -269,10 +338,10 @@ def _decoded_integers(
     unpack = unpacked if is_stream else unpacked_words
     middle = 1 << (bits - 1)
     points: Tensor | None = None
-    if zeros is not None and zeros.dtype == torch.int32 and zeros.dim() == 2:
+    if zeros is not None and zeros.dtype == torch.int32:
         points = unpack(zeros.T.contiguous(), bits)[:, :outputs].T.float()
     elif zeros is not None:
-        points = zeros.float().reshape(-1, 1) + middle
+        points = _per_group(zeros.float(), outputs, block) + middle
     return QuantizedWeight(
         codes=unpack(packed, bits)[:, :inputs],
         scales=scales,
@@ -292,10 +361,9 @@ def _decoded_bytes(
     shape: tuple[int, int],
     block: tuple[int, int],
 ) -> QuantizedWeight:
-    del shape, groups
-    points = None if zeros is None or not zeros.any() else zeros.float().reshape(-1, 1)
-    if zeros is not None and points is not None and zeros.shape == scales.shape:
-        points = zeros.float()
+    del groups
+    has_zeros = zeros is not None and bool(zeros.any())
+    points = _per_group(zeros.float(), shape[0], block) if zeros is not None and has_zeros else None
     is_integer = weight.dtype == torch.int8
     codes = weight.view(torch.uint8)
     return QuantizedWeight(
@@ -315,11 +383,14 @@ def _decoded_floats(
     *,
     shape: tuple[int, int],
     block: tuple[int, int],
+    name: str,
 ) -> QuantizedWeight:
     del shape, groups
+    if whole is not None:
+        scales = check_finite(scales / whole.float(), name)
     return QuantizedWeight(
         codes=unpacked(packed, 4),
-        scales=scales if whole is None else scales / whole.float(),
+        scales=scales,
         table=e2m1_table(),
         group_size=block[1],
     )

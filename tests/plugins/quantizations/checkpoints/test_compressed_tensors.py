@@ -5,7 +5,7 @@ import torch
 from prepared_tensors import read_layer, refusal_of
 from quantized_layers import float_quantized, int_quantized, pack_quantized
 
-from quire.errors import RefusedError
+from quire.errors import CheckpointCorruptError, RefusedError
 from quire_quantizations.checkpoints.compressed_tensors import CompressedTensors
 
 
@@ -120,6 +120,22 @@ def test_inputs_in_the_order_of_their_activations_have_the_groups_of_g_idx(tmp_p
         ({"weight_scale": torch.ones(64, 5)}, "96 inputs of the weight cannot be divided so"),
         ({"weight_scale": torch.ones(7, 3)}, "[7, 3], which does not fit a weight of shape"),
         ({"weight_scale": torch.full((64, 3), torch.nan)}, "weight_scale has 192 values"),
+        (
+            {"weight_zero_point": torch.ones(7, 3).int()},
+            "has shape [7, 3]; pack-quantized needs [8, 3]",
+        ),
+        (
+            {"weight_zero_point": torch.ones(8, 4).int()},
+            "has shape [8, 4]; pack-quantized needs [8, 3]",
+        ),
+        (
+            {"weight_zero_point": torch.ones(64, 2).char()},
+            "[64, 2]; compressed-tensors needs [64, 3]",
+        ),
+        (
+            {"weight_zero_point": torch.ones(64, 3)},
+            "has the dtype F32; compressed-tensors needs I8",
+        ),
     ],
 )
 def test_a_damaged_layer_is_refused_by_the_name_of_its_tensor(tmp_path, changes, message):
@@ -127,6 +143,58 @@ def test_a_damaged_layer_is_refused_by_the_name_of_its_tensor(tmp_path, changes,
     if message.endswith("num_bits"):
         tensors["weight_packed"] = torch.ones(64, 13).int()
     assert message in refusal_of(tmp_path, method(), tensors)
+
+
+def test_zero_points_of_bytes_have_the_shape_of_the_scales(tmp_path):
+    tensors = int_quantized(weight(), 32).tensors | {"weight_zero_point": torch.ones(3, 64).char()}
+    assert "shape [3, 64]; compressed-tensors needs [64, 3]" in refusal_of(
+        tmp_path, method(), tensors
+    )
+
+
+def test_zero_points_that_the_config_promises_must_be_there(tmp_path):
+    layer = pack_quantized(weight(), symmetric=False)
+    check(tmp_path, layer, method(symmetric=False))
+    tensors = layer.tensors | {"weight_zero_point": None}
+    refusal = refusal_of(tmp_path, method(symmetric=False), tensors)
+    assert "layer.weight_zero_point is missing" in refusal
+
+
+def test_zero_points_beside_packed_integers_may_be_bytes(tmp_path):
+    layer = pack_quantized(weight(), symmetric=False)
+    packed = layer.tensors["weight_zero_point"].long()
+    zeros = torch.stack([(packed >> shift) & 15 for shift in range(0, 32, 4)], 1).flatten(0, 1)
+    layer.tensors["weight_zero_point"] = (zeros - 8).char()
+    check(tmp_path, layer)
+
+
+def test_a_factor_of_zero_of_all_scales_is_refused(tmp_path):
+    tensors = {
+        "weight_packed": torch.zeros(8, 32).byte(),
+        "weight_scale": torch.ones(8, 4).to(torch.float8_e4m3fn),
+        "weight_global_scale": torch.zeros(1),
+    }
+    assert "layer.weight_global_scale has 32 values" in refusal_of(tmp_path, method(), tensors)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"config_groups": ["a"]}, r"config_groups of config.json must be an object, got \['a'\]"),
+        ({"config_groups": {"W4A16": ["Linear"]}}, r"config_groups\.W4A16 .* an object"),
+        ({"config_groups": {"a": {"weights": 5}}}, "weights .* an object, got 5"),
+        ({"transform_config": "u"}, "transform_config .* an object, got 'u'"),
+    ],
+)
+def test_options_of_another_type_are_refused_by_name(config, message):
+    with pytest.raises(CheckpointCorruptError, match=message):
+        CompressedTensors.from_config(config)
+
+
+@pytest.mark.parametrize("size", ["16", 0, 1.5])
+def test_sizes_that_are_none_count_as_missing(size):
+    reader = method(group_size=size, block_structure=[size, size])
+    assert (reader.group_sizes, reader.blocks) == ([], [])
 
 
 @pytest.mark.parametrize(
