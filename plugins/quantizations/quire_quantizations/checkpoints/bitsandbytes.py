@@ -158,7 +158,7 @@ def _decoded(
         factors, values = nested
         block = torch.arange(len(scales)) // state.nested_block_size
         scales = values[scales.int()] * factors[block] + state.nested_offset
-    scales = check_finite(scales, name + SCALES)
+    scales, table = check_finite(scales, name + SCALES), check_finite(table, name + TABLE)
     size = gcd(state.inputs, state.block_size)  # inputs that are in one block in every row
     starts = torch.arange(prod(shape) // size) * size
     return QuantizedWeight(

@@ -63,12 +63,21 @@ class GPTQ(PreparedQuantization):
         bits: Bits of a code, for layers whose tensors do not tell it.
         group_size: Number of inputs that share a scale, if they are not equally divided.
         checkpoint_format: Convention of zero points that the config names.
+        required: Suffixes of parts that all layers have by the config: zero points, and groups of
+            inputs if there are several.
     """
 
-    def __init__(self, bits: int, group_size: object, checkpoint_format: str) -> None:
+    def __init__(
+        self,
+        bits: int,
+        group_size: object,
+        checkpoint_format: str,
+        required: frozenset[str] = frozenset(),
+    ) -> None:
         self.bits = bits
         self.group_size = group_size
         self.checkpoint_format = checkpoint_format
+        self.required = required
         self._has_warned = False
 
     @classmethod
@@ -90,7 +99,15 @@ class GPTQ(PreparedQuantization):
                 f"quantization_config.bits of config.json is {bits!r}; quire reads GPTQ with 2, 3, "
                 "4 or 8 bits: use a checkpoint with one of those"
             )
-        return cls(bits, config.get("group_size"), named)
+        required = {
+            end
+            for end, is_needed in (
+                (ZEROS, config.get("sym") is False),
+                (GROUPS, config.get("desc_act") is True),
+            )
+            if is_needed and not config.get("dynamic")  # which has other options for some layers
+        }
+        return cls(bits, config.get("group_size"), named, frozenset(required))
 
     def read(self, tensors: Tensors, read: Read) -> dict[str, CheckpointTensor]:
         """Return the tensors with a weight in place of the parts of each quantized layer."""
@@ -107,10 +124,13 @@ class GPTQ(PreparedQuantization):
     def _weight(self, module: str, tensors: Tensors) -> CheckpointTensor:
         codes = tensors[module + CODES]
         scales = part(tensors, module + SCALES, codes)
-        zeros, groups = tensors.get(module + ZEROS), tensors.get(module + GROUPS)
         check_part(codes, ("I32",), (None, None), "gptq")
         words, outputs = codes.shape
         check_part(scales, FLOATS, (None, outputs), "gptq")
+        needed = self.required - ({GROUPS} if scales.shape[0] == 1 else set())
+        for end in sorted(needed):
+            part(tensors, module + end, codes)
+        zeros, groups = tensors.get(module + ZEROS), tensors.get(module + GROUPS)
         bits = self._bits(zeros, outputs)
         of = f"gptq with {bits} bits"
         inputs, num_groups = words * WORD_BITS // bits, scales.shape[0]

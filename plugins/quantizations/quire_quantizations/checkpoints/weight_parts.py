@@ -76,8 +76,8 @@ def check_finite(values: Tensor, name: str) -> Tensor:
         CheckpointCorruptError: Some are infinite or no numbers.
     """
     values = values.float()
-    wrong = values.numel() - int(torch.isfinite(values).sum())
-    if wrong:
+    if values.numel() and not torch.stack(values.aminmax()).isfinite().all():
+        wrong = values.numel() - int(torch.isfinite(values).sum())
         raise CheckpointCorruptError(
             f"tensor {name} has {wrong} values that are infinite or NaN, so the weight that it "
             "scales cannot be computed; download the checkpoint again, or use another one"

@@ -52,6 +52,7 @@ def state(**values):
         ({"weight.absmax": torch.ones(95)}, "absmax in model.safetensors has shape [95]"),
         ({"weight.absmax": torch.ones(96).byte()}, "layer.weight.nested_absmax is missing"),
         ({"weight.absmax": torch.full((96,), torch.nan)}, "weight.absmax has 96 values"),
+        ({"weight.quant_map": torch.full((16,), torch.inf)}, "weight.quant_map has 16 values"),
         ({STATE: state(shape=[64, 95])}, "4 bits of a weight [64, 95] are 3040"),
         ({STATE: state(shape=[64])}, "must be the JSON of a weight's shape and blocksize"),
         ({STATE: state(blocksize=0)}, "has sizes below 1"),

@@ -80,6 +80,23 @@ def test_without_zero_points_a_layer_is_symmetric(tmp_path):
     assert torch.equal(read_layer(tmp_path, config(), layer.tensors).dequantized(), layer.weight)
 
 
+@pytest.mark.parametrize(
+    ("options", "missing"), [({"sym": False}, "qzeros"), ({"desc_act": True}, "g_idx")]
+)
+def test_parts_that_the_config_promises_must_be_there(tmp_path, options, missing):
+    layer = gptq(weight(), symmetric=False)
+    one_group = gptq(weight(), group_size=96, symmetric=False)
+    for each in (layer, one_group):
+        read_layer(tmp_path, config(**options), each.tensors)
+        del each.tensors[missing]
+    refusal = refusal_of(tmp_path, config(**options), layer.tensors)
+    assert f"layer.{missing} is missing" in refusal
+    assert read_layer(tmp_path, config(dynamic={"-:x": {}}, **options), layer.tensors) is not None
+    if missing == "g_idx":
+        found = read_layer(tmp_path, config(**options), one_group.tensors)
+        assert torch.equal(found.dequantized(), one_group.weight)
+
+
 def test_rows_and_columns_are_those_of_the_weight(tmp_path):
     layer = gptq(weight(), symmetric=False)
     found = read_layer(tmp_path, config(), layer.tensors)
