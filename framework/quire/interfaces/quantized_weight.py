@@ -55,6 +55,9 @@ class QuantizedWeight:
 
     def rows(self, indices: Tensor) -> QuantizedWeight:
         """Return some outputs, in the order of their indices, `[n]` int64."""
+        every = indices.new_ones(self.shape[0]).cumsum(0) - 1
+        if len(indices) == len(every) and bool((indices == every).all()):
+            return self  # without a copy
         return replace(
             self,
             codes=self.codes[indices],

@@ -93,6 +93,7 @@ def register_quantizations(registry: Registrar[type[Quantization]]) -> None:
     readers = "quire_quantizations.checkpoints"
     registry.add("gptq", f"{readers}.gptq:GPTQ", capabilities=_READ_ANYWHERE)
     registry.add("awq", f"{readers}.awq:AWQ", capabilities=_READ_ANYWHERE)
+    registry.add("auto-round", f"{readers}.auto_round:AutoRound", capabilities=_READ_ANYWHERE)
     registry.add(
         "compressed-tensors",
         f"{readers}.compressed_tensors:CompressedTensors",

@@ -34,6 +34,7 @@ def test_every_element_is_as_defined_and_so_is_every_part(has_offsets, groups):
     weight = made(has_offsets=has_offsets, groups=groups)
     expected = by_the_definition(weight)
     torch.testing.assert_close(weight.dequantized(), expected)
+    assert weight.rows(torch.arange(NUM_ROWS)) is weight
     rows = torch.tensor([5, 0, 0, 3])
     torch.testing.assert_close(weight.rows(rows).dequantized(), expected[rows])
     for columns in (range(10), range(4, 8), range(8, 10), range(3, 9), range(5, 6)):

@@ -2,7 +2,8 @@
 
 A linear layer has `weight`, float8 `[N, K]`, and `weight_scale_inv`, one factor for each block of
 `weight_block_size` elements, `[ceil(N / rows), ceil(K / columns)]`, or one for the whole weight. In
-spite of its name it is multiplied: `w = weight * scale`. Experts may be stacked in front.
+spite of its name it is multiplied: `w = weight * scale`. AutoFP8 calls it `weight_scale`. Experts
+may be stacked in front.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from quire.interfaces.quantization import PreparedQuantization
 from quire.interfaces.quantized_weight import QuantizedWeight
 from quire_quantizations.checkpoints.weight_parts import check_finite, part, without
 
-SCALE = "_scale_inv"
+SCALE, OTHER_SCALE = "_scale_inv", "_scale"
 ACTIVATION_SCALES = (".activation_scale", ".input_scale")  # of a product in float8
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
 
@@ -64,12 +65,13 @@ class BlockFP8(PreparedQuantization):
             for name, tensor in tensors.items()
             if tensor.stored[0].dtype in FLOAT8 and len(tensor.shape) > 1
         }
-        parts = {name + SCALE for name in weights}
+        parts = {name + end for name in weights for end in (SCALE, OTHER_SCALE)}
         parts |= {name for name in tensors if name.endswith(ACTIVATION_SCALES)}
         return without(tensors, parts) | weights
 
     def _weight(self, weight: CheckpointTensor, tensors: Tensors) -> CheckpointTensor:
-        scale = part(tensors, weight.name + SCALE, weight)
+        other = weight.name + OTHER_SCALE
+        scale = tensors[other] if other in tensors else part(tensors, weight.name + SCALE, weight)
         rows, columns = self.block or weight.shape[-2:]
         block = (rows, columns)
         blocks = [-(-size // step) for size, step in zip(weight.shape[-2:], block, strict=True)]

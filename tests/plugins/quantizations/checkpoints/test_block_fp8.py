@@ -56,6 +56,17 @@ def test_one_factor_is_for_the_whole_weight(tmp_path, shape, scale):
     assert torch.equal(read(tmp_path, weight, scale).float(), weight.float() * 0.5)
 
 
+@pytest.mark.parametrize("name", ["weight_scale", "weight_scale_inv"])
+def test_a_scale_may_have_the_name_that_autofp8_gives_it(tmp_path, name):
+    weight = torch.randn(3, 4).to(torch.float8_e4m3fn)
+    tensors = {"weight": weight, name: torch.tensor(0.5), "input_scale": torch.ones(1)}
+    method = BlockFP8.from_config(QUANTIZATION)
+    found = read_layer(tmp_path, method, tensors, every=True)
+    assert set(found) == {"layer.weight"}
+    value = read_layer(tmp_path, method, tensors).dequantized()
+    assert torch.equal(value, weight.float() * 0.5)
+
+
 def test_powers_of_two_as_scales_are_factors(tmp_path):
     weight = torch.ones(2, 2).to(torch.float8_e4m3fn)
     scale = torch.tensor([[0.25]]).to(torch.float8_e8m0fnu)
