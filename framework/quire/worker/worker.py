@@ -19,6 +19,7 @@ from quire.interfaces.model import Model
 from quire.layers.context import LayerContext
 from quire.layers.linear.prepacked import Prepacked
 from quire.layers.parallel import TensorParallelGroup
+from quire.machine.pages import WEIGHT_PAGES
 from quire.messages import WorkerInfo
 from quire.worker.batch.slots import SlotTables
 from quire.worker.device.block_copies import BlockCopier
@@ -102,9 +103,12 @@ class ModelWorker(Worker):
         started = time.perf_counter()
         expected = weight_bytes(self.composition, self.group.size, self.stage.index)
         what = f"the model ({expected:,} bytes of weights)"
-        with enough_memory(what, self.device, "free memory of the device"):
-            model = self._model = self._build_model()
-            self._adapters = self._build_adapters(model)
+        try:
+            with enough_memory(what, self.device, "free memory of the device"):
+                model = self._model = self._build_model()
+                self._adapters = self._build_adapters(model)
+        finally:
+            WEIGHT_PAGES.close()
         free_unused_memory(self.device)  # of the unpacked tensors
         held = held_weight_bytes(model)
         logger.info(

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from quire.compose.sizes.weight_bytes import weight_bytes
 from quire.interfaces.executor import (
     HelperProcess,
     JoinPoint,
@@ -17,9 +18,13 @@ from quire.interfaces.executor import (
     WorkerProcess,
 )
 from quire.launch.composing import Composed
+from quire.machine.free_memory import free_host_bytes
+from quire.machine.pages import WEIGHT_PAGES
 
 if TYPE_CHECKING:
     from quire.launch.workers.placing.ports import Ports
+
+WEIGHT_SLACK_BYTES = 2**26  # for ends of pieces that the next weight does not fit into
 
 
 def start_workers(composed: Composed) -> Worker:
@@ -100,9 +105,20 @@ def _start_helper(module: str) -> HelperProcess:
 
 def _make_only_worker(composed: Composed) -> Worker:
     """Build the worker of a grid of one in this process."""
+    _prepare_weight_pages(composed)
     from quire.layers.parallel import SingleDevice  # loads torch
     from quire.worker.parts import WorkerParts
     from quire.worker.worker import ModelWorker
 
     parts = WorkerParts.load(composed.settings, composed.composition, composed.plugins.registries)
     return ModelWorker(composed.settings, parts, SingleDevice())
+
+
+def _prepare_weight_pages(composed: Composed) -> None:
+    """Let the system allocate the pages of packed weights while torch is imported."""
+    composition = composed.composition
+    if composition.kernels.value != "native" or composition.quantization.value is None:
+        return
+    num_bytes = weight_bytes(composition, composition.grid.tp_size) + WEIGHT_SLACK_BYTES
+    if num_bytes < free_host_bytes():
+        WEIGHT_PAGES.prepare(num_bytes)

@@ -1,0 +1,105 @@
+"""Pages are allocated ahead, handed out in parts, and freed with the last part."""
+
+import gc
+import mmap
+import sys
+import weakref
+from pathlib import Path
+
+import pytest
+
+from quire.machine.pages import PreparedPages
+
+MIB = 2**20
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pages are prepared on Linux only")
+
+
+def resident_bytes() -> int:
+    fields = Path("/proc/self/statm").read_text().split()
+    return int(fields[1]) * mmap.PAGESIZE
+
+
+def test_pages_are_allocated_by_the_thread():
+    before, prepared = resident_bytes(), PreparedPages()
+    prepared.prepare(64 * MIB)
+    prepared._thread.join()
+    assert resident_bytes() - before > 60 * MIB
+    prepared.close()
+
+
+def test_parts_are_zeros_beside_each_other_on_pages_of_their_own():
+    prepared = PreparedPages()
+    prepared.prepare(8 * MIB)
+    first, second = prepared.take(10), prepared.take(5000)
+    assert [len(first), len(second)] == [10, 5000]
+    first[:], second[:] = b"\x01" * 10, b"\x02" * 5000
+    third = prepared.take(mmap.PAGESIZE)
+    assert set(third) == {0}
+    assert (set(first), set(second)) == ({1}, {2})
+    prepared.close()
+    assert set(second) == {2}
+
+
+def test_more_than_is_left_is_not_given():
+    prepared = PreparedPages()
+    assert prepared.take(1) is None
+    prepared.prepare(MIB)
+    assert prepared.take(MIB + 1) is None
+    assert len(prepared.take(MIB)) == MIB
+    assert prepared.take(1) is None
+    prepared.close()
+    assert prepared.take(1) is None
+
+
+def test_what_was_not_taken_is_given_back():
+    before, prepared = resident_bytes(), PreparedPages()
+    prepared.prepare(64 * MIB)
+    part = prepared.take(4 * MIB)
+    prepared._thread.join()
+    prepared.close()
+    assert resident_bytes() - before < 30 * MIB
+    part[:] = b"\x01" * len(part)  # still mapped
+
+
+def test_memory_is_freed_with_its_last_part():
+    prepared = PreparedPages()
+    prepared.prepare(MIB)
+    memory = weakref.ref(prepared._memory)
+    first, second = prepared.take(100), prepared.take(100)
+    prepared.close()
+    del first
+    gc.collect()
+    assert memory() is not None
+    del second
+    gc.collect()
+    assert memory() is None
+
+
+def test_a_second_engine_leaves_the_pages_of_the_first():
+    prepared = PreparedPages()
+    prepared.prepare(MIB)
+    prepared.prepare(4 * MIB)
+    assert prepared.take(2 * MIB) is None
+    prepared.close()
+    prepared.prepare(4 * MIB)
+    assert len(prepared.take(2 * MIB)) == 2 * MIB
+    prepared.close()
+
+
+def test_memory_that_cannot_be_mapped_is_left_to_its_use():
+    prepared = PreparedPages()
+    prepared.prepare(2**60)
+    assert prepared.take(1) is None
+
+
+def test_what_was_taken_is_not_cleared_by_the_thread():
+    prepared = PreparedPages()
+    prepared.prepare(64 * MIB)
+    parts = []
+    while (part := prepared.take(100_000)) is not None:
+        part[:] = b"\x07" * len(part)
+        parts.append(part)
+    prepared._thread.join()
+    assert all(set(part) == {7} for part in parts)
+    prepared.close()
