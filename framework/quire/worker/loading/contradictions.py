@@ -13,6 +13,15 @@ from quire.worker.loading.checkpoint_files import listed
 
 MAX_SHAPES = 3
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+QUANTIZED_NAMES = {  # ends of the names of tensors that only quantized checkpoints have
+    ".qweight": "gptq or awq",
+    ".weight_packed": "compressed-tensors",
+    ".weight_scale": "compressed-tensors or fp8",
+    ".weight_scale_inv": "fp8",
+    ".weight.absmax": "bitsandbytes",
+    ".SCB": "bitsandbytes",
+    "_blocks": "mxfp4",
+}
 NUMBERED = re.compile(r"([^\d]*\.)(\d{1,9})\..+")
 
 Shape = tuple[int, ...]
@@ -79,10 +88,29 @@ def check_names(
     if unexpected:
         complaints.append(f"{len(unexpected)} tensors are not in the model: {listed(unexpected)}")
     if complaints:
-        reason = _layer_count(missing, unexpected, stored, config) or _untied_head(missing, config)
+        reason = (
+            _layer_count(missing, unexpected, stored, config)
+            or _untied_head(missing, config)
+            or _quantization(unexpected, config)
+        )
         raise CheckpointCorruptError(
             "the checkpoint does not fit the model: " + "; ".join(complaints) + reason
         )
+
+
+def _quantization(unexpected: Iterable[str], config: Mapping[str, Any]) -> str:
+    """Name the quantization that unexpected tensors belong to, and what the config says of it."""
+    for name in unexpected:
+        bare = name.split(" ", 1)[0]  # an explanation may follow
+        for end, methods in QUANTIZED_NAMES.items():
+            if bare.endswith(end):
+                named = (config.get("quantization_config") or {}).get("quant_method")
+                says = f"names {named!r}" if named else "names none"
+                return (
+                    f". Tensors named *{end} are those of a checkpoint quantized by {methods}; "
+                    f"quantization_config in config.json {says}: correct its quant_method"
+                )
+    return ""
 
 
 def _fits(shape: Shape, expected: Shape) -> bool:

@@ -90,3 +90,21 @@ def test_draft_layers_behind_the_last_one_are_left_out(written):
 
 def test_a_draft_layer_that_nothing_announces_is_unexpected(written):
     assert "model.layers.1." in refusal(written, num_hidden_layers=1)
+
+
+@pytest.mark.parametrize(
+    ("end", "methods"),
+    [("qweight", "gptq or awq"), ("weight_packed", "compressed-tensors")],
+)
+@pytest.mark.parametrize(("own", "says"), [({}, "names none"), ({"quant_method": "fp8"}, "'fp8'")])
+def test_tensors_of_another_quantization_are_named(written, tmp_path, end, methods, own, says):
+    tensors = load_file(written.folder / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.weight"
+    tensors[f"{name.removesuffix('weight')}{end}"] = tensors.pop(name)
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = written.config | {"quantization_config": own}
+    with pytest.raises(CheckpointCorruptError) as caught:
+        load_weights(make_model(written.config), tmp_path, config=config)
+    text = str(caught.value)
+    assert f"Tensors named *.{end} are those of a checkpoint quantized by {methods}" in text
+    assert says in text
