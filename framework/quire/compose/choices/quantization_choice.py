@@ -188,6 +188,12 @@ def _for_prepared(
         return _keeping_method(registry, own, query)
     entry = registry.entry(wanted)
     keeps_codes = entry.capabilities.stores_quantized
+    if not keeps_codes and not entry.capabilities.from_plain_checkpoint:
+        raise RefusedError(
+            f"--quantization {wanted}: it reads checkpoints that are quantized by {wanted!r}, and "
+            f"config.json says that this one is quantized by {own!r}; use --quantization {AUTO}, "
+            "or correct quant_method in config.json"
+        )
     if not keeps_codes and not registry.entry(own).capabilities.may_be_requantized:
         raise RefusedError(
             f"--quantization {wanted}: the weights of this checkpoint are quantized by {own!r}, "

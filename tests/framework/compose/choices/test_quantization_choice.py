@@ -109,6 +109,11 @@ def test_weights_that_were_rounded_are_not_rounded_again(name):
     assert composed(config=own(name), quantization="none").quantization.value is None
 
 
+def test_the_reader_of_another_format_is_refused_with_both_names():
+    with pytest.raises(RefusedError, match="reads checkpoints that are quantized by 'awq', and"):
+        composed(config=own("gptq"), quantization="awq")
+
+
 def test_codes_are_kept_where_compiled_kernels_multiply_them():
     composition = composed(config=own("gptq"))
     assert composition.weights == "codes (the checkpoint's own: gptq)"
