@@ -74,6 +74,7 @@ struct Codes4 : CodeProducts<SIZE, OFFSETS> {
     static constexpr long STEP = 8;
     static constexpr int shift(int j) { return Int4::shift(j); }
     INLINE vf value(vu words, int j) { return Values::value(words >> shift(j)); }
+    static float read(const uint8_t* word, int j) { return value(load_word(word) - vu{}, j)[0]; }
 };
 
 template <class Values, long SIZE, bool OFFSETS = false>
@@ -81,6 +82,7 @@ struct Codes8 : CodeProducts<SIZE, OFFSETS> {
     static constexpr long STEP = 4;
     static constexpr int shift(int j) { return 8 * j; }
     INLINE vf value(vu words, int j) { return Values::value(words >> shift(j) & 255); }
+    static float read(const uint8_t* word, int j) { return value(load_word(word) - vu{}, j)[0]; }
 };
 
 // Calls work with the format of codes.
@@ -95,6 +97,8 @@ void with_codes(int64_t format, const Work& work) {
         case 5: return work(Codes8<SignedBytes, 128, true>());
         case 6: return work(Codes8<SignedBytes, 32, true>());
         case 7: return work(Codes8<ByteFloats, 128>());
+        case 8: return work(Codes8<SignedBytes, 16>());
+        case 9: return work(Codes8<SignedBytes, 16, true>());
     }
 }
 

@@ -19,7 +19,7 @@ class CodedLinear(PackedLinear):
 
     Args:
         memory: Memory of the packed weights.
-        has_rows: Whether an embedding may look up rows; the weight is then dequantized.
+        has_rows: Whether an embedding may look up rows.
     """
 
     def __init__(self, memory: PackedMemory, *, has_rows: bool) -> None:
@@ -28,10 +28,8 @@ class CodedLinear(PackedLinear):
 
     def load_quantized(self, layer: nn.Module, weight: QuantizedWeight, first_row: int) -> None:
         """Keep the slice until all are there."""
-        if self.has_rows:
-            return super().load_quantized(layer, weight, first_row)
+        del layer
         self._pieces[first_row] = weight
-        return None
 
     def finish_loading(self, layer: nn.Module) -> None:
         """Pack the codes, or else the dequantized weight."""

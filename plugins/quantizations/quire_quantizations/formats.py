@@ -43,5 +43,7 @@ E2M1 = (Format(4, group_size=32),)
 NUMBERS_8 = (
     Format(5, group_size=128, has_offsets=True),
     Format(6, group_size=32, has_offsets=True),
+    Format(8, group_size=16),
+    Format(9, group_size=16, has_offsets=True),
 )
 E4M3 = (Format(7, group_size=128),)

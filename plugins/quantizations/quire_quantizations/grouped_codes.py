@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -51,14 +52,19 @@ class GroupedCodes:
 
 
 def joined(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
-    """Return the rows of several weights one after another; None: their tables or groups differ."""
+    """Return the rows of several weights one after another; None: they have no common form.
+
+    Numbers of different sizes or groups become numbers of 8 bits in groups that fit all.
+    """
     first = weights[0]
     if len(weights) == 1:
         return first
     tables_differ = any(not torch.equal(one.table, first.table) for one in weights)
     groups = [one.group_indices() for one in weights]
     if tables_differ or any(not torch.equal(one, groups[0]) for one in groups):
-        return None
+        bytes_of = [_in_bytes(one, _common_group(weights)) for one in weights]
+        same = [one for one in bytes_of if one is not None]
+        return joined(same) if len(same) == len(weights) else None
     has_offsets = any(one.offsets is not None for one in weights)
     return replace(
         first,
@@ -69,8 +75,19 @@ def joined(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
 
 
 def in_a_format(weight: QuantizedWeight) -> tuple[GroupedCodes, Format] | None:
-    """Return the codes in the groups of the first format that keeps them; None: there is none."""
-    weight, formats = _with_formats(weight)
+    """Return the codes in the groups of the first format that keeps them; None: there is none.
+
+    Numbers of 4 bits in groups that only formats of 8 bits have are kept in those.
+    """
+    found = _in_one_of(*_with_formats(weight))
+    if found is not None or (wide := _in_bytes(weight, weight.group_size)) is None:
+        return found
+    return _in_one_of(*_with_formats(wide))
+
+
+def _in_one_of(
+    weight: QuantizedWeight, formats: Sequence[Format]
+) -> tuple[GroupedCodes, Format] | None:
     weight, order = _in_order_of_groups(weight)
     for one in formats:
         groups = _whole_groups(weight, one.group_size)
@@ -80,12 +97,40 @@ def in_a_format(weight: QuantizedWeight) -> tuple[GroupedCodes, Format] | None:
     return None
 
 
+def _common_group(weights: Sequence[QuantizedWeight]) -> int:
+    """Return the largest number of inputs that no weight has different groups in."""
+    sizes = [min(one.group_size, one.shape[1]) for one in weights]
+    return math.gcd(*(size for size in sizes if size < weights[0].shape[1])) or weights[0].shape[1]
+
+
+def _in_bytes(weight: QuantizedWeight, group_size: int) -> QuantizedWeight | None:
+    """Return a weight of integers with codes of 8 bits and smaller groups; None: it is another."""
+    num_codes, middle, _ = NUMBERS[-1]
+    zero = _zero_of(weight.table)
+    if zero is None or weight.groups is not None or len(weight.table) > num_codes:
+        return None
+    weight = _shifted(weight, middle - zero, num_codes)
+    groups = torch.arange(0, weight.shape[1], group_size) // weight.group_size
+    return replace(
+        weight,
+        scales=weight.scales[:, groups],
+        offsets=None if weight.offsets is None else weight.offsets[:, groups],
+        table=torch.arange(num_codes) - float(middle),
+        group_size=group_size,
+    )
+
+
+def _zero_of(table: Tensor) -> float | None:
+    """Return the code of 0 of a table of consecutive numbers; None: it has others."""
+    first = float(table[0]) if len(table) else 0.0
+    return -first if torch.equal(table, torch.arange(len(table)) + first) else None
+
+
 def _with_formats(weight: QuantizedWeight) -> tuple[QuantizedWeight, tuple[Format, ...]]:
     """Return a weight whose codes are those of some formats, and these formats."""
-    table = weight.table
-    first = float(table[0]) if len(table) else 0.0
-    if torch.equal(table, torch.arange(len(table)) + first):
-        return _centred(weight, -first)
+    table, zero = weight.table, _zero_of(weight.table)
+    if zero is not None:
+        return _centred(weight, zero)
     if torch.equal(table, torch.tensor(NF4_VALUES)):
         return weight, NF4
     if torch.equal(table, torch.tensor([*E2M1_VALUES, *(-value for value in E2M1_VALUES)])):
@@ -104,15 +149,17 @@ def _centred(weight: QuantizedWeight, zero: float) -> tuple[QuantizedWeight, tup
         zero: Code of 0 in its table.
     """
     for num_codes, middle, formats in NUMBERS:
-        if len(weight.table) > num_codes:
-            continue
-        shift = middle - zero
-        if shift == int(shift) and 0 <= shift <= num_codes - len(weight.table):
-            codes = weight.codes + int(shift) if shift else weight.codes
-            return replace(weight, codes=codes), formats
-        offsets = _offsets(weight) + shift * weight.scales
-        return replace(weight, offsets=offsets), formats
+        if len(weight.table) <= num_codes:
+            return _shifted(weight, middle - zero, num_codes), formats
     return weight, ()
+
+
+def _shifted(weight: QuantizedWeight, shift: float, num_codes: int) -> QuantizedWeight:
+    """Return a weight of integers whose code of 0 is another: by other codes, or by offsets."""
+    if shift == int(shift) and 0 <= shift <= num_codes - len(weight.table):
+        codes = weight.codes + int(shift) if shift else weight.codes
+        return replace(weight, codes=codes)
+    return replace(weight, offsets=_offsets(weight) + shift * weight.scales)
 
 
 def _in_order_of_groups(weight: QuantizedWeight) -> tuple[QuantizedWeight, Tensor | None]:

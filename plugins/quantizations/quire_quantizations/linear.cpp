@@ -583,6 +583,7 @@ EXPORT void pack(const Weight* weight, const void* dense, int64_t is_bf16, uint8
         pack_panels<decltype(format)>(packed, from, weight->threads);
     });
 }
+#endif
 
 // out[i] = row ids[i] of the weight, [count, inputs]. If there is no such row, only wrong[0] = i is
 // written.
@@ -596,8 +597,7 @@ EXPORT void rows(
         }
     with_format(weight->format, [&](auto format) {
         read_rows<decltype(format)>(
-            out, weight->packed, weight->inputs, ids, count, weight->threads
+            out, weight->packed, weight->order, weight->inputs, ids, count, weight->threads
         );
     });
 }
-#endif

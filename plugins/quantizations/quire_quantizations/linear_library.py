@@ -45,7 +45,7 @@ FUNCTIONS = {
 }
 LIBRARY = NativeLibrary("packed linear layers", SOURCE, FUNCTIONS, repeats=True)
 CODE_FUNCTIONS = {
-    **{name: FUNCTIONS[name] for name in ("linear", "grouped_linear", "packed_bytes")},
+    **{name: FUNCTIONS[name] for name in ("linear", "grouped_linear", "packed_bytes", "rows")},
     # weight, codes, packed
     "pack_codes": (_POINTER, _POINTER, _POINTER),
 }

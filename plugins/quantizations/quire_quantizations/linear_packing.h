@@ -173,9 +173,26 @@ void pack_panels(uint8_t* packed, const Dense& from, long threads) {
 
 constexpr long ROWS_FOR_THREADS = 8;  // fewer rows are read before another thread has started
 
+// A value by the scale, and with the offset, that its group has for a lane.
+template <class F>
+float scaled(float value, const uint8_t* scales, long lane) {
+    if constexpr (F::SCALE_WIDTH > 2) {
+        float scale, offset = 0.0f;
+        std::memcpy(&scale, scales + lane * 4, 4);
+        if constexpr (F::HAS_OFFSETS) std::memcpy(&offset, scales + (PANEL + lane) * 4, 4);
+        return value * scale + offset;
+    } else {
+        uint16_t half;
+        std::memcpy(&half, scales + lane * 2, 2);
+        return value * from_bf16(half);
+    }
+}
+
+// The inputs of a weight with an order are written where they are in x.
 template <class F>
 void read_rows(
-    float* out, const uint8_t* packed, long inputs, const int64_t* ids, long count, long threads
+    float* out, const uint8_t* packed, const int32_t* order, long inputs, const int64_t* ids,
+    long count, long threads
 ) {
     long bytes = Layout<F>::panel_bytes(inputs);
     share_evenly(count, count < ROWS_FOR_THREADS ? 1 : threads, [&](long i) {
@@ -183,13 +200,9 @@ void read_rows(
         long lane = ids[i] % PANEL;
         for (long k = 0; k < inputs; k++) {
             float value = F::read(panel + Layout<F>::word(k, lane), (int)(k % F::STEP));
-            if constexpr (F::SCALED) {
-                uint16_t half;
-                long group = k / F::GROUP * Layout<F>::GROUP_BYTES;
-                std::memcpy(&half, panel + group + lane * 2, 2);
-                value *= from_bf16(half);
-            }
-            out[i * inputs + k] = value;
+            if constexpr (F::SCALED)
+                value = scaled<F>(value, panel + k / F::GROUP * Layout<F>::GROUP_BYTES, lane);
+            out[i * inputs + (order ? order[k] : k)] = value;
         }
     });
 }

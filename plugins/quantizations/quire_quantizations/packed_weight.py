@@ -44,8 +44,7 @@ class PackedWeight:
         allocate: Callable[[int], Tensor] = _torch_memory,
     ) -> None:
         functions = library.library_of(weight_format).load()
-        self._linear = functions.linear
-        self._rows = None if weight_format.group_size else functions.rows
+        self._linear, self._rows = functions.linear, functions.rows
         self.weight_format = weight_format
         self.out_features, self.in_features = weight.shape
         self.order = weight.order if isinstance(weight, GroupedCodes) else None
@@ -107,10 +106,7 @@ class PackedWeight:
 
         Raises:
             IndexError: There is no such row.
-            TypeError: The format keeps codes, and has no rows to look up.
         """
-        if self._rows is None:
-            raise TypeError("weights of quantized checkpoints have no rows to look up")
         indices = indices.to(torch.int64).contiguous()
         out = torch.empty(len(indices), self.in_features, dtype=torch.float32)
         wrong_at = ctypes.addressof(self._wrong_index)

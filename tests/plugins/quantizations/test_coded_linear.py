@@ -76,7 +76,10 @@ def check(method, layer, weight: Tensor) -> None:
         ("nf4", 64, False, NF4[0]),
         ("e2m1", 32, False, E2M1[0]),
         ("e4m3", 128, False, E4M3[0]),
-        ("signed4", 16, False, FLOAT32),
+        ("signed8", 16, False, NUMBERS_8[2]),
+        ("unsigned8", 16, True, NUMBERS_8[3]),
+        ("signed4", 16, False, NUMBERS_8[2]),
+        ("signed4", 24, False, FLOAT32),
         ("nf4", 64, True, FLOAT32),
         ("e4m3", 64, False, FLOAT32),
     ],
@@ -120,10 +123,11 @@ def test_merged_slices_are_kept_in_one_format(offsets):
     check(method, layer, torch.cat([piece.dequantized() for piece in pieces]))
 
 
-def test_slices_of_several_tables_or_groups_are_dequantized():
+def test_slices_without_a_common_form_are_dequantized():
     for pieces in (
-        (made("signed4", (40, 256)), made("signed8", (40, 256))),
-        (made("signed4", (40, 256)), made("signed4", (40, 256), 32)),
+        (made("signed4", (40, 256)), made("nf4", (40, 256))),
+        (made("signed4", (40, 256), 24), made("signed4", (40, 256), 32)),
+        (made("e4m3", (40, 256)), made("e4m3", (40, 256), 64)),
     ):
         method, layer = loaded(*pieces)
         assert method.weight_format == FLOAT32
@@ -217,7 +221,43 @@ def test_memory_is_that_of_the_codes_and_scales(table, bits):
     assert held * 8 / weight.codes.numel() < bits
 
 
-def test_the_rows_of_a_head_are_dequantized():
+@pytest.mark.parametrize(
+    "sorts",
+    [
+        (("signed4", 32, True), ("signed8", 16, False)),
+        (("signed8", 16, False), ("unsigned4", 32, True), ("signed3", 64, False)),
+        (("signed4", 128, False), ("signed4", 32, False)),
+        (("signed4", 300, False), ("signed8", 300, True)),
+    ],
+)
+def test_merged_numbers_of_different_sizes_and_groups_are_kept_in_bytes(sorts):
+    pieces = [
+        made(table, (40 + seed, 300), size, has_offsets=has_offsets, seed=seed)
+        for seed, (table, size, has_offsets) in enumerate(sorts)
+    ]
+    method, layer = loaded(*pieces)
+    assert method.weight_format in NUMBERS_8
+    check(method, layer, torch.cat([one.dequantized() for one in pieces]))
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("has_offsets", [False, True])
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_rows_are_those_of_the_weight(table, has_offsets, is_ordered):
+    groups = torch.arange(300) % 3 if is_ordered else None
+    weight = made(table, has_offsets=has_offsets, groups=groups)
+    method, layer = CheckpointCodes.from_config({}).linear_method("lm_head"), nn.Module()
+    method.create_weights(layer, 70, 300)
+    method.load_quantized(layer, weight, 0)
+    method.finish_loading(layer)
+    ids = torch.tensor([5, 0, 69, 5, 31, 32, 33, 1, 2, 3])
+    found, expected = method.rows(layer, ids), weight.dequantized()[ids]
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-5)
+    with pytest.raises(IndexError, match="row 70 is out of range: there are 70 rows"):
+        method.rows(layer, torch.tensor([70]))
+
+
+def test_the_rows_of_a_head_are_its_weights():
     weight = made("signed4")
     method, layer = CheckpointCodes.from_config({}).linear_method("lm_head"), nn.Module()
     method.create_weights(layer, 70, 300)

@@ -157,7 +157,7 @@ def test_weights_packed_in_the_checkpoints_dtype_are_those_of_transformers(tmp_p
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize("method", ["int8", "int4"])
+@pytest.mark.parametrize("method", ["int8_weight_only", "int4_weight_only"])
 def test_quantized_layers_are_those_of_quires_own_model(tmp_path, method):
     sizes = {"hidden_size": 128, "intermediate_size": 128, "head_dim": 32}
     family = write_family(tmp_path, "llama", rope_parameters={"rope_theta": 777.0}, **sizes)
