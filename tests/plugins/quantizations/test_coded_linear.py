@@ -244,10 +244,10 @@ def test_merged_numbers_of_different_sizes_and_groups_are_kept_in_bytes(sorts):
 @pytest.mark.parametrize("has_offsets", [False, True])
 @pytest.mark.parametrize("is_ordered", [False, True])
 def test_rows_are_those_of_the_weight(table, has_offsets, is_ordered):
-    groups = torch.arange(300) % 3 if is_ordered else None
-    weight = made(table, has_offsets=has_offsets, groups=groups)
+    groups = torch.arange(384) % 3 if is_ordered else None
+    weight = made(table, (70, 384), has_offsets=has_offsets, groups=groups)
     method, layer = CheckpointCodes.from_config({}).linear_method("lm_head"), nn.Module()
-    method.create_weights(layer, 70, 300)
+    method.create_weights(layer, 70, 384)
     method.load_quantized(layer, weight, 0)
     method.finish_loading(layer)
     ids = torch.tensor([5, 0, 69, 5, 31, 32, 33, 1, 2, 3])
