@@ -523,13 +523,55 @@ void with_products(int64_t format, int64_t products, const Work& work) {
 }
 #endif
 
+#if defined(QUIRE_MATRICES)
+// Whether AMX gives the products of AVX-512 on this processor, within `tolerance` of the largest:
+// its kernels have been tested in an emulator only.
+template <class Stored, class Words>
+bool gives_equal_products(float tolerance) {
+    constexpr long INPUTS = 300, OUTPUTS = 70, ROWS = 37, PANELS = (OUTPUTS + PANEL - 1) / PANEL;
+    struct alignas(ALIGNMENT) Memory {
+        uint8_t packed[PANELS * (INPUTS + BLOCK) * PANEL * 4];
+        float weight[OUTPUTS * INPUTS], x[ROWS * INPUTS], known[ROWS * OUTPUTS], out[ROWS * OUTPUTS];
+    };
+    const auto memory = std::make_unique<Memory>();
+    uint32_t state = 1;
+    const auto fill = [&](float* to, long count) {
+        for (long i = 0; i < count; i++) {
+            state = state * 1664525u + 1013904223u;
+            to[i] = (float)(state >> 8) / 8388608.0f - 1.0f;
+        }
+    };
+    fill(memory->weight, OUTPUTS * INPUTS);
+    fill(memory->x, ROWS * INPUTS);
+    const Dense dense = {memory->weight, false, INPUTS, OUTPUTS};
+    pack_panels<Stored>(memory->packed, dense, 1);
+    const uint8_t* packed = memory->packed;
+    const float *x = memory->x, *bias = nullptr;
+    Linear<Words>{packed, INPUTS, OUTPUTS, x, bias, memory->known, ROWS, 1}.run();
+    Linear<InMatrices<Words>>{packed, INPUTS, OUTPUTS, x, bias, memory->out, ROWS, 1}.run();
+    float largest = 0.0f, furthest = 0.0f;
+    for (long i = 0; i < ROWS * OUTPUTS; i++) {
+        largest = std::fmax(largest, std::fabs(memory->known[i]));
+        const float distance = std::fabs(memory->known[i] - memory->out[i]);
+        furthest = distance == distance ? std::fmax(furthest, distance) : INFINITY;
+    }
+    return furthest <= tolerance * largest;
+}
+#endif
+
 }  // namespace
 
 // status[0] = 0 if products of the kind 3 may be used from now on, by any thread; otherwise the
-// system's error number, or -1 if they were not compiled.
+// system's error number, -1 if they were not compiled, or -2 if they are wrong.
 EXPORT void request_matrices(int64_t* status) {
 #if defined(QUIRE_MATRICES)
-    *status = matrices::request();
+    static const int64_t found = [] {
+        if (const int64_t refused = matrices::request()) return refused;
+        const bool are_right = gives_equal_products<Int8, Integers<Int8, true>>(0.0f) &&
+                               gives_equal_products<BFloat16, BFloat16Pairs>(1e-5f);
+        return are_right ? (int64_t)0 : (int64_t)-2;
+    }();
+    *status = found;
 #else
     *status = -1;
 #endif

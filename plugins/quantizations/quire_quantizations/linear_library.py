@@ -21,6 +21,10 @@ _POINTER, _INT64 = ctypes.c_void_p, ctypes.c_int64
 _LOGGED = LoggedReasons()
 
 MATRIX_SET = "amx"  # whose products are of matrices
+MATRIX_REASONS = {  # by the status of request_matrices; others are error numbers
+    -1: "the compiler is too old",
+    -2: "its products differ from those of AVX-512; please report this processor",
+}
 BYTE_FLAGS = {  # of instructions that add four products of bytes, by instruction set
     "amx": "avx512_vnni",
     "avx512": "avx512_vnni",
@@ -88,12 +92,12 @@ def kind_of_products(weight_format: Format) -> int:
 
 
 def _may_use_matrices() -> bool:
-    """Ask the system for AMX's registers; log the reason if it refuses them."""
+    """Ask the system for AMX's registers, and check products; log the reason against them."""
     status = ctypes.c_int64()
     LIBRARY.load().request_matrices(ctypes.addressof(status))
     if not status.value:
         return True
-    reason = os.strerror(status.value) if status.value > 0 else "the compiler is too old"
+    reason = MATRIX_REASONS.get(status.value) or os.strerror(status.value)
     if _LOGGED.is_new(reason):
         logger.warning("products of linear layers use AVX-512 instead of AMX: %s", reason)
     return False

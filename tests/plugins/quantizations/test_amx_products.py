@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 import torch
-from amx_emulated import AMX, BASE, HAS_BASE, emulated_library, use_emulated
+from amx_emulated import AMX, BASE, EMULATOR, HAS_BASE, emulated_library, use_emulated
 from format_reference import integer_product, round_input, round_weight
 from native_libraries import SETS_HERE, again, use_set
 
@@ -15,6 +15,7 @@ from quire.machine.instruction_sets import VARIABLE, cpu_flags
 from quire.native.availability import native_unavailable_reason
 from quire.native.compiler import FLAGS_VARIABLE
 from quire.native.library import NativeLibrary
+from quire.native.logged_reasons import LoggedReasons
 from quire_quantizations import linear_library as library
 from quire_quantizations.formats import BFLOAT16, BFLOAT16_DOT, INT4, INT8_DOT
 from quire_quantizations.packed_experts import PackedExperts
@@ -180,3 +181,25 @@ def functions_of(compiled: NativeLibrary) -> list[str]:
     command = ["objdump", "-d", "--no-show-raw-insn", compiled.load()._name]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return text.split("\n\n")
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("(int8_t)x.rows", "(uint8_t)x.rows"),
+        ("return flushed(x);", "return 1.001f * flushed(x);"),
+    ],
+)
+def test_products_that_differ_on_a_processor_are_not_used(
+    monkeypatch, tmp_path, caplog, right, wrong
+):
+    """The kernels run on processors that no test has seen."""
+    broken = emulated_library(tmp_path)
+    emulator = tmp_path / EMULATOR.name
+    text = emulator.read_text()
+    assert right in text
+    emulator.write_text(text.replace(right, wrong))
+    use_emulated(monkeypatch, broken)
+    monkeypatch.setattr(library, "_LOGGED", LoggedReasons())
+    assert library.kind_of_products(INT8_DOT) == library.FUSED_PRODUCTS
+    assert "its products differ from those of AVX-512" in caplog.text
