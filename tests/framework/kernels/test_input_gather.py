@@ -192,7 +192,7 @@ def test_each_token_knows_its_requests_adapter():
     scene.by_device.adapter_index[4] = 3
     scene.built([ScheduledRequest(0, 3, 1), ScheduledRequest(4, 1, 1)])
     batch = scene.inputs.adapter_batch(4)
-    assert (batch.index.tolist(), batch.rows) == ([-1, -1, -1, 3], ())
+    assert (batch.index.tolist(), batch.rows) == ([-1, -1, -1, 3], None)
     scene.inputs.send_decode([4])
     scene.inputs.gather_decode(3)
     assert scene.inputs.adapter_batch(3).index.tolist() == [3, -1, -1]
