@@ -10,6 +10,7 @@ import platform
 import subprocess
 from collections.abc import Set
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from quire.errors import SettingsError
@@ -115,11 +116,17 @@ def bf16_unavailable_reason(chosen: InstructionSet | str, flags: Set[str]) -> st
 def cpu_flags() -> frozenset[str]:
     """Return the feature flags of the processor; empty if they are unknown."""
     if platform.system() == "Darwin":
-        return _mac_flags()
-    if not CPU_INFO.is_file():
+        return _mac_flags(MAC_SYSCTL)
+    return _flags_in(CPU_INFO)
+
+
+@cache
+def _flags_in(file: Path) -> frozenset[str]:
+    """Return the flags in a file of the system; they do not change while a process runs."""
+    if not file.is_file():
         return frozenset()
     names = ("flags", "Features")  # x86, Arm
-    lines = CPU_INFO.read_text().splitlines()
+    lines = file.read_text().splitlines()
     found = next((line for line in lines if line.startswith(names)), "")
     return frozenset(found.partition(":")[2].split())
 
@@ -145,8 +152,9 @@ def _missing_flags(known: InstructionSet, flags: Set[str]) -> str:
     return f"{known.name} needs {', '.join(sorted(known.needs - flags))}"
 
 
-def _mac_flags() -> frozenset[str]:
+@cache
+def _mac_flags(sysctl: str) -> frozenset[str]:
     """Return the flags from sysctl; a Mac with an Arm processor has none and needs none."""
-    command = (MAC_SYSCTL, "-n", *MAC_KEYS)
+    command = (sysctl, "-n", *MAC_KEYS)
     output = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout
     return frozenset(output.lower().split())
