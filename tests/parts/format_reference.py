@@ -8,10 +8,27 @@ both give the same bits.
 from dataclasses import replace
 
 import torch
+from native_libraries import BF16_SETS_HERE
 from torch import Tensor
 from torch.nn import functional
 
-from quire_quantizations.formats import BFLOAT16, FLOAT32, INT4, INT8, Format
+from quire_quantizations.formats import (
+    BFLOAT16,
+    BFLOAT16_DOT,
+    FLOAT32,
+    INT4,
+    INT4_DOT,
+    INT8,
+    INT8_DOT,
+    Format,
+)
+
+FORMATS = {  # by name, those that this processor multiplies
+    "float32": FLOAT32, "bf16": BFLOAT16, "int8": INT8, "int8_dot": INT8_DOT,
+    "int4": INT4, "int4_dot": INT4_DOT,
+}  # fmt: skip
+if BF16_SETS_HERE:
+    FORMATS["bf16_dot"] = BFLOAT16_DOT
 
 INT8_GROUP, INT4_GROUP = 128, 32  # inputs; also in linear_formats.h
 INT4_DIVISORS = tuple(-6.0 - 0.5 * i for i in range(8))  # of the extreme value, in trial order

@@ -2,31 +2,20 @@
 
 import pytest
 import torch
+from format_reference import FORMATS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_libraries import BF16_SETS_HERE, SETS_AND_ARM, use_set
+from native_libraries import SETS_AND_ARM, use_set
 
 from quire.layers.linear.row_tiles import same_bits
 from quire.native.availability import native_unavailable_reason
 from quire_quantizations import linear_library as library
 from quire_quantizations.formats import (
     BFLOAT16,
-    BFLOAT16_DOT,
     FLOAT32,
-    INT4,
-    INT4_DOT,
-    INT8,
-    INT8_DOT,
 )
 from quire_quantizations.packed_experts import PackedExperts
 from quire_quantizations.packed_weight import PackedWeight
-
-FORMATS = {
-    "float32": FLOAT32, "bf16": BFLOAT16, "int8": INT8, "int8_dot": INT8_DOT,
-    "int4": INT4, "int4_dot": INT4_DOT,
-}  # fmt: skip
-if BF16_SETS_HERE:
-    FORMATS["bf16_dot"] = BFLOAT16_DOT
 
 pytestmark = pytest.mark.skipif(
     native_unavailable_reason() is not None, reason=str(native_unavailable_reason())

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from format_reference import integer_product, round_input, round_weight
+from format_reference import FORMATS, integer_product, round_input, round_weight
 from native_libraries import BF16_SETS_HERE, SETS_AND_ARM, SETS_HERE, use_set
 
 from quire.layers.linear.row_tiles import same_bits
@@ -20,12 +20,6 @@ from quire_quantizations.formats import (
 )
 from quire_quantizations.packed_weight import PackedWeight
 
-FORMATS = {
-    "float32": FLOAT32, "bf16": BFLOAT16, "int8": INT8, "int8_dot": INT8_DOT,
-    "int4": INT4, "int4_dot": INT4_DOT,
-}  # fmt: skip
-if BF16_SETS_HERE:
-    FORMATS["bf16_dot"] = BFLOAT16_DOT
 SHAPES = [(1, 1), (7, 33), (48, 256), (100, 300), (130, 1025), (5, 3000), (97, 8)]
 COUNTS = (*range(1, 71), 300)
 BLOCK = 256  # inputs that are packed at once, where they need no scale
