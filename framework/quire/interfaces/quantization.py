@@ -138,20 +138,28 @@ class LinearMethod(ABC):
         A method may then hold `weight` in another dtype until it is packed.
         """
 
-    def load_quantized(self, layer: nn.Module, weight: QuantizedWeight, first_row: int) -> None:
-        """Load a slice that the checkpoint has quantized, already cut to this device's shard.
+    def load(self, layer: nn.Module, weight: Tensor, first_row: int) -> None:
+        """Load a slice of an unquantized checkpoint, already cut to this device's shard.
 
-        The default dequantizes it. A method that `stores_quantized` keeps it until all slices are
-        there.
+        The default announces its dtype by `expect`, and copies it to `weight`. The slice may be a
+        view of a memory-mapped file; it stays valid, so a method that packs can keep it until all
+        slices are there.
 
         Args:
             layer: Layer that the method's parameters are registered with.
             weight: Some rows of the weight, all columns.
             first_row: Index of the first one in the layer's weight.
         """
-        dense = weight.dequantized()
-        self.expect(layer, dense.dtype)
-        layer.get_parameter("weight")[first_row : first_row + len(dense)].copy_(dense)
+        self.expect(layer, weight.dtype)
+        layer.get_parameter("weight")[first_row : first_row + len(weight)].copy_(weight)
+
+    def load_quantized(self, layer: nn.Module, weight: QuantizedWeight, first_row: int) -> None:
+        """Load a slice that the checkpoint has quantized, already cut to this device's shard.
+
+        The default dequantizes it. A method that `stores_quantized` keeps it until all slices are
+        there. The parameters are those of `load`.
+        """
+        self.load(layer, weight.dequantized(), first_row)
 
     @abstractmethod
     def finish_loading(self, layer: nn.Module) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from quire.interfaces.quantized_weight import QuantizedWeight
 from quire.layers.context import LayerContext
 from quire.layers.layer import Layer, frozen
 from quire.layers.linear.linear_layers import linear_method, plain_method
@@ -30,7 +29,7 @@ class VocabParallelEmbedding(Layer):
         self.tp = context.tp
         self.vocab_size = vocab_size
         self.rows = VocabularyShard(vocab_size, context.tp).rows
-        self._look_up_rows: Callable[[Tensor], Tensor] | None = None  # in the LM head's weight
+        self._holder: tuple[LMHead, ...] = ()  # of the weight; a tuple, so that it is no child
         self._may_be_narrow = context.quantization is not None
         shape = (len(self.rows), hidden_size)
         self.register_parameter("weight", frozen(shape, context.dtype, context.device))
@@ -42,25 +41,32 @@ class VocabParallelEmbedding(Layer):
 
     def load_weight(self, parameter: str, tensor: Tensor, part: str) -> None:
         """Copy the rows of this device's ids; padding rows become zero."""
-        del parameter, part
+        if self._holder:
+            return self._holder[0].load_weight(parameter, tensor, part)
         if self._may_be_narrow and tensor.dtype.itemsize < self.weight.itemsize:
             shape = tuple(self.weight.shape)
             self.register_parameter("weight", frozen(shape, tensor.dtype, self.context.device))
         _load_rows(self.weight, tensor, self.rows)
+        return None
+
+    def load_quantized(self, parameter: str, weight: QuantizedWeight, part: str) -> None:
+        """Load the rows of this device's ids; they are dequantized unless a head keeps them."""
+        if self._holder:
+            return self._holder[0].load_quantized(parameter, weight, part)
+        return super().load_quantized(parameter, weight, part)
 
     def stay_in_compute_type(self) -> None:
         """Keep the weight in the compute dtype, because another layer multiplies by it."""
         self._may_be_narrow = False
 
-    def share_rows(self, look_up: Callable[[Tensor], Tensor]) -> None:
-        """Drop the weight, and use `look_up` on another layer's copy of it instead.
+    def share_rows(self, head: LMHead) -> None:
+        """Load the weight into a head, and look up its rows there."""
+        self._holder = (head,)
 
-        Args:
-            look_up: Function that returns rows of this device's shard in the compute dtype,
-                `[T] -> [T, hidden_size]`.
-        """
-        self._look_up_rows = look_up
-        self.register_parameter("weight", None)
+    def finish_loading(self) -> None:
+        """Drop the weight if a head has it."""
+        if self._holder:
+            self.register_parameter("weight", None)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Return `[T, hidden_size]` for ids `[T]`."""
@@ -72,8 +78,8 @@ class VocabParallelEmbedding(Layer):
         return self.tp.all_reduce(vectors.masked_fill_(is_elsewhere.unsqueeze(1), 0))
 
     def _vectors(self, rows: Tensor) -> Tensor:
-        if self._look_up_rows is not None:
-            return self._look_up_rows(rows)
+        if self._holder:
+            return self._holder[0].look_up(rows)
         return functional.embedding(rows, self.weight).to(self.context.dtype)
 
 
@@ -146,8 +152,6 @@ class LMHead(Layer):
         self.vocabulary = VocabularyShard(vocab_size, context.tp)
         self.rows = self.vocabulary.rows
         self.method = linear_method("lm_head", context)
-        # A tuple, so that the embedding is no child module of the head.
-        self._tied_embeddings: tuple[VocabParallelEmbedding, ...] = ()
         if tied_to is None:
             self.method.create_weights(self, len(self.rows), hidden_size)
         else:
@@ -161,23 +165,37 @@ class LMHead(Layer):
         return (self.vocabulary.vocab_size, *self.get_parameter(parameter).shape[1:])
 
     def load_weight(self, parameter: str, tensor: Tensor, part: str) -> None:
-        """Copy the rows of this device's ids; padding rows become zero."""
+        """Load the rows of this device's ids; padding rows become zero."""
         del part
-        if parameter == "weight":
-            self.method.expect(self, tensor.dtype)
-        _load_rows(self.get_parameter(parameter), tensor, self.rows)
+        if parameter != "weight":
+            return _load_rows(self.get_parameter(parameter), tensor, self.rows)
+        mine = tensor[self.rows.start : self.rows.stop]
+        self.method.load(self, mine, 0)
+        return self._load_padding(mine)
+
+    def load_quantized(self, parameter: str, weight: QuantizedWeight, part: str) -> None:
+        """Pass the rows of this device's ids to the method; padding rows become zero."""
+        if parameter != "weight":
+            return super().load_quantized(parameter, weight, part)
+        mine = torch.arange(self.rows.start, min(self.rows.stop, weight.shape[0]))
+        self.method.load_quantized(self, weight.rows(mine), 0)
+        return self._load_padding(torch.empty(len(mine), weight.shape[1]))
+
+    def _load_padding(self, loaded: Tensor) -> None:
+        count = len(self.rows) - len(loaded)
+        if count:
+            self.method.load(self, loaded.new_zeros(count, loaded.shape[1]), len(loaded))
 
     def finish_loading(self) -> None:
-        """Repack the weight. A tied one is then shared with the embedding, or else copied.
+        """Repack the weight. A tied one is shared with the embedding, or else copied.
 
         The copy is worth its memory: this is the largest product of a step.
         """
-        for embedding in self._tied_embeddings:
-            self.register_parameter("weight", embedding.get_parameter("weight"))
         self.method.finish_loading(self)
-        for embedding in self._tied_embeddings:
-            embedding.share_rows(lambda rows: self.method.rows(self, rows))
-        self._tied_embeddings = ()
+
+    def look_up(self, rows: Tensor) -> Tensor:
+        """Return rows of this device's shard in the compute dtype, `[T] -> [T, hidden_size]`."""
+        return self.method.rows(self, rows)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Return logits of this device's tokens for hidden states `[N, hidden_size]`.
@@ -194,7 +212,7 @@ class LMHead(Layer):
     def _tie(self, embedding: VocabParallelEmbedding, context: LayerContext) -> None:
         self.register_parameter("weight", embedding.get_parameter("weight"))
         if context.quantization is not None and self.method.has_rows:
-            self._tied_embeddings = (embedding,)
+            embedding.share_rows(self)
         else:
             embedding.stay_in_compute_type()
             self.method = plain_method("lm_head", context, is_shared=True)

@@ -543,7 +543,8 @@ bool gives_equal_products(float tolerance) {
     };
     fill(memory->weight, OUTPUTS * INPUTS);
     fill(memory->x, ROWS * INPUTS);
-    const Dense dense = {memory->weight, false, INPUTS, OUTPUTS};
+    const DenseSlice all = {memory->weight, OUTPUTS, INPUTS};
+    const Dense dense = {&all, false, INPUTS, OUTPUTS};
     pack_panels<Stored>(memory->packed, dense, 1);
     const uint8_t* packed = memory->packed;
     const float *x = memory->x, *bias = nullptr;
@@ -619,8 +620,8 @@ EXPORT void pack_codes(const Weight* weight, const CodedWeight* from, uint8_t* p
 }
 #else
 // Packs a dense [outputs, inputs] weight in bfloat16 or float32 into `packed`.
-EXPORT void pack(const Weight* weight, const void* dense, int64_t is_bf16, uint8_t* packed) {
-    const Dense from = {dense, is_bf16 != 0, (long)weight->inputs, (long)weight->outputs};
+EXPORT void pack(const Weight* weight, const DenseSlice* slices, int64_t is_bf16, uint8_t* packed) {
+    const Dense from = {slices, is_bf16 != 0, (long)weight->inputs, (long)weight->outputs};
     with_format(weight->format, [&](auto format) {
         pack_panels<decltype(format)>(packed, from, weight->threads);
     });

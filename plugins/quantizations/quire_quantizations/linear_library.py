@@ -40,7 +40,7 @@ FUNCTIONS = {
     "grouped_linear": (_POINTER, _POINTER, _POINTER, _POINTER),
     # weight, bytes
     "packed_bytes": (_POINTER, _POINTER),
-    # weight, dense, is_bf16, packed
+    # weight, slices, is_bf16, packed
     "pack": (_POINTER, _POINTER, _INT64, _POINTER),
     # weight, ids, count, out, wrong_id
     "rows": (_POINTER, _POINTER, _INT64, _POINTER, _POINTER),
@@ -117,6 +117,12 @@ class ExpertsStruct(ctypes.Structure):
         ("threads", _INT64),
         ("orders", _POINTER),
     )
+
+
+class DenseSliceStruct(ctypes.Structure):
+    """Mirror of the struct `DenseSlice` of linear_packing.h."""
+
+    _fields_ = (("values", _POINTER), ("outputs", _INT64), ("stride", _INT64))
 
 
 class CodesStruct(ctypes.Structure):

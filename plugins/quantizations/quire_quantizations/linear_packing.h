@@ -4,29 +4,39 @@
 #include "linear_formats.h"
 #include "shuffle.h"
 
-// A dense weight, [outputs, inputs].
-struct Dense {
+// Consecutive outputs of a dense weight, each `stride` elements behind the one before.
+struct DenseSlice {
     const void* values;
+    int64_t outputs, stride;
+};
+
+// A dense weight, [outputs, inputs], as slices one after another.
+struct Dense {
+    const DenseSlice* slices;
     bool is_bf16;
     long inputs, outputs;
 
+    const uint8_t* row(long output) const {
+        const DenseSlice* slice = slices;
+        for (; output >= slice->outputs; slice++) output -= slice->outputs;
+        return (const uint8_t*)slice->values + output * slice->stride * (is_bf16 ? 2 : 4);
+    }
+
     // A group of inputs of one panel: [size, PANEL], zeros beyond the last output.
     void read(float* to, long first_output, long k, long size) const {
-        const uint16_t* halves = (const uint16_t*)values;
-        const float* floats = (const float*)values;
-        transpose_to((uint8_t*)to, PANEL * 4, first_output, size, [&](long output, long i, long count) {
-            const long at = output * inputs + k + i;
-            return is_bf16 ? load_some_bf16(halves + at, count) : load_some(floats + at, count);
-        });
+        const auto read_some = [&](const uint8_t* row, long i, long count) {
+            if (is_bf16) return load_some_bf16((const uint16_t*)row + k + i, count);
+            return load_some((const float*)row + k + i, count);
+        };
+        transpose_to((uint8_t*)to, PANEL * 4, first_output, size, read_some);
     }
 
     // The same without decoding: 32-bit words of the memory from input k on, of which `last` bytes
     // belong to the last of `count` words of an output.
     void read_words(uint8_t* to, long first_output, long k, long count, long last) const {
-        const long width = is_bf16 ? 2 : 4, row_bytes = inputs * width;
-        const uint8_t* bytes = (const uint8_t*)values + k * width;
-        transpose_to(to, PANEL * 4, first_output, count, [&](long output, long i, long some) {
-            const uint8_t* from = bytes + output * row_bytes + i * 4;
+        const long begin = k * (is_bf16 ? 2 : 4);
+        transpose_to(to, PANEL * 4, first_output, count, [&](const uint8_t* row, long i, long some) {
+            const uint8_t* from = row + begin + i * 4;
             if (some > LANES || (some == LANES && last == 4)) return load((const float*)from);
             vf words = zero();  // bytes behind the weight must not be read
             std::memcpy(&words, from, (some - 1) * 4 + last);
@@ -39,18 +49,22 @@ struct Dense {
     void transpose_to(
         uint8_t* to, long step_bytes, long first_output, long size, const Read& read_some
     ) const {
-        for (long lane = 0; lane < PANEL; lane += LANES)
+        for (long lane = 0; lane < PANEL; lane += LANES) {
+            const uint8_t* rows[LANES];  // null: no such output
+            for (long o = 0; o < LANES; o++) {
+                const long output = first_output + lane + o;
+                rows[o] = output < outputs ? row(output) : nullptr;
+            }
             for (long i = 0; i < size; i += LANES) {
                 vf block[LANES];
-                for (long o = 0; o < LANES; o++) {
-                    const long output = first_output + lane + o;
-                    block[o] = output < outputs ? read_some(output, i, size - i) : zero();
-                }
+                for (long o = 0; o < LANES; o++)
+                    block[o] = rows[o] ? read_some(rows[o], i, size - i) : zero();
                 transpose(block);
                 const long count = size - i < LANES ? size - i : LANES;
                 for (long o = 0; o < count; o++)
                     store((float*)(to + (i + o) * step_bytes) + lane, block[o]);
             }
+        }
     }
 };
 

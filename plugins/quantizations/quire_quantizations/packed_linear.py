@@ -1,4 +1,4 @@
-"""Linear method that loads a dense weight, packs it and frees the dense one."""
+"""Linear method that packs the slices of a dense weight as the checkpoint has them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from quire_quantizations.grouped_codes import GroupedCodes
 from quire_quantizations.packed_experts import PackedExperts
 from quire_quantizations.packed_memory import PackedMemory
 from quire_quantizations.packed_weight import PackedWeight
-
-LOADED_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class PackedLinear(LinearMethod):
@@ -40,33 +38,36 @@ class PackedLinear(LinearMethod):
         self._memory = memory
         self.has_rows = has_rows
         self._may_round = may_round
-        self._has_loaded = False
+        self._slices: dict[int, Tensor] = {}  # by first row
 
     def create_weights(self, layer: nn.Module, out_features: int, in_features: int) -> None:
-        """Register an empty `weight` `[out_features, in_features]` for loading."""
+        """Register `weight` `[out_features, in_features]`, which never gets memory."""
         dtype = torch.bfloat16 if self.weight_format.is_bf16 else torch.float32
-        _register(layer, torch.empty(out_features, in_features, dtype=dtype))
+        weight = torch.empty(out_features, in_features, dtype=dtype, device="meta")
+        layer.register_parameter("weight", nn.Parameter(weight, requires_grad=False))
 
-    def expect(self, layer: nn.Module, dtype: torch.dtype) -> None:
-        """Store the weight in the narrowest dtype that has all values of the checkpoint."""
-        if self.weight_format.is_bf16 and self._may_round:
-            return
-        held = layer.get_parameter("weight").detach()
-        needed = dtype if dtype in LOADED_TYPES else torch.float32
-        if not self._has_loaded:
-            self._has_loaded = True
-            _register(layer, torch.empty(held.shape, dtype=needed))
-        elif needed != held.dtype:
-            _register(layer, held.to(torch.promote_types(needed, held.dtype)))
+    def load(self, layer: nn.Module, weight: Tensor, first_row: int) -> None:
+        """Keep the slice until all are there."""
+        del layer
+        self._slices[first_row] = weight
 
     def finish_loading(self, layer: nn.Module) -> None:
-        """Pack the weight, and free the dense one."""
-        dense = layer.get_parameter("weight").detach()
-        if self.weight_format.is_bf16 and not self._may_round and dense.dtype != torch.bfloat16:
+        """Pack the slices.
+
+        Raises:
+            RuntimeError: Rows were not loaded.
+        """
+        slices, self._slices = self._slices, {}
+        dense = [slices[first_row] for first_row in sorted(slices)]
+        num_rows, needed = sum(map(len, dense)), len(layer.get_parameter("weight"))
+        if num_rows != needed:
+            raise RuntimeError(f"{num_rows} of {needed} rows of a linear layer were loaded")
+        is_wide = any(rows.dtype != torch.bfloat16 for rows in dense)
+        if self.weight_format.is_bf16 and not self._may_round and is_wide:
             self.weight_format = FLOAT32
         self._pack(layer, dense)
 
-    def _pack(self, layer: nn.Module, weight: Tensor | GroupedCodes) -> None:
+    def _pack(self, layer: nn.Module, weight: Sequence[Tensor] | GroupedCodes) -> None:
         self._packed = PackedWeight(weight, self.weight_format, self._memory.allocate)
         self.is_batch_invariant = True
         layer.register_parameter("weight", None)
@@ -95,7 +96,3 @@ class PackedLinear(LinearMethod):
         """Return rows of the weight in float32."""
         del layer
         return self._packed.rows(token_ids)
-
-
-def _register(layer: nn.Module, weight: Tensor) -> None:
-    layer.register_parameter("weight", nn.Parameter(weight, requires_grad=False))

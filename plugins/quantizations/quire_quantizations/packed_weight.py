@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -24,7 +24,8 @@ class PackedWeight:
     """Packed copy of a weight.
 
     Args:
-        weight: Dense weight, `[out, in]`, on the CPU, or codes for a format that keeps them.
+        weight: Dense weight, `[out, in]`, on the CPU, whole or in slices one after another; or
+            codes for a format that keeps them.
         weight_format: Format of the packed weight.
         allocate: Function that returns uint8 memory of a given size, aligned to a cache line.
 
@@ -39,14 +40,16 @@ class PackedWeight:
 
     def __init__(
         self,
-        weight: Tensor | GroupedCodes,
+        weight: Tensor | Sequence[Tensor] | GroupedCodes,
         weight_format: Format,
         allocate: Callable[[int], Tensor] = _torch_memory,
     ) -> None:
+        if isinstance(weight, Tensor):
+            weight = [weight]
         functions = library.library_of(weight_format).load()
         self._linear, self._rows = functions.linear, functions.rows
         self.weight_format = weight_format
-        self.out_features, self.in_features = weight.shape
+        self.out_features, self.in_features = _shape(weight)
         self.order = weight.order if isinstance(weight, GroupedCodes) else None
         threads = torch.get_num_threads()
         self._struct = WeightStruct(
@@ -68,9 +71,16 @@ class PackedWeight:
         if isinstance(weight, GroupedCodes):
             functions.pack_codes(self._address, weight.address, self.memory.data_ptr())
         else:
-            is_bf16 = weight.dtype == torch.bfloat16
-            dense = weight.contiguous() if is_bf16 else weight.float().contiguous()
-            functions.pack(self._address, dense.data_ptr(), is_bf16, self.memory.data_ptr())
+            is_bf16 = all(dense.dtype == torch.bfloat16 for dense in weight)
+            slices = [_with_whole_rows(dense if is_bf16 else dense.float()) for dense in weight]
+            structs = (library.DenseSliceStruct * len(slices))(
+                *(
+                    library.DenseSliceStruct(dense.data_ptr(), len(dense), dense.stride(0))
+                    for dense in slices
+                )
+            )
+            at = ctypes.addressof(structs)
+            functions.pack(self._address, at, is_bf16, self.memory.data_ptr())
 
     def multiply(
         self,
@@ -120,3 +130,14 @@ class PackedWeight:
             self._wrong_index.value = -1
             index = int(indices[wrong])
             raise IndexError(f"row {index} is out of range: there are {self.out_features} rows")
+
+
+def _shape(weight: Sequence[Tensor] | GroupedCodes) -> tuple[int, int]:
+    if isinstance(weight, GroupedCodes):
+        return weight.shape[0], weight.shape[1]
+    return sum(map(len, weight)), weight[0].shape[1]
+
+
+def _with_whole_rows(dense: Tensor) -> Tensor:
+    """Return a weight whose rows are without gaps; rows may have any distance."""
+    return dense if dense.stride(1) == 1 else dense.contiguous()

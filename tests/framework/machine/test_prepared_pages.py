@@ -1,14 +1,16 @@
 """Pages are allocated ahead, handed out in parts, and freed with the last part."""
 
+import ctypes
 import gc
 import mmap
+import re
 import sys
 import weakref
 from pathlib import Path
 
 import pytest
 
-from quire.machine.pages import PreparedPages
+from quire.machine.pages import HUGE_BYTES, PreparedPages, has_huge_pages
 
 MIB = 2**20
 
@@ -103,3 +105,60 @@ def test_what_was_taken_is_not_cleared_by_the_thread():
     prepared._thread.join()
     assert all(set(part) == {7} for part in parts)
     prepared.close()
+
+
+def bytes_in_huge_pages(part):
+    """Return the bytes of the part's mapping that are in huge pages, by the system's account."""
+    address, is_here = ctypes.addressof(ctypes.c_char.from_buffer(part)), False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            is_here = int(match[1], 16) <= address < int(match[2], 16)
+        elif is_here and line.startswith("AnonHugePages:"):
+            return int(line.split()[1]) * 1024
+    raise LookupError("no such mapping")
+
+
+needs_huge_pages = pytest.mark.skipif(not has_huge_pages(), reason="the system has no huge pages")
+
+
+@needs_huge_pages
+def test_where_huge_pages_are_slow_small_ones_come_first_and_are_merged_later():
+    prepared = PreparedPages(slow_s=0.0, merge_delay_s=0.0)
+    prepared.prepare(64 * MIB)
+    prepared._thread.join()
+    parts = [prepared.take(16 * MIB) for _ in range(3)]
+    for number, part in enumerate(parts):
+        part[:] = bytes([number + 1]) * len(part)
+    assert bytes_in_huge_pages(parts[2]) == 0
+    prepared.close()
+    prepared._merging.join()
+    assert bytes_in_huge_pages(parts[2]) > 40 * MIB
+    assert [set(part) for part in parts] == [{1}, {2}, {3}]
+    assert prepared.take(1) is None
+
+
+@needs_huge_pages
+def test_where_huge_pages_are_fast_nothing_is_merged():
+    prepared = PreparedPages(slow_s=1e9)
+    prepared.prepare(64 * MIB)
+    part = prepared.take(48 * MIB)
+    prepared._thread.join()
+    part[:] = b"\x01" * len(part)
+    assert bytes_in_huge_pages(part) > 40 * MIB
+    prepared.close()
+    assert prepared._merging is None
+
+
+def test_without_huge_pages_none_are_asked_for(monkeypatch, tmp_path):
+    modes = tmp_path / "enabled"
+    monkeypatch.setattr("quire.machine.pages.HUGE_PAGE_MODES", modes)
+    for text in ("always madvise [never]\n", None):
+        modes.write_text(text) if text else modes.unlink()
+        assert not has_huge_pages()
+        prepared = PreparedPages(slow_s=0.0)
+        prepared.prepare(4 * HUGE_BYTES)
+        prepared._thread.join()
+        part = prepared.take(2 * HUGE_BYTES)
+        prepared.close()
+        assert prepared._merging is None
+        assert set(part) == {0}

@@ -1,11 +1,15 @@
 """Weights of quantized checkpoints are multiplied as codes, and are exactly the checkpoint's."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from model_parts import CONTEXT
 from torch import Tensor, nn
 
 from quire.interfaces.quantization import GroupedWeight
 from quire.interfaces.quantized_weight import QuantizedWeight
+from quire.layers import LMHead, VocabParallelEmbedding
 from quire_quantizations.formats import E2M1, E4M3, FLOAT32, NF4, NUMBERS_4, NUMBERS_8
 from quire_quantizations.grouped_codes import E2M1_VALUES, NF4_VALUES
 from quire_quantizations.methods import CheckpointCodes
@@ -139,8 +143,7 @@ def test_a_slice_that_is_not_quantized_makes_the_layer_dense():
     method, layer = CheckpointCodes.from_config({}).linear_method("a"), nn.Module()
     method.create_weights(layer, 64, 256)
     method.load_quantized(layer, weight, 0)
-    method.expect(layer, dense.dtype)
-    layer.get_parameter("weight")[40:].copy_(dense)
+    method.load(layer, dense, 40)
     method.finish_loading(layer)
     check(method, layer, torch.cat((weight.dequantized(), dense.float())))
 
@@ -265,3 +268,20 @@ def test_the_rows_of_a_head_are_its_weights():
     method.finish_loading(layer)
     ids = torch.tensor([5, 0, 69])
     assert torch.equal(method.rows(layer, ids), weight.dequantized()[ids])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_head_and_an_embedding_that_is_tied_to_it_keep_the_codes(tied):
+    weight = made("signed8", (40, 256))
+    context = replace(CONTEXT, quantization=CheckpointCodes.from_config({}))
+    embedding = VocabParallelEmbedding(40, 256, context)
+    head = LMHead(40, 256, context, tied_to=embedding if tied else None)
+    (embedding if tied else head).load_quantized("weight", weight, "lm_head")
+    embedding.finish_loading()
+    head.finish_loading()
+    check(head.method, head, weight.dequantized())
+    assert head.get_buffer("packed_weight").dtype == torch.uint8
+    assert head.method.weight_format.group_size
+    if tied:
+        found = embedding(torch.tensor([3, 39]))
+        torch.testing.assert_close(found, weight.dequantized()[[3, 39]], rtol=1e-6, atol=1e-6)

@@ -102,24 +102,37 @@ def test_where_nothing_may_be_lost_bfloat16_stays_bfloat16():
     assert layer.get_buffer("packed_weight").nbytes == 2 * 64 * 128
 
 
-def test_a_wide_weight_that_will_be_rounded_is_held_in_bfloat16():
-    layer = ColumnParallelLinear("up", 40, 24, bias=False, context=with_weights(BFloat16Weights))
-    layer.load_weight("weight", numbers(24, 40), "up")
-    assert layer.get_parameter("weight").dtype == torch.bfloat16
-
-
-def test_a_checkpoint_in_float64_is_held_in_float32():
+def test_a_checkpoint_in_float64_is_stored_in_float32():
     layer = ColumnParallelLinear("up", 40, 24, bias=False, context=with_weights(Float32Weights))
     layer.load_weight("weight", numbers(24, 40).double(), "up")
-    assert layer.get_parameter("weight").dtype == torch.float32
     layer.finish_loading()
     torch.testing.assert_close(layer(torch.eye(40)), numbers(24, 40).T, rtol=1e-7, atol=0)
 
 
-def test_a_bfloat16_checkpoint_is_loaded_in_bfloat16(method):
-    layer = ColumnParallelLinear("up", 40, 24, bias=False, context=with_weights(method))
-    layer.load_weight("weight", numbers(24, 40).bfloat16(), "up")
-    assert layer.get_parameter("weight").dtype == torch.bfloat16
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_slices_are_packed_where_the_checkpoint_has_them(method, dtype):
+    """They are views, of any distance between rows, and are not copied before they are packed."""
+    context = with_weights(method)
+    whole = numbers(70, 90).to(dtype)
+    views = whole[1:38, 3:43], whole.T[2:53, 5:45]
+    layer = MergedColumnParallelLinear("m", 40, {"a": 37, "b": 51}, bias=False, context=context)
+    for name, view in zip("ab", views, strict=True):
+        layer.load_weight("weight", view, name)
+    assert layer.get_parameter("weight").is_meta
+    layer.finish_loading()
+    expected = ColumnParallelLinear("m", 40, 88, bias=False, context=context)
+    expected.load_weight("weight", torch.cat(views), "m")
+    expected.finish_loading()
+    assert torch.equal(layer.get_buffer("packed_weight"), expected.get_buffer("packed_weight"))
+
+
+def test_rows_that_were_not_loaded_are_counted(method):
+    layer = MergedColumnParallelLinear(
+        "m", 40, {"a": 3, "b": 5}, bias=False, context=with_weights(method)
+    )
+    layer.load_weight("weight", numbers(3, 40), "a")
+    with pytest.raises(RuntimeError, match="3 of 8 rows of a linear layer were loaded"):
+        layer.finish_loading()
 
 
 def test_the_dense_weight_is_let_go(method):

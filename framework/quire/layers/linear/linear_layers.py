@@ -95,14 +95,15 @@ class ParallelLinear(Layer):
         return (num_rows,) if is_vector else (num_rows, self.num_columns)
 
     def load_weight(self, parameter: str, tensor: Tensor, part: str) -> None:
-        """Copy this device's rows and columns of one checkpoint matrix to the parameter."""
+        """Load this device's rows and columns of one checkpoint matrix."""
         row_shard = self.slices[part].cut(tensor)
         if tensor.dim() == 2:
             row_shard = row_shard[:, self.columns.start : self.columns.stop]
-        if parameter == "weight":
-            self.method.expect(self, tensor.dtype)
         offset = self.offsets[part]
+        if parameter == "weight":
+            return self.method.load(self, row_shard, offset)
         self.get_parameter(parameter)[offset : offset + len(row_shard)].copy_(row_shard)
+        return None
 
     def load_quantized(self, parameter: str, weight: QuantizedWeight, part: str) -> None:
         """Pass this device's rows and columns of a quantized matrix to the quantization method."""

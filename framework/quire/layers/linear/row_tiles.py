@@ -113,9 +113,9 @@ class InTiles(LinearMethod):
         self.in_features = in_features
         self.method.create_weights(layer, out_features, in_features)
 
-    def expect(self, layer: nn.Module, dtype: torch.dtype) -> None:
-        """Pass the dtype on to the other method."""
-        self.method.expect(layer, dtype)
+    def load(self, layer: nn.Module, weight: Tensor, first_row: int) -> None:
+        """Pass the slice on to the other method."""
+        self.method.load(layer, weight, first_row)
 
     def load_quantized(self, layer: nn.Module, weight: QuantizedWeight, first_row: int) -> None:
         """Pass the slice on to the other method."""

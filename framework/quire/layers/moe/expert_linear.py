@@ -72,19 +72,20 @@ class ExpertLinear(Layer):
         return (num_rows,) if is_vector else (num_rows, self.shape.num_columns)
 
     def load_weight(self, parameter: str, tensor: Tensor, part: str) -> None:
-        """Copy this device's rows and columns of one checkpoint matrix to the parameter."""
+        """Load this device's rows and columns of one checkpoint matrix."""
         if self.method is None:
-            return
+            return None
         rows = self.shape.rows[part]
         shard = tensor[rows.start : rows.stop]
         if tensor.dim() == 2:
             shard = shard[:, self.shape.columns.start : self.shape.columns.stop]
         elif not self.shape.adds_bias:
             shard = torch.zeros_like(shard)
-        if parameter == "weight":
-            self.method.expect(self, tensor.dtype)
         offset = self._offset(part)
+        if parameter == "weight":
+            return self.method.load(self, shard, offset)
         self.get_parameter(parameter)[offset : offset + len(rows)].copy_(shard)
+        return None
 
     def load_quantized(self, parameter: str, weight: QuantizedWeight, part: str) -> None:
         """Pass this device's rows and columns of a quantized matrix to the method."""

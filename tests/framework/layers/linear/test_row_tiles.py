@@ -308,5 +308,8 @@ def test_the_inner_method_is_given_the_checkpoints_dtype():
 
     expected: list[torch.dtype] = []
     method = InTiles(Expecting(torch.float32, CONTEXT.device), "up", torch.float32, CONTEXT.device)
-    method.expect(nn.Module(), torch.bfloat16)
+    layer = nn.Module()
+    method.create_weights(layer, 2, 3)
+    method.load(layer, torch.ones(2, 3, dtype=torch.bfloat16), 0)
+    assert torch.equal(layer.get_parameter("weight"), torch.ones(2, 3))
     assert expected == [torch.bfloat16]
