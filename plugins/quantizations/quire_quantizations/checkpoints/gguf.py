@@ -1,15 +1,18 @@
 """Quantized weights of GGUF files: rows of blocks, each with its scales before or behind its codes.
 
 A block of type `_0` is `d * q`, one of type `_1` is `d * q + m`, for 32 elements. In a super-block
-of 256, the scales and minimums of groups of 32 (of 16 in `Q6_K`, which has no minimums) are small
-integers themselves: `d * scale * q - dmin * minimum`. Scales are multiplied first, in float32, and
-so dequantized weights are bitwise those of llama.cpp's reference. Nibbles are stored low ones
-first: the low ones of all bytes of a group are its first elements, the high ones those behind them.
+of 256, the scales and minimums of groups of 32 (of 16 in `Q2_K`, `Q3_K` and `Q6_K`) are small
+integers themselves: `d * scale * q - dmin * minimum`; `Q3_K`, `Q6_K` and `IQ4_XS` have no minimums.
+Codes of `MXFP4` are 4-bit floats, and those of `IQ4` are indices of integers that are not evenly
+spaced; the integers are taken as codes of 8 bits, since more kernels have these. Scales are
+multiplied first, in float32, and so dequantized weights are bitwise those of llama.cpp's reference.
+Nibbles are stored low ones first: the low ones of all bytes of a group are its first elements, the
+high ones those behind them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,9 +25,12 @@ from quire.interfaces.checkpoint_tensors import CheckpointTensor, Read, Tensors
 from quire.interfaces.quantization import PreparedQuantization
 from quire.interfaces.quantized_weight import QuantizedWeight
 from quire_quantizations.checkpoints.unpacking import unpacked
-from quire_quantizations.checkpoints.weight_parts import check_finite, integers
+from quire_quantizations.checkpoints.weight_parts import check_finite
 
-SCALE_BYTES = 12  # of the eight scales and minimums of a super-block
+SCALE_BYTES = 12  # of the scales and minimums of a super-block
+IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+E2M1_VALUES = (0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6)
+E8M0_BIAS = 127
 
 Codes = tuple[Tensor, Tensor, Tensor | None]
 """Codes uint8 `[B, elements]`, scales `[B, groups]` and offsets `[B, groups]` of B blocks."""
@@ -52,15 +58,13 @@ class _Blocks:
     Attributes:
         num_bytes: Bytes of a block.
         group_size: Elements that share a scale.
-        num_codes: Number of codes.
-        zero: Code of the value 0.
+        values: Value of each code.
         decode: Function from the bytes `[B, num_bytes]` of some blocks.
     """
 
     num_bytes: int
     group_size: int
-    num_codes: int
-    zero: int
+    values: Sequence[float]
     decode: Callable[[Tensor], Codes]
 
 
@@ -86,7 +90,7 @@ def _decoded(stored: Tensor, *, tensor: CheckpointTensor, blocks: _Blocks) -> Qu
     return QuantizedWeight(
         codes=codes.view(tensor.shape),
         scales=check_finite(scales, name).view(groups),
-        table=integers(blocks.num_codes, blocks.zero),
+        table=torch.tensor(blocks.values, dtype=torch.float32),
         group_size=blocks.group_size,
         offsets=None if offsets is None else check_finite(offsets, name).view(groups),
     )
@@ -117,6 +121,21 @@ def _q8_0(blocks: Tensor) -> Codes:
     return codes ^ 128, _half(scale), None  # a signed byte above -128
 
 
+def _q2_k(blocks: Tensor) -> Codes:
+    packed, codes, scale, least = _parts(blocks, 16, 64, 2, 2)
+    scales, offsets = _half(scale) * (packed & 15).float(), -(_half(least) * (packed >> 4).float())
+    return _pairs_of_bits(codes), scales, offsets
+
+
+def _q3_k(blocks: Tensor) -> Codes:
+    high, codes, packed, scale = _parts(blocks, 32, 64, SCALE_BYTES, 2)
+    bits = (high.unsqueeze(1) >> _shifts(1, 8)) & 1  # bit i of a byte is for group i of 32
+    low, upper = _parts(packed, 8, 4)  # four bits of each of 16 scales, and two
+    wide = _nibbles(low) | (((upper.unsqueeze(1) >> _shifts(2, 4)) & 3).flatten(1) << 4)
+    scales = _half(scale) * (wide.float() - 32)
+    return _pairs_of_bits(codes) | (bits.flatten(1) << 2), scales, None
+
+
 def _q4_k(blocks: Tensor) -> Codes:
     scale, least, packed, codes = _parts(blocks, 2, 2, SCALE_BYTES, 128)
     pairs = _nibbles(codes.reshape(-1, 4, 32))  # two groups of 32 in 32 bytes
@@ -137,6 +156,24 @@ def _q6_k(blocks: Tensor) -> Codes:
     highs = (high.reshape(-1, 2, 1, 32) >> _shifts(2, 4)) & 3  # [B, 2, 4, 32]
     codes = lows | (highs.flatten(2) << 4)
     return codes.flatten(1), _half(scale) * scales.view(torch.int8).float(), None
+
+
+def _iq4_nl(blocks: Tensor) -> Codes:
+    scale, codes = _parts(blocks, 2, 16)
+    return _iq4_codes(_nibbles(codes)), _half(scale), None
+
+
+def _iq4_xs(blocks: Tensor) -> Codes:
+    scale, upper, low, codes = _parts(blocks, 2, 2, 4, 128)
+    wide = unpacked(low, 4) | (unpacked(upper, 2) << 4)  # neighbours are in the same byte here
+    groups = _nibbles(codes.reshape(-1, 8, 16))
+    return _iq4_codes(groups).flatten(1), _half(scale) * (wide.float() - 32), None
+
+
+def _mxfp4(blocks: Tensor) -> Codes:
+    exponent, codes = _parts(blocks, 1, 16)
+    scale = torch.ldexp(torch.ones(exponent.shape), exponent.int() - E8M0_BIAS)
+    return _nibbles(codes), scale, None
 
 
 def _scales_and_offsets(
@@ -165,6 +202,18 @@ def _half(numbers: Tensor) -> Tensor:
     return numbers.contiguous().view(torch.float16).float()
 
 
+def _iq4_codes(indices: Tensor) -> Tensor:
+    """Return the codes of 8 bits of the integers that nibbles stand for."""
+    integers = torch.tensor(IQ4_VALUES) + 128
+    return integers.to(torch.uint8)[indices.long()]
+
+
+def _pairs_of_bits(codes: Tensor) -> Tensor:  # uint8 [B, 64]
+    """Return the pairs of bits of the bytes: of each half the lowest of all bytes, and so on."""
+    halves = codes.reshape(-1, 2, 1, 32)
+    return ((halves >> _shifts(2, 4)) & 3).flatten(1)
+
+
 def _nibbles(codes: Tensor) -> Tensor:
     """Return the low nibbles of the bytes, and the high ones behind them."""
     return torch.cat((codes & 15, codes >> 4), -1)
@@ -176,12 +225,17 @@ def _shifts(bits: int, count: int) -> Tensor:
 
 
 BLOCKS: Mapping[str, _Blocks] = {
-    "Q4_0": _Blocks(18, 32, 16, 8, _q4_0),
-    "Q4_1": _Blocks(20, 32, 16, 0, _q4_1),
-    "Q5_0": _Blocks(22, 32, 32, 16, _q5_0),
-    "Q5_1": _Blocks(24, 32, 32, 0, _q5_1),
-    "Q8_0": _Blocks(34, 32, 256, 128, _q8_0),
-    "Q4_K": _Blocks(144, 32, 16, 0, _q4_k),
-    "Q5_K": _Blocks(176, 32, 32, 0, _q5_k),
-    "Q6_K": _Blocks(210, 16, 64, 32, _q6_k),
+    "Q4_0": _Blocks(18, 32, range(-8, 8), _q4_0),
+    "Q4_1": _Blocks(20, 32, range(16), _q4_1),
+    "Q5_0": _Blocks(22, 32, range(-16, 16), _q5_0),
+    "Q5_1": _Blocks(24, 32, range(32), _q5_1),
+    "Q8_0": _Blocks(34, 32, range(-128, 128), _q8_0),
+    "Q2_K": _Blocks(84, 16, range(4), _q2_k),
+    "Q3_K": _Blocks(110, 16, range(-4, 4), _q3_k),
+    "Q4_K": _Blocks(144, 32, range(16), _q4_k),
+    "Q5_K": _Blocks(176, 32, range(32), _q5_k),
+    "Q6_K": _Blocks(210, 16, range(-32, 32), _q6_k),
+    "IQ4_NL": _Blocks(18, 32, range(-128, 128), _iq4_nl),
+    "IQ4_XS": _Blocks(136, 32, range(-128, 128), _iq4_xs),
+    "MXFP4": _Blocks(17, 32, E2M1_VALUES, _mxfp4),
 }

@@ -14,7 +14,13 @@ from quire.interfaces.checkpoint_tensors import CheckpointTensor, StoredTensor
 from quire_quantizations.checkpoints.gguf import BLOCKS, GGUF
 
 KINDS = sorted(BLOCKS)
-HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+HALVES = {
+    "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+    "Q2_K": (80, 82), "Q3_K": (108,), "MXFP4": (),
+}  # fmt: skip
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6)
+SYMMETRIC = ("Q4_0", "Q5_0", "Q8_0", "Q3_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
 F32 = np.float32
 
 
@@ -33,6 +39,12 @@ def six_bits(packed, group):
     )
 
 
+def three_bit_scale(packed, group):
+    """Scale of a group of 16 in a super-block of Q3_K: four bits, and two further ones."""
+    low = packed[group % 8] >> 4 * (group // 8) & 15
+    return (low | (packed[8 + group % 4] >> 2 * (group // 4) & 3) << 4) - 32
+
+
 def nibble(codes, i, half_size):
     return codes[i % half_size] & 15 if i < half_size else codes[i - half_size] >> 4
 
@@ -43,6 +55,31 @@ def element(kind, block, i):
         return half(block, 0) * F32(struct.unpack_from("b", block, 2 + i)[0])
     if kind == "Q4_0":
         return half(block, 0) * F32(nibble(block[2:], i, 16) - 8)
+    if kind == "IQ4_NL":
+        return half(block, 0) * F32(IQ4[nibble(block[2:], i, 16)])
+    if kind == "IQ4_XS":
+        group, l = divmod(i, 32)  # noqa: E741
+        (upper,) = struct.unpack_from("<H", block, 2)
+        low = block[4 + group // 2] >> 4 * (group % 2) & 15
+        scale = (low | (upper >> 2 * group & 3) << 4) - 32
+        return half(block, 0) * F32(scale) * F32(IQ4[nibble(block[8 + 16 * group :], l, 16)])
+    if kind == "MXFP4":
+        return F32(2.0 ** (block[0] - 127)) * F32(E2M1[nibble(block[1:], i, 16)])
+    if kind in ("Q2_K", "Q3_K"):
+        part, l = divmod(i, 128)  # noqa: E741
+        start = 16 if kind == "Q2_K" else 32
+        code = block[start + 32 * part + l % 32] >> 2 * (l // 32) & 3
+        if kind == "Q2_K":
+            packed = block[i // 16]
+            return half(block, 80) * F32(packed & 15) * F32(code) - half(block, 82) * F32(
+                packed >> 4
+            )
+        bit = block[i % 32] >> i // 32 & 1
+        return (
+            half(block, 108)
+            * F32(three_bit_scale(block[96:108], i // 16))
+            * F32(code - 4 + 4 * bit)
+        )
     if kind == "Q4_1":
         return half(block, 0) * F32(nibble(block[4:], i, 16)) + half(block, 2)
     if kind in ("Q5_0", "Q5_1"):
@@ -73,6 +110,8 @@ def random_blocks(kind, count, seed=0):
     blocks = rng.integers(0, 256, (count, BY_NAME[kind].block_bytes), dtype=np.uint8)
     for position in HALVES.get(kind, (0,)):
         blocks[:, position + 1] &= 0xBF  # the largest exponents
+    if kind == "MXFP4":
+        blocks[:, 0] %= 250  # so that elements are finite, too
     return blocks
 
 
@@ -120,18 +159,20 @@ def test_llama_cpps_own_reader_gives_the_same_bits(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_symmetric_types_have_no_offsets(kind):
     weight = read(random_blocks(kind, 4), kind)
-    assert (weight.offsets is None) == (kind in ("Q4_0", "Q5_0", "Q8_0", "Q6_K"))
-    assert weight.group_size == (16 if kind == "Q6_K" else 32)
+    assert (weight.offsets is None) == (kind in SYMMETRIC)
+    assert weight.group_size == (16 if kind in ("Q2_K", "Q3_K", "Q6_K") else 32)
     assert int(weight.codes.max()) < len(weight.table)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "MXFP4"])
 def test_scales_that_are_no_numbers_are_named(kind):
     blocks = random_blocks(kind, 3)
     position = HALVES.get(kind, (0,))[-1]
     blocks[1, position : position + 2] = (0x00, 0x7C)
     if kind in ("Q4_K", "Q5_K"):
         blocks[1, 4:16] = 1
+    if kind == "Q2_K":
+        blocks[1, :16] = 0x11
     with pytest.raises(CheckpointCorruptError, match=r"layer\.weight has \d+ values .* infinite"):
         read(blocks, kind)
 
