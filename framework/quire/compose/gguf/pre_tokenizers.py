@@ -19,6 +19,11 @@ TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+ENDED = f"{CONTRACTIONS}?"
+O200K = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{ENDED}|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{ENDED}|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +64,23 @@ class PreTokenizer:
 
 
 _LLAMA3 = PreTokenizer(LLAMA3, ignores_merges=True, adds_bos=True)
+_DIGITS = PreTokenizer(splits_digits=True)
 PRE_TOKENIZERS = {
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
     "falcon3": _LLAMA3,
+    "dbrx": PreTokenizer(LLAMA3),
+    "smaug-bpe": PreTokenizer(LLAMA3),
+    "glm4": PreTokenizer(LLAMA3),
+    "gpt-4o": PreTokenizer(O200K, ignores_merges=True),
     "qwen2": PreTokenizer(QWEN2, normalizer="NFC"),
     "deepseek-r1-qwen": PreTokenizer(QWEN2),
+    "stablelm2": PreTokenizer(QWEN2),
     "tekken": PreTokenizer(TEKKEN, ignores_merges=True, adds_bos=True),
-    "smollm": PreTokenizer(splits_digits=True),
+    "smollm": _DIGITS,
+    "starcoder": _DIGITS,
+    "refact": _DIGITS,
+    "command-r": PreTokenizer(splits_digits=True, normalizer="NFC"),
     "gpt-2": PreTokenizer(),
 }

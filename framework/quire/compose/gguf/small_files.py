@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,10 @@ from quire.compose.gguf.header import GgufHeader, StoredArray
 from quire.compose.gguf.split_files import read_files
 from quire.compose.gguf.tokenizer_json import adds_bos, tokenizer_json
 from quire.compose.gguf.vocabulary import GgufVocabulary, read_vocabulary
+from quire.errors import CheckpointCorruptError
 
 NAMES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+OTHER_TEMPLATE = "give the file of a template with --chat-template"
 TEMPLATE, TEMPLATES = "tokenizer.chat_template", "tokenizer.chat_templates"
 
 
@@ -44,17 +45,34 @@ def _tokenizer_config(header: GgufHeader, vocabulary: GgufVocabulary | None) -> 
     config: dict[str, Any] = {}
     if vocabulary is not None:
         config |= {**vocabulary.special_tokens(), "add_bos_token": adds_bos(vocabulary)}
-    if templates := _templates(header.metadata):
+    if templates := _templates(header):
         config["chat_template"] = [
             {"name": name, "template": text} for name, text in templates.items()
         ]
     return config
 
 
-def _templates(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Return the chat templates by name."""
-    named = metadata.get(TEMPLATES)
-    names = named.read() if isinstance(named, StoredArray) else []
-    keys = {"default": TEMPLATE} | {str(name): f"{TEMPLATE}.{name}" for name in names}
-    found = {name: metadata.get(key) for name, key in keys.items()}
-    return {name: text for name, text in found.items() if isinstance(text, str)}
+def _templates(header: GgufHeader) -> dict[str, str]:
+    """Return the chat templates by name.
+
+    Raises:
+        CheckpointCorruptError: One is missing, or is no text.
+    """
+    named = header.metadata.get(TEMPLATES)
+    names = named.read() if isinstance(named, StoredArray) else [] if named is None else [None]
+    if not all(isinstance(name, str) for name in names):
+        raise CheckpointCorruptError(
+            f"{TEMPLATES} in {str(header.file)!r} must be an array of names; {OTHER_TEMPLATE}"
+        )
+    keys = {str(name): f"{TEMPLATE}.{name}" for name in names}
+    if TEMPLATE in header.metadata:
+        keys = {"default": TEMPLATE, **keys}
+    return {name: _template(header, key) for name, key in keys.items()}
+
+
+def _template(header: GgufHeader, key: str) -> str:
+    text = header.metadata.get(key)
+    if isinstance(text, str):
+        return text
+    problem = "is missing" if text is None else "must be a text"
+    raise CheckpointCorruptError(f"{key} in {str(header.file)!r} {problem}; {OTHER_TEMPLATE}")

@@ -153,12 +153,19 @@ def _pre_tokenizer(vocabulary: GgufVocabulary) -> PreTokenizer:
 
 
 def _check_pairs(vocabulary: GgufVocabulary, merges: list[str]) -> None:
-    """Check that each merge is two texts with a blank between them."""
+    """Check that each merge is of two tokens with a blank between them, which are one together."""
+    tokens = set(vocabulary.tokens)
     for merge in merges:
         if merge.count(" ") != 1 or merge[0] == " " or merge[-1] == " ":
             raise CheckpointCorruptError(
                 f"{PREFIX}merges in {str(vocabulary.file)!r} must be pairs of tokens with a blank "
                 f"between them, got {merge!r:.80}"
+            )
+        left, _, right = merge.partition(" ")
+        if lacking := [token for token in (left, right, left + right) if token not in tokens]:
+            raise CheckpointCorruptError(
+                f"{PREFIX}merges in {str(vocabulary.file)!r} has {merge!r:.80}, but there is no "
+                f"token {lacking[0]!r:.40}; convert the model again, or {OTHER_TOKENIZER}"
             )
 
 
@@ -181,6 +188,8 @@ def _post_processor(vocabulary: GgufVocabulary) -> dict[str, Any] | None:
     """Return what adds the begin-of-text and end-of-text tokens; None if neither is added."""
     before = vocabulary.token_id("bos_token_id") if adds_bos(vocabulary) else None
     after = vocabulary.token_id("eos_token_id") if vocabulary.flag("add_eos_token", False) else None
+    _check_known_id(vocabulary, "bos", before)
+    _check_known_id(vocabulary, "eos", after)
     if before is None and after is None:
         return None
     ids = {vocabulary.tokens[i]: i for i in (before, after) if i is not None}
@@ -202,3 +211,12 @@ def _post_processor(vocabulary: GgufVocabulary) -> dict[str, Any] | None:
             token: {"id": token, "ids": [i], "tokens": [token]} for token, i in ids.items()
         },
     }
+
+
+def _check_known_id(vocabulary: GgufVocabulary, name: str, token_id: int | None) -> None:
+    """Check that a token which the file says to add has an id."""
+    if vocabulary.flag(f"add_{name}_token", False) and token_id is None:
+        raise CheckpointCorruptError(
+            f"{PREFIX}add_{name}_token in {str(vocabulary.file)!r} is true, and there is no "
+            f"{PREFIX}{name}_token_id; convert the model again, or {OTHER_TOKENIZER}"
+        )

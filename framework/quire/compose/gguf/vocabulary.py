@@ -126,7 +126,27 @@ def read_vocabulary(header: GgufHeader) -> GgufVocabulary | None:
             f"{str(file)!r} has {len(tokens)} {PREFIX}tokens and {len(types)} types of "
             "tokens; a tokenizer needs tokens, and a type of each"
         )
+    _check_different(file, tokens, types)
     return GgufVocabulary(file, model, tokens, types, values)
+
+
+def _check_different(file: Path, tokens: list[str], types: list[int]) -> None:
+    """Check that no two tokens in use have the same text, of which one could never be found.
+
+    Raises:
+        CheckpointCorruptError: Two have.
+    """
+    ids: dict[str, int] = {}
+    for i, (token, kind) in enumerate(zip(tokens, types, strict=True)):
+        if kind == UNUSED:
+            continue
+        if token in ids:
+            raise CheckpointCorruptError(
+                f"{PREFIX}tokens in {str(file)!r} has {token!r:.40} twice, as ids {ids[token]} and "
+                f"{i}; convert the model again, or give the folder of another tokenizer with "
+                "--tokenizer"
+            )
+        ids[token] = i
 
 
 def _array(file: Path, values: Mapping[str, Any], key: str, kind: type) -> list[Any]:

@@ -35,8 +35,9 @@ METADATA = {
     "tokenizer.ggml.token_type": [*([1] * 257), 3],
     "tokenizer.chat_template": "{{ messages }}",
     "tokenizer.chat_templates": ["x"],
+    "tokenizer.chat_template.x": "{{ tools }}",
 }
-WHOLE = gguf_bytes(METADATA, {"token_embd.weight": np.zeros((4, 8))})
+WHOLE = gguf_bytes(METADATA, {"token_embd.weight": np.zeros((258, 8))})
 TOKENS = WHOLE.index(b"tokenizer.ggml.tokens")
 NEW = st.one_of(
     st.binary(min_size=1, max_size=8),

@@ -31,7 +31,16 @@ PATTERNS = {  # as in the families' tokenizer.json
         r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     ),
 }
+PATTERNS["gpt-4o"] = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+"
+)
 PATTERNS["deepseek-r1-qwen"] = PATTERNS["qwen2"]
+PATTERNS["dbrx"] = PATTERNS["llama-bpe"]
+DIGITS = ("smollm", "command-r")
 SPECIAL, OWN = "<|end|>", "<tool_call>"
 TEXTS = st.lists(
     st.one_of(st.text(max_size=12), st.sampled_from([*WORDS.split(" "), SPECIAL, OWN, "  ", "\n"])),
@@ -42,8 +51,8 @@ TEXTS = st.lists(
 @cache
 def trained(pre: str) -> Tokenizer:
     """A byte-level tokenizer with the parts of a family's tokenizer.json."""
-    tokenizer = Tokenizer(models.BPE(ignore_merges=pre in ("llama-bpe", "tekken")))
-    if pre == "qwen2":
+    tokenizer = Tokenizer(models.BPE(ignore_merges=pre in ("llama-bpe", "tekken", "gpt-4o")))
+    if pre in ("qwen2", "command-r"):
         tokenizer.normalizer = normalizers.NFC()
     if pre in PATTERNS:
         split = pre_tokenizers.Split(Regex(PATTERNS[pre]), "isolated")
@@ -51,7 +60,7 @@ def trained(pre: str) -> Tokenizer:
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
     else:
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        digits = [pre_tokenizers.Digits(individual_digits=True)] if pre == "smollm" else []
+        digits = [pre_tokenizers.Digits(individual_digits=True)] if pre in DIGITS else []
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*digits, byte_level])
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -88,7 +97,7 @@ def loaded(file, metadata) -> OurTokenizer:
     return OurTokenizer.load(write_gguf(file, metadata, {}))
 
 
-@pytest.mark.parametrize("pre", [*PATTERNS, "smollm", "gpt-2"])
+@pytest.mark.parametrize("pre", [*PATTERNS, *DIGITS, "gpt-2"])
 def test_byte_level_ids_are_those_of_the_original(tmp_path_factory, pre):
     file = tmp_path_factory.mktemp("gguf") / "model.gguf"
     ours = loaded(file, byte_level_metadata(pre, add_bos_token=False))
@@ -297,7 +306,9 @@ def test_a_tokenizer_of_another_kind_is_refused_with_the_way_out(file, changes, 
         ({"tokens": "a"}, "tokenizer.ggml.tokens .* must be an array of str"),
         ({"merges": ["ab"]}, "must be pairs of tokens with a blank between them, got 'ab'"),
         ({"merges": ["a b c"]}, "got 'a b c'"),
-        ({"merges": ["zz qq"]}, "is not a tokenizer"),
+        ({"merges": ["zz qq"]}, "has 'zz qq', but there is no token 'zz'; .*--tokenizer"),
+        ({"merges": ["a zz"]}, "has 'a zz', but there is no token 'zz'"),
+        ({"merges": ["q z"]}, "has 'q z', but there is no token 'qz'"),
         ({"eos_token_id": 423}, r"eos_token_id .* the id of one of its \d+ tokens, got 423"),
         ({"add_bos_token": 1}, "add_bos_token .* must be true or false, got 1"),
         ({"model": 3}, "tokenizer.ggml.model .* must be a text"),
@@ -310,6 +321,51 @@ def test_a_broken_tokenizer_is_named_with_the_reason(file, changes, message):
     }
     with pytest.raises(CheckpointCorruptError, match=message):
         loaded(file, metadata)
+
+
+def with_token(index, text, kind=NORMAL):
+    """A vocabulary in which one token has another text and type."""
+    metadata = byte_level_metadata("qwen2")
+    tokens = list(metadata["tokenizer.ggml.tokens"])
+    kinds = list(metadata["tokenizer.ggml.token_type"])
+    tokens[index], kinds[index] = text, kind
+    return metadata | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}
+
+
+def test_two_tokens_of_one_text_are_named_with_their_ids(file):
+    metadata = with_token(70, byte_level_metadata("qwen2")["tokenizer.ggml.tokens"][9])
+    message = r"tokenizer\.ggml\.tokens in .* twice, as ids 9 and 70; .* --tokenizer"
+    with pytest.raises(CheckpointCorruptError, match=message):
+        loaded(file, metadata)
+
+
+def test_unused_tokens_may_have_the_text_of_others(file):
+    metadata = with_token(-1, SPECIAL, UNUSED)
+    assert loaded(file, metadata).backend.token_to_id(SPECIAL) == end_id()
+
+
+@pytest.mark.parametrize("name", ["bos", "eos"])
+def test_a_token_to_add_needs_an_id(file, name):
+    message = rf"add_{name}_token in .* is true, and there is no tokenizer\.ggml\.{name}_token_id"
+    with pytest.raises(CheckpointCorruptError, match=message):
+        loaded(file, byte_level_metadata("qwen2", **{f"add_{name}_token": True}))
+
+
+@pytest.mark.parametrize(
+    ("templates", "message"),
+    [
+        ({"chat_template": 3}, "chat_template in .* must be a text; .* --chat-template"),
+        ({"chat_template": ["a"]}, "chat_template in .* must be a text"),
+        ({"chat_templates": "tool_use"}, "chat_templates in .* must be an array of names"),
+        ({"chat_templates": [1]}, "chat_templates in .* must be an array of names"),
+        ({"chat_templates": ["x"]}, "chat_template.x in .* is missing"),
+    ],
+)
+def test_a_chat_template_that_is_none_is_named(file, templates, message):
+    metadata = {f"tokenizer.{key}": value for key, value in templates.items()}
+    write_gguf(file, byte_level_metadata("qwen2") | metadata, {})
+    with pytest.raises(CheckpointCorruptError, match=message):
+        small_file(file, "tokenizer_config.json")
 
 
 def test_an_id_of_all_bits_is_none(file):
