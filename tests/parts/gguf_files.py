@@ -61,7 +61,7 @@ def array(given: Sequence[Any]) -> bytes:
     """Return the type of the elements, their number, and the elements."""
     if not given or isinstance(given[0], str):
         return struct.pack("<IQ", STRING, len(given)) + b"".join(map(string, given))
-    code = "f" if isinstance(given[0], float) else "i"
+    code = {float: "f", bool: "?"}.get(type(given[0]), "i")
     return struct.pack(f"<IQ{len(given)}{code}", CODES[code], len(given), *given)
 
 

@@ -15,11 +15,12 @@ from quire.compose.gguf.header import is_gguf
 from quire.compose.gguf.model_config import config_of
 from quire.compose.gguf.small_files import small_file
 from quire.compose.gguf.split_files import gguf_paths, read_files
+from quire.compose.gguf.wording import contents, with_metadata_keys
 from quire.compose.hubs.hub_download import download
 from quire.compose.missing_model import GGUF_SUFFIX, missing_model, missing_path
 from quire.compose.mistral_params import PARAMS, config_from_params
 from quire.config import ModelSettings
-from quire.errors import CheckpointCorruptError, CheckpointNotFoundError
+from quire.errors import CheckpointCorruptError, CheckpointNotFoundError, UnsupportedModelError
 from quire.interfaces.checkpoint import CheckpointSource, ShippedCheckpoint
 from quire.plugins.registry import Entry, Registry
 
@@ -60,6 +61,17 @@ class Checkpoint:
                 'such as ["Qwen3ForCausalLM"]'
             )
         return str(names[0])
+
+    @property
+    def contents(self) -> str | None:
+        """What a GGUF file contains, in words; None: it is a folder."""
+        return contents(read_files(self.folder)) if self.folder.is_file() else None
+
+    def explained(self, error: UnsupportedModelError) -> UnsupportedModelError:
+        """Return an error about the config; of a GGUF file, it names the keys of the metadata."""
+        if not self.folder.is_file():
+            return error
+        return UnsupportedModelError(with_metadata_keys(str(error), read_files(self.folder)))
 
 
 def find_checkpoint(

@@ -15,13 +15,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor in a file, as described by the file's header."""
+    """A tensor in a file, as described by the file's header, or one entry of it.
+
+    Attributes:
+        name: Name of the tensor in the file.
+        file: Path of the file.
+        shape: Shape of the tensor, or of the entry.
+        dtype: Dtype, as the format names it: "BF16", in GGUF files also "Q4_K".
+        num_bytes: Bytes of it in the file.
+        index: Index of the entry in the tensor's first dimension; None: the whole tensor is meant.
+    """
 
     name: str
     file: Path
     shape: tuple[int, ...]
-    dtype: str  # as the format names it: "BF16", in GGUF files also "Q4_K"
+    dtype: str
     num_bytes: int
+    index: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,15 @@ def choose_model(
         PluginError: The user named a fallback that does not exist; or the model that was chosen
             cannot be loaded.
     """
+    try:
+        return _choose(registry, settings, checkpoint)
+    except UnsupportedModelError as error:
+        raise checkpoint.explained(error) from error
+
+
+def _choose(
+    registry: Registry[type[Model]], settings: ModelSettings, checkpoint: Checkpoint
+) -> tuple[Choice, ModelDescription]:
     architecture, wanted = checkpoint.architecture, settings.model_impl
     fallbacks = [name for name in registry if _is_fallback(registry, name)]
     folder = checkpoint.folder if settings.trust_remote_code else None

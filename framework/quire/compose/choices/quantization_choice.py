@@ -191,8 +191,8 @@ def _for_prepared(
     if not keeps_codes and not entry.capabilities.from_plain_checkpoint:
         raise RefusedError(
             f"--quantization {wanted}: it reads checkpoints that are quantized by {wanted!r}, and "
-            f"config.json says that this one is quantized by {own!r}; use --quantization {AUTO}, "
-            "or correct quant_method in config.json"
+            f"this one says that it is quantized by {own!r}; use --quantization {AUTO}, or correct "
+            "its quant_method"
         )
     if not keeps_codes and not registry.entry(own).capabilities.may_be_requantized:
         raise RefusedError(

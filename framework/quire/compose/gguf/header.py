@@ -146,7 +146,8 @@ def _check_start(file: Path, data: mmap.mmap) -> None:
         return
     if struct.unpack(">I", data[4:8])[0] in (1, *VERSIONS):
         raise UnsupportedModelError(
-            f"{str(file)!r} is a big-endian GGUF file; quire reads little-endian ones"
+            f"{str(file)!r} is a big-endian GGUF file; quire reads little-endian ones. Convert it "
+            "with gguf-convert-endian of the package gguf"
         )
     raise UnsupportedModelError(
         f"{str(file)!r} is a GGUF file of version {version}; quire reads versions "
@@ -257,7 +258,7 @@ def _unsupported_type(file: Path, name: str, kind: int) -> UnsupportedModelError
     known = ", ".join(each.name for each in TYPES.values())
     return UnsupportedModelError(
         f"tensor {name} in {str(file)!r} has the type {UNSUPPORTED.get(kind, kind)}, which quire "
-        f"does not read; it reads {known}"
+        f"does not read; it reads {known}. Use another quantization of the model, such as Q4_K_M"
     )
 
 

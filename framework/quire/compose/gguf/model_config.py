@@ -6,67 +6,54 @@ What the metadata sets beyond the known keys is refused: it may change what the 
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from quire.compose.gguf.header import GgufTensor
+from quire.compose.gguf.families import FAMILIES, WINDOW, Family, Key
+from quire.compose.gguf.header import GgufTensor, StoredArray
+from quire.compose.gguf.model_values import ModelValues
+from quire.compose.gguf.rope_values import SCALING_KEYS, rope_scaling
 from quire.compose.gguf.split_files import GgufFiles
 from quire.errors import CheckpointCorruptError, UnsupportedModelError
 
-EMBEDDING, HEAD, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
+EMBEDDING, HEAD, TOKENS = "token_embd.weight", "output.weight", "tokenizer.ggml.tokens"
 QUANTIZATION = {"quant_method": "gguf"}
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 QUANTIZED_DTYPE = "bfloat16"  # of nearly all models before they were quantized
 DEFAULT_THETA = 10000.0
+HEADS, NUM_LAYERS, DRAFT_LAYERS = "attention.head_count", "block_count", "nextn_predict_layers"
 SIZES = {
-    "block_count": "num_hidden_layers",
+    NUM_LAYERS: "num_hidden_layers",
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
+    HEADS: "num_attention_heads",
     "context_length": "max_position_embeddings",
 }
 KV_HEADS, HEAD_SIZE, VALUE_SIZE = (
     "attention.head_count_kv", "attention.key_length", "attention.value_length",
 )  # fmt: skip
-EPSILON, THETA, ROTATED = (
-    "attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.dimension_count",
+THETA, ROTATED, PATTERN = (
+    "rope.freq_base", "rope.dimension_count", "attention.sliding_window_pattern",
 )  # fmt: skip
-SCALING, FACTOR, ORIGINAL = (
-    "rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length",
-)  # fmt: skip
-YARN = {
-    "rope.scaling.yarn_beta_fast": "beta_fast",
-    "rope.scaling.yarn_beta_slow": "beta_slow",
+NAMES = SIZES | {
+    KV_HEADS: "num_key_value_heads",
+    HEAD_SIZE: "head_dim",
+    THETA: "rope_theta",
+    ROTATED: "partial_rotary_factor",
+    WINDOW: "sliding_window",
+    PATTERN: "layer_types",
 }
 USUAL = {"attention.causal": True}  # values of switches that change nothing, where not zero
 NO_EFFECT = frozenset(
     {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "pooling_type"}
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """What an architecture of GGUF is called elsewhere.
-
-    Attributes:
-        architecture: Name of the model class.
-        model_type: Model type in config.json.
-        constants: Further values of the config.
-    """
-
-    architecture: str
-    model_type: str
-    constants: Mapping[str, Any]
-
-
-FAMILIES = {
-    "llama": _Family("LlamaForCausalLM", "llama", {}),
-    "qwen2": _Family("Qwen2ForCausalLM", "qwen2", {"use_sliding_window": False}),
-    "qwen3": _Family("Qwen3ForCausalLM", "qwen3", {"use_sliding_window": False}),
+OTHER_LAYOUT = "use the model's files in the layout of Hugging Face"
+KINDS = {  # of general.type, and what they are
+    "mmproj": "the encoder of images or sound of a model; give the file of its text model",
+    "adapter": "an adapter; give the file of its model, and the adapter in the layout of PEFT",
+    "imatrix": "the statistics of a quantization; give the file of the model",
 }
 
 
@@ -78,168 +65,182 @@ def config_of(files: GgufFiles) -> dict[str, Any]:
             supported.
         CheckpointCorruptError: A value is missing or wrong.
     """
-    return _Reader(files).config()
+    family = family_of(files)
+    return _Reader(ModelValues(files, family.name), family).config()
+
+
+def key_names(files: GgufFiles) -> Mapping[str, str]:
+    """Return the keys of the metadata that keys of the config are made of."""
+    family = family_of(files)
+    names = NAMES | {key: ours.name for key, ours in family.keys.items()}
+    names[family.epsilon.key] = family.epsilon.name
+    return {ours: f"{family.name}.{key}" for key, ours in names.items()}
+
+
+def family_of(files: GgufFiles) -> Family:
+    """Return the family of a model.
+
+    Raises:
+        UnsupportedModelError: Files of its architecture are not read.
+    """
+    where = repr(str(files.first))
+    kind, name = files.metadata.get("general.type"), files.metadata.get("general.architecture")
+    if name == "clip":  # what files of encoders said before they had a type
+        kind = "mmproj"
+    if kind in KINDS:
+        raise UnsupportedModelError(f"{where} is {KINDS[kind]}")
+    if name not in FAMILIES:
+        raise UnsupportedModelError(
+            f"{where} has the architecture {_shown(name)} (general.architecture); of GGUF files "
+            f"quire reads {', '.join(FAMILIES)}; {OTHER_LAYOUT}"
+        )
+    family = FAMILIES[name]
+    found = (other for key, other in family.variants.items() if files.metadata.get(f"{name}.{key}"))
+    return next(found, family)
 
 
 class _Reader:
     """Reads the metadata of one model."""
 
-    def __init__(self, files: GgufFiles) -> None:
-        self._files = files
-        self._name = self._architecture()
-        self._family = FAMILIES[self._name]
+    def __init__(self, values: ModelValues, family: Family) -> None:
+        self._values = values
+        self._family = family
 
     def config(self) -> dict[str, Any]:
         """Return the config."""
         self._check_known()
-        sizes = {ours: self._count(key) for key, ours in SIZES.items()}
-        self._check_layers(sizes["num_hidden_layers"])
-        head_dim = self._head_dim(sizes["hidden_size"], sizes["num_attention_heads"])
-        return {
-            "architectures": [self._family.architecture],
-            "model_type": self._family.model_type,
+        family, values = self._family, self._values
+        sizes = self._sizes()
+        head_dim = values.count(
+            HEAD_SIZE, max(1, sizes["hidden_size"] // sizes["num_attention_heads"])
+        )
+        rotary_dim = self._rotary_dim(head_dim)
+        config = {
+            "architectures": [family.architecture],
+            "model_type": family.model_type,
             "hidden_act": "silu",
             **sizes,
-            "num_key_value_heads": self._count(KV_HEADS, sizes["num_attention_heads"]),
+            "num_key_value_heads": values.count(KV_HEADS, sizes["num_attention_heads"]),
             "head_dim": head_dim,
             "vocab_size": self._vocab_size(),
-            "rms_norm_eps": self._positive(EPSILON),
-            "rope_theta": self._positive(THETA, DEFAULT_THETA),
-            "tie_word_embeddings": HEAD not in self._files.tensors,
-            "attention_bias": "blk.0.attn_q.bias" in self._files.tensors,
-            "mlp_bias": "blk.0.ffn_up.bias" in self._files.tensors,
-            **self._family.constants,
-            **self._rope(head_dim, sizes["max_position_embeddings"]),
-            **_dtypes(self._files.tensors.values()),
+            family.epsilon.name: values.number(family.epsilon.key),
+            "rope_theta": values.number(THETA, DEFAULT_THETA),
+            "tie_word_embeddings": not values.has_tensor(HEAD),
+            **{key: values.has_tensor(tensor) for key, tensor in family.flags.items()},
+            **family.constants,
+            **self._own_values(),
+            **self._windows(sizes["num_hidden_layers"]),
+            **rope_scaling(values, family, rotary_dim, sizes["max_position_embeddings"]),
+            **_dtypes(values.files.tensors.values()),
         }
-
-    def _architecture(self) -> str:
-        name = self._files.metadata.get("general.architecture")
-        if name not in FAMILIES:
-            raise UnsupportedModelError(
-                f"{self._where} has the architecture {name!r}; of GGUF files quire reads "
-                f"{', '.join(FAMILIES)}. Use the model's files in the layout of Hugging Face"
-            )
-        return str(name)
+        if family.is_partly_rotated:
+            config["partial_rotary_factor"] = rotary_dim / head_dim
+        return {**config, **family.derive(config)}
 
     def _check_known(self) -> None:
         """Check that the metadata sets nothing of the model that is not read."""
-        scaling = {SCALING, FACTOR, ORIGINAL, *YARN}
-        known = {*SIZES, KV_HEADS, HEAD_SIZE, VALUE_SIZE, EPSILON, THETA, ROTATED} | scaling
-        prefix = f"{self._name}."
+        family, values = self._family, self._values
+        known = {*SIZES, *family.keys, family.epsilon.key, *SCALING_KEYS, *NO_EFFECT}
+        known |= {KV_HEADS, HEAD_SIZE, VALUE_SIZE, THETA, ROTATED}
+        known |= {WINDOW, PATTERN} if family.window_period else set()
+        usual, prefix = {**USUAL, **family.usual}, values.key("")
         unknown = [
-            key
-            for key, value in self._files.metadata.items()
-            if key.startswith(prefix)
-            and key.removeprefix(prefix) not in known | NO_EFFECT
-            and value != USUAL.get(key.removeprefix(prefix), 0)
+            whole
+            for whole, value in values.files.metadata.items()
+            if whole.startswith(prefix)
+            and (key := whole.removeprefix(prefix)) not in known
+            and value != usual.get(key, 0)
         ]
         if unknown:
             raise UnsupportedModelError(
-                f"{self._where} sets {', '.join(unknown)}, which quire does not read from GGUF "
-                "files; use the model's files in the layout of Hugging Face"
+                f"{values.where} sets {', '.join(unknown)}, which quire does not read from GGUF "
+                f"files; {OTHER_LAYOUT}"
             )
 
-    def _check_layers(self, num_layers: int) -> None:
-        """Check that there may be so many layers, before anything is made for each."""
-        if num_layers > len(self._files.tensors):
+    def _sizes(self) -> dict[str, int]:
+        """Return the sizes that all families have, without layers that only predict drafts."""
+        values = self._values
+        sizes = {ours: values.count(key) for key, ours in SIZES.items()}
+        num_layers, num_tensors = sizes["num_hidden_layers"], len(values.files.tensors)
+        if num_layers > num_tensors:  # before anything is made for each of them
             raise CheckpointCorruptError(
-                f"{self._where} claims {num_layers} layers ({self._name}.block_count), and has "
-                f"{len(self._files.tensors)} tensors"
+                f"{values.where} claims {num_layers} layers ({values.key(NUM_LAYERS)}), and has "
+                f"{num_tensors} tensors"
             )
+        if DRAFT_LAYERS in self._family.keys:
+            num_drafts = values.whole(DRAFT_LAYERS, 0)
+            if num_drafts >= num_layers:
+                raise values.wrong(DRAFT_LAYERS, num_drafts, f"less than the {num_layers} layers")
+            sizes["num_hidden_layers"] -= num_drafts
+        return sizes
 
-    def _head_dim(self, hidden_size: int, num_heads: int) -> int:
-        head_dim = self._count(HEAD_SIZE, max(1, hidden_size // num_heads))
+    def _rotary_dim(self, head_dim: int) -> int:
+        """Return the number of elements of a head that are rotated.
+
+        Raises:
+            UnsupportedModelError: It is a part, in a family without such models; or values have
+                another size than keys.
+        """
+        values = self._values
         for key in (VALUE_SIZE, ROTATED):
-            other = self._count(key, head_dim)
-            if other != head_dim:
+            other = values.count(key, head_dim)
+            is_part = key == ROTATED and self._family.is_partly_rotated and other < head_dim
+            if other != head_dim and not is_part:
                 raise UnsupportedModelError(
-                    f"{self._where} has a {self._name}.{key} of {other} with heads of {head_dim}; "
+                    f"{values.where} has a {values.key(key)} of {other} with heads of {head_dim}; "
                     "quire reads GGUF files where they are equal"
                 )
-        return head_dim
+        return values.count(ROTATED, head_dim)
 
     def _vocab_size(self) -> int:
-        embedding = self._tensor(EMBEDDING)
+        values = self._values
+        embedding, tokens = values.tensor(EMBEDDING), values.files.metadata.get(TOKENS)
         if len(embedding.shape) != 2:
             raise CheckpointCorruptError(
-                f"tensor {EMBEDDING} in {self._where} has shape {list(embedding.shape)}, and must "
+                f"tensor {EMBEDDING} in {values.where} has shape {list(embedding.shape)}, and must "
                 "be a matrix"
             )
-        return embedding.shape[0]
-
-    def _rope(self, head_dim: int, max_len: int) -> dict[str, Any]:
-        """Return the scaling of the rotary embedding."""
-        kind = self._get(SCALING) or "none"
-        if ROPE_FACTORS in self._files.tensors:
-            return {"rope_scaling": self._factors(kind, head_dim, max_len)}
-        if kind == "none":
-            return {}
-        scaling: dict[str, Any] = {"rope_type": kind, "factor": self._positive(FACTOR)}
-        if kind == "yarn":
-            scaling["original_max_position_embeddings"] = self._count(ORIGINAL)
-            scaling |= {ours: self._positive(key) for key, ours in YARN.items() if self._get(key)}
-        elif kind != "linear":
-            raise UnsupportedModelError(
-                f"{self._where} has a {self._name}.{SCALING} of {kind!r}; quire reads linear and "
-                "yarn, and factors in a tensor"
+        num_rows = embedding.shape[0]
+        if isinstance(tokens, StoredArray) and tokens.count > num_rows:
+            raise CheckpointCorruptError(
+                f"{values.where} has {tokens.count} tokens ({TOKENS}), but tensor {EMBEDDING} has "
+                f"rows for {num_rows}; convert the model again with its own tokenizer"
             )
-        return {"rope_scaling": scaling}
+        return num_rows
 
-    def _factors(self, kind: str, head_dim: int, max_len: int) -> dict[str, Any]:
-        """Return the scaling by a factor for each wavelength, which Llama 3.1 and later have."""
-        tensor = self._tensor(ROPE_FACTORS)
-        if kind != "none" or tensor.shape != (head_dim // 2,) or tensor.type.name != "F32":
-            raise UnsupportedModelError(
-                f"tensor {ROPE_FACTORS} in {self._where} has shape {list(tensor.shape)} and type "
-                f"{tensor.type.name} beside a {self._name}.{SCALING} of {kind!r}; quire reads "
-                f"{head_dim // 2} factors of type F32 without any other scaling"
-            )
-        with tensor.file.open("rb") as stream:
-            stream.seek(tensor.offset)
-            factors = struct.unpack(f"<{head_dim // 2}f", stream.read(tensor.num_bytes))
-        return {
-            "rope_type": "longrope",
-            "short_factor": list(factors),
-            "long_factor": list(factors),
-            "original_max_position_embeddings": max_len,
-            "attention_factor": 1.0,
+    def _own_values(self) -> dict[str, Any]:
+        """Return the values of the family's own keys."""
+        found = ((ours.name, self._own(key, ours)) for key, ours in self._family.keys.items())
+        return {name: value for name, value in found if value is not None}
+
+    def _own(self, key: str, ours: Key) -> Any:
+        if ours.is_optional and not self._values.get(key):
+            return False if self._values.get(key) is False else None
+        readers = {
+            "count": self._values.count,
+            "whole": self._values.whole,
+            "number": self._values.number,
+            "flag": self._values.flag,
         }
+        return readers[ours.kind](key)
 
-    def _get(self, key: str) -> Any:
-        return self._files.metadata.get(f"{self._name}.{key}")
-
-    def _count(self, key: str, default: int | None = None) -> int:
-        found = self._get(key)
-        if found is None and default is not None:
-            return default
-        if type(found) is not int or found < 1:
-            raise self._wrong(key, found, "a whole number from 1")
-        return found
-
-    def _positive(self, key: str, default: float | None = None) -> float:
-        found = self._get(key)
-        if found is None and default is not None:
-            return default
-        if type(found) not in (int, float) or not 0 < found < float("inf"):
-            raise self._wrong(key, found, "a number above 0")
-        return _shortest(float(found))
-
-    def _wrong(self, key: str, found: Any, what: str) -> CheckpointCorruptError:
-        name = f"{self._name}.{key}"
-        if found is None:
-            return CheckpointCorruptError(f"{self._where} lacks {name} in its metadata")
-        shown = repr(found) if isinstance(found, int | float | str) else "an array"
-        return CheckpointCorruptError(f"{name} in {self._where} must be {what}, got {shown:.80}")
-
-    def _tensor(self, name: str) -> GgufTensor:
-        if name not in self._files.tensors:
-            raise CheckpointCorruptError(f"{self._where} lacks the tensor {name}")
-        return self._files.tensors[name]
-
-    @property
-    def _where(self) -> str:
-        return repr(str(self._files.first))
+    def _windows(self, num_layers: int) -> dict[str, Any]:
+        """Return the sliding window and the type of each layer."""
+        period = self._family.window_period
+        if period is None:
+            return {}
+        window, pattern = self._values.count(WINDOW), self._values.get(PATTERN)
+        if isinstance(pattern, StoredArray):
+            has_window = pattern.read()
+            if len(has_window) < num_layers or not all(type(each) is bool for each in has_window):
+                what = f"a truth value for each of the {num_layers} layers"
+                raise self._values.wrong(PATTERN, pattern, what)
+        else:
+            period = self._values.count(PATTERN, period)
+            has_window = [(layer + 1) % period != 0 for layer in range(num_layers)]
+        kinds = ("full_attention", "sliding_attention")
+        types = [kinds[is_sliding] for is_sliding in has_window[:num_layers]]
+        return {"sliding_window": window, "layer_types": types}
 
 
 def _dtypes(tensors: Iterable[GgufTensor]) -> dict[str, Any]:
@@ -253,10 +254,5 @@ def _dtypes(tensors: Iterable[GgufTensor]) -> dict[str, Any]:
     return {"torch_dtype": DTYPES[name]}
 
 
-def _shortest(number: float) -> float:
-    """Return the decimal number that a float32 was made of, such as 1e-06."""
-    short = float(f"{number:.7g}")
-    try:
-        return short if struct.pack("<f", short) == struct.pack("<f", number) else number
-    except OverflowError:
-        return number
+def _shown(name: Any) -> str:
+    return "an array" if isinstance(name, StoredArray) else f"{name!r:.80}"

@@ -10,6 +10,7 @@ from typing import Any
 from quire.errors import CheckpointCorruptError
 from quire.interfaces.checkpoint_tensors import CheckpointTensor
 from quire.worker.loading.checkpoint_files import listed
+from quire.worker.loading.checkpoint_words import CheckpointWords
 
 MAX_SHAPES = 3
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -32,21 +33,27 @@ class _Mismatch:
     tensor: CheckpointTensor
     expected: Shape
 
-    def __str__(self) -> str:
+    def described(self, words: CheckpointWords) -> str:
+        """Return the tensor with both shapes; entries of a stack have one description."""
+        stored = self.tensor.stored[0]
+        what = "shape" if stored.index is None else "entries of shape"
         return (
-            f"tensor {self.tensor.name} in {self.tensor.stored[0].file.name} has shape "
-            f"{list(self.tensor.shape)}, but config.json requires {list(self.expected)}"
+            f"tensor {words.tensor(self.tensor.name)} in {stored.file.name} has {what} "
+            f"{list(self.tensor.shape)}, but {words.config} requires {list(self.expected)}"
         )
 
 
 def check_shapes(
-    tensors: Iterable[tuple[CheckpointTensor, Shape]], config: Mapping[str, Any]
+    tensors: Iterable[tuple[CheckpointTensor, Shape]],
+    config: Mapping[str, Any],
+    words: CheckpointWords,
 ) -> None:
     """Check that tensors have the shapes that the config requires.
 
     Args:
         tensors: Tensors, each with its required shape.
         config: The checkpoint's config.
+        words: What errors call the parts of the checkpoint.
 
     Raises:
         CheckpointCorruptError: Some do not. The message names values of the config that explain it.
@@ -60,9 +67,10 @@ def check_shapes(
             wrong.append(_Mismatch(tensor, shape))
     if not wrong:
         return
-    listed = "; ".join(map(str, wrong[:MAX_SHAPES]))
-    more = f"; and {len(wrong) - MAX_SHAPES} more" if len(wrong) > MAX_SHAPES else ""
-    raise CheckpointCorruptError(listed + more + _suspects(wrong, fitting, config))
+    described = list(dict.fromkeys(mismatch.described(words) for mismatch in wrong))
+    more = f"; and {len(described) - MAX_SHAPES} more" if len(described) > MAX_SHAPES else ""
+    shown = "; ".join(described[:MAX_SHAPES])
+    raise CheckpointCorruptError(shown + more + _suspects(wrong, fitting, config, words))
 
 
 def check_names(
@@ -70,14 +78,16 @@ def check_names(
     unexpected: Sequence[str],
     stored: Iterable[str],
     config: Mapping[str, Any],
+    words: CheckpointWords,
 ) -> None:
     """Check that no tensors are missing or unexpected.
 
     Args:
-        missing: Names of required tensors that the checkpoint lacks.
+        missing: Names of required tensors that the checkpoint lacks, as in its files.
         unexpected: Names of tensors that the model does not have, with explanations.
         stored: Names of all tensors of the checkpoint.
         config: The checkpoint's config.
+        words: What errors call the parts of the checkpoint.
 
     Raises:
         CheckpointCorruptError: Some are.
@@ -89,7 +99,7 @@ def check_names(
         complaints.append(f"{len(unexpected)} tensors are not in the model: {listed(unexpected)}")
     if complaints:
         reason = (
-            _layer_count(missing, unexpected, stored, config)
+            _layer_count(missing, unexpected, stored, config, words)
             or _untied_head(missing, config)
             or _quantization(unexpected, config)
         )
@@ -117,19 +127,24 @@ def _fits(shape: Shape, expected: Shape) -> bool:
     return shape == expected or (shape == (1,) and expected == ())  # scalars are stored as either
 
 
-def _suspects(wrong: Sequence[_Mismatch], fitting: Set[int], config: Mapping[str, Any]) -> str:
+def _suspects(
+    wrong: Sequence[_Mismatch],
+    fitting: Set[int],
+    config: Mapping[str, Any],
+    words: CheckpointWords,
+) -> str:
     """Name the config's values that wrong sizes are equal to, and what the tensors have instead.
 
     Sizes that other tensors confirm are left out.
     """
     suspects = {
-        f"{key} is {expected}, and the tensors have {given}"
+        f"{words.key(key)} is {expected}, and the tensors have {given}"
         for mismatch in wrong
         for expected, given in zip(mismatch.expected, mismatch.tensor.shape, strict=False)
         for key in _keys_of(expected, mismatch.expected, config)
         if expected not in {given} | fitting
     }
-    return f". In config.json {'; '.join(sorted(suspects))}" if suspects else ""
+    return f". In {words.config} {'; '.join(sorted(suspects))}" if suspects else ""
 
 
 def _keys_of(size: int, shape: Shape, config: Mapping[str, Any]) -> list[str]:
@@ -146,6 +161,7 @@ def _layer_count(
     unexpected: Sequence[str],
     stored: Iterable[str],
     config: Mapping[str, Any],
+    words: CheckpointWords,
 ) -> str:
     """Explain names of layers that the checkpoint or the model lacks as a whole."""
     key = next((key for key in LAYER_COUNTS if isinstance(config.get(key), int)), None)
@@ -156,8 +172,8 @@ def _layer_count(
         own = given.get(prefix, set())
         is_whole = (missing and not layers & own) or (unexpected and min(layers) >= config[key])
         if own and is_whole and len(own) != config[key]:
-            found = f"{key} is {config[key]}, and the tensors have {len(own)} layers"
-            return f". In config.json {found}"
+            found = f"{words.key(key)} is {config[key]}, and the tensors have {len(own)} layers"
+            return f". In {words.config} {found}"
     return ""
 
 

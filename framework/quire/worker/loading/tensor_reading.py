@@ -96,7 +96,7 @@ class _OpenFiles:
         return tensor.value(*map(self.read, tensor.stored))
 
     def read(self, stored: StoredTensor) -> Tensor:
-        """Return a tensor of a file."""
+        """Return a tensor of a file, or its entry that is meant."""
         try:
             if stored.file not in self._files:
                 opened = _open(stored.file)
@@ -104,4 +104,4 @@ class _OpenFiles:
             tensor: Tensor = self._files[stored.file].get_tensor(stored.name)
         except SafetensorError as error:
             raise CheckpointCorruptError(f"{str(stored.file)!r} cannot be read: {error}") from error
-        return tensor
+        return tensor if stored.index is None else tensor[stored.index]

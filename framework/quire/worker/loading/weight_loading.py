@@ -23,7 +23,7 @@ from quire.interfaces.quantization import PreparedQuantization
 from quire.layers.layer import Layer
 from quire.layers.seeded_generator import seeded_generator
 from quire.worker.loading.checkpoint_files import find_weight_files, read_headers
-from quire.worker.loading.formats.conversion import converted_tensors
+from quire.worker.loading.formats.conversion import checkpoint_words, converted_tensors
 from quire.worker.loading.progress import Progress, silent
 from quire.worker.loading.tensor_reading import check_copies, read_tensors
 from quire.worker.loading.weight_plan import WeightPlan, plan_weights
@@ -83,7 +83,8 @@ def check_weights(
     `load_weights`.
     """
     stored = read_headers(find_weight_files(folder))
-    return plan_weights(model, converted_tensors(stored, config, prepared), config)
+    tensors = converted_tensors(stored, config, prepared)
+    return plan_weights(model, tensors, config, checkpoint_words(folder, config))
 
 
 @torch.no_grad()

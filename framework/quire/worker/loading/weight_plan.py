@@ -21,6 +21,7 @@ from quire.interfaces.checkpoint_tensors import CheckpointTensor, Tensors, Value
 from quire.interfaces.model import Model
 from quire.interfaces.quantized_weight import QuantizedWeight
 from quire.interfaces.weight_rules import WeightMatch, WeightPrefixes, WeightRule, WeightRules
+from quire.worker.loading.checkpoint_words import CheckpointWords
 from quire.worker.loading.contradictions import check_names, check_shapes
 from quire.worker.loading.draft_layers import DraftLayers
 from quire.worker.loading.weight_targets import Target, optional_targets, weight_targets
@@ -81,39 +82,48 @@ class WeightPlan:
     copies: tuple[tuple[CheckpointTensor, CheckpointTensor], ...]
 
 
-def plan_weights(model: Model, tensors: Tensors, config: Mapping[str, Any]) -> WeightPlan:
+def plan_weights(
+    model: Model,
+    tensors: Tensors,
+    config: Mapping[str, Any],
+    words: CheckpointWords,
+) -> WeightPlan:
     """Return the targets of each tensor that the model does not ignore.
 
     Args:
         model: Model to load.
         tensors: Tensors of the checkpoint, by name.
         config: The checkpoint's config.
+        words: What errors call the parts of the checkpoint.
 
     Raises:
         CheckpointCorruptError: Tensors are missing, unexpected or of another shape, or two of them
             have the same target.
         PluginError: A weight rule cannot fuse the model's parts.
     """
-    draft = _Draft(model)
+    draft = _Draft(model, words)
     for name, model_name in _needed_names(model, tensors):
         draft.add(tensors[name], model_name)
     draft.resolve_tied()
     planned = tuple(draft.planned.values())
-    check_shapes(((item.tensor, item.shape) for item in planned), config)
+    check_shapes(((item.tensor, item.shape) for item in planned), config, words)
     _check_duplicates(planned)
     mtp = DraftLayers(config)
     unexpected = {name: why for name, why in draft.unexpected.items() if name not in mtp}
+    unexpected = {words.tensor(name): why for name, why in unexpected.items()}
     prefixes = WeightPrefixes(model.weight_prefixes)
     missing = [prefixes.restored(name, tensors) for name in draft.missing_names()]
     missing = [name for name in missing if name not in unexpected]
-    check_names(missing, [name + why for name, why in unexpected.items()], tensors, config)
+    surplus = [name + why for name, why in unexpected.items()]
+    check_names(missing, surplus, map(words.tensor, tensors), config, words)
     return WeightPlan(planned, tuple(draft.copies))
 
 
 class _Draft:
     """A plan that is being made."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, words: CheckpointWords) -> None:
+        self._words = words
         self._required = weight_targets(model)
         self._targets = {**optional_targets(model), **self._required}
         self._rules = WeightRules(model.weight_rules)
@@ -151,7 +161,8 @@ class _Draft:
         """Return the checkpoint's names of tensors that are required and not planned."""
         planned = {target for item in self.planned.values() for target in item.targets}
         missing = (name for name, target in self._required.items() if target not in planned)
-        return list(dict.fromkeys(self._rules.checkpoint_name(name) for name in missing))
+        names = (self._words.missing_tensor(name, self._rules) for name in missing)
+        return list(dict.fromkeys(names))
 
     def _plan(self, tensor: CheckpointTensor, parts: list[str], rule: WeightRule | None) -> None:
         targets = tuple(self._targets[part] for part in parts)

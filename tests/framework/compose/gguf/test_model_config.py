@@ -147,19 +147,19 @@ def test_linear_and_yarn_scaling_are_read(config):
         config(TENSORS | FACTORS, **linear)
 
 
-@pytest.mark.parametrize("architecture", ["gemma3", "qwen3moe", "mamba", "", 7])
+@pytest.mark.parametrize("architecture", ["gemma4", "deepseek2", "mamba", "", 7])
 def test_another_architecture_is_refused_with_those_that_are_read(config, architecture):
     with pytest.raises(UnsupportedModelError) as caught:
         config(general__architecture=architecture)
-    assert f"the architecture {architecture!r}; of GGUF files quire reads llama, qwen2" in str(
-        caught.value
-    )
+    named = f"the architecture {architecture!r} (general.architecture); of GGUF files quire reads"
+    assert f"{named} llama, qwen2, qwen3, qwen2moe, qwen3moe, gemma, " in str(caught.value)
+    assert "hunyuan-dense; use the model's files in the layout of Hugging Face" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("expert_count", 8), ("attention.sliding_window", 1024), ("logit_scale", 0.5),
+        ("attention.sliding_window", 1024), ("logit_scale", 0.5),
         ("attention.causal", False), ("attention.clamp_kqv", 8.0), ("new", ["a"]),
     ],
 )  # fmt: skip
@@ -198,6 +198,95 @@ def test_a_part_of_a_head_is_refused(config, key):
 def test_a_missing_or_wrong_value_is_named(config, key, value, message):
     with pytest.raises(CheckpointCorruptError, match=message):
         config(**{f"llama.{key}": value})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"general__type": "mmproj"}, "is the encoder of images .* give the file of its text"),
+        ({"general__architecture": "clip"}, "is the encoder of images or sound of a model"),
+        ({"general__type": "adapter"}, "is an adapter; give the file of its model"),
+        ({"general__type": "imatrix"}, "is the statistics of a quantization"),
+    ],
+)
+def test_what_is_no_model_is_named(config, changes, message):
+    with pytest.raises(UnsupportedModelError, match=message):
+        config(**changes)
+
+
+def test_llama_with_experts_is_mixtral(config):
+    found = config(llama__expert_count=8, llama__expert_used_count=2)
+    assert (found["architectures"], found["model_type"]) == (["MixtralForCausalLM"], "mixtral")
+    assert (found["num_local_experts"], found["num_experts_per_tok"]) == (8, 2)
+    with pytest.raises(CheckpointCorruptError, match=r"lacks llama\.expert_used_count in its meta"):
+        config(llama__expert_count=8)
+
+
+GEMMA2 = {
+    "gemma2__attn_logit_softcapping": 50.0,
+    "gemma2__final_logit_softcapping": 30.0,
+    "gemma2__attention__sliding_window": 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "types"), [(None, "sf"), (2, "sf"), (1, "ff"), ([False, True], "fs")]
+)
+def test_windows_are_in_the_layers_that_the_pattern_says(config, pattern, types):
+    found = config(**named("gemma2"), **GEMMA2, gemma2__attention__sliding_window_pattern=pattern)
+    names = {"s": "sliding_attention", "f": "full_attention"}
+    assert (found["sliding_window"], found["layer_types"]) == (4, [names[each] for each in types])
+
+
+@pytest.mark.parametrize("pattern", [[True], 0, "all", ["a", "b"]])
+def test_a_pattern_that_is_none_is_named(config, pattern):
+    with pytest.raises(CheckpointCorruptError, match=r"sliding_window_pattern in .* must be"):
+        config(**named("gemma2"), **GEMMA2, gemma2__attention__sliding_window_pattern=pattern)
+
+
+def test_only_the_largest_gemma_scales_scores_by_the_hidden_size(config):
+    largest = {"gemma2.block_count": 46, "gemma2.embedding_length": 128}
+    largest |= {"gemma2.attention.key_length": 16, "gemma2.attention.value_length": 16}
+    tensors = {"token_embd.weight": np.zeros((40, 128))}
+    tensors |= {f"blk.{i}.attn_norm.weight": np.zeros(128) for i in range(46)}
+    assert config(**named("gemma2"), **GEMMA2)["query_pre_attn_scalar"] == 16
+    found = config(tensors, **(named("gemma2") | largest), **GEMMA2)
+    assert found["query_pre_attn_scalar"] == 32
+
+
+def test_a_part_of_a_head_is_rotated_in_families_that_have_it(config):
+    found = config(**(named("glm4") | {"glm4.rope.dimension_count": 8}))
+    assert found["partial_rotary_factor"] == 0.5
+    assert config(**named("glm4"))["partial_rotary_factor"] == 1.0
+
+
+def test_a_value_that_the_family_cannot_have_is_refused(config):
+    moe = named("qwen3moe") | {
+        "qwen3moe.expert_count": 4,
+        "qwen3moe.expert_used_count": 2,
+        "qwen3moe.expert_feed_forward_length": 32,
+    }
+    assert config(**moe, qwen3moe__expert_gating_func=1)["norm_topk_prob"] is True
+    assert config(**moe, qwen3moe__expert_weights_norm=False)["norm_topk_prob"] is False
+    with pytest.raises(UnsupportedModelError, match=r"sets qwen3moe\.expert_gating_func, which"):
+        config(**moe, qwen3moe__expert_gating_func=2)
+
+
+def test_layers_that_predict_drafts_are_left_out(config):
+    keys = {
+        "expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32,
+        "expert_shared_count": 1, "expert_weights_scale": 1.5, "leading_dense_block_count": 1,
+        "nextn_predict_layers": 1,
+    }  # fmt: skip
+    moe = named("glm4moe") | {f"glm4moe.{key}": value for key, value in keys.items()}
+    assert config(**moe)["num_hidden_layers"] == 1
+    with pytest.raises(CheckpointCorruptError, match="must be less than the 2 layers, got 2"):
+        config(**moe | {"glm4moe.nextn_predict_layers": 2})
+
+
+def test_more_tokens_than_rows_of_the_embedding_are_named(config):
+    with pytest.raises(CheckpointCorruptError, match=r"has 41 tokens \(tokenizer\.ggml\.tokens\)"):
+        config(tokenizer__ggml__tokens=[str(i) for i in range(41)])
 
 
 def test_a_missing_embedding_is_named(config):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from quire.compose.gguf.model_config import key_names
+from quire.compose.gguf.split_files import read_files
 from quire.interfaces.checkpoint_tensors import CheckpointTensor, StoredTensor, unchanged
 from quire.interfaces.quantization import PreparedQuantization
+from quire.worker.loading.checkpoint_words import CheckpointWords
 from quire.worker.loading.formats.consolidated import from_consolidated, is_consolidated
-from quire.worker.loading.formats.gguf import from_gguf, is_gguf_layout
+from quire.worker.loading.formats.gguf import from_gguf, gguf_rules, is_gguf_layout
 from quire.worker.loading.tensor_reading import read_stored
 
 
@@ -33,3 +37,17 @@ def converted_tensors(
     elif is_gguf_layout(tensors):
         tensors = from_gguf(tensors, config)
     return tensors if prepared is None else prepared.read(tensors, read_stored)
+
+
+def checkpoint_words(folder: Path, config: Mapping[str, Any]) -> CheckpointWords:
+    """Return what errors call the parts of a checkpoint.
+
+    Args:
+        folder: Path of its folder, or of its GGUF file.
+        config: Its config.json, or what the GGUF file stands for.
+    """
+    if not folder.is_file():
+        return CheckpointWords()
+    keys = dict(key_names(read_files(folder)))
+    keys["vocab_size"] = "the number of rows of token_embd.weight"
+    return CheckpointWords("its metadata", keys, gguf_rules(config))

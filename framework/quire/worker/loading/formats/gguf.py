@@ -1,41 +1,36 @@
-"""The layout of GGUF files: llama.cpp's names, and for Llama another order of rows.
+"""The layout of GGUF files: llama.cpp's names, stacked experts, and for some another order of rows.
 
-For Llama, rows of queries and keys are in the order of rotary pairs, as in Mistral's own layout;
-the files of other architectures have the order of Hugging Face.
+For Llama and its like, rows of queries and keys are in the order of rotary pairs, as in Mistral's
+own layout; the files of other architectures have the order of Hugging Face. Weights of norms that
+are around one are stored so; the layout of Hugging Face has their difference from one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from quire.compose.gguf.model_config import EMBEDDING, ROPE_FACTORS
+import torch
+from torch import Tensor
+
+from quire.compose.gguf.families import (
+    BY_ARCHITECTURE,
+    EXPERT_COUNT,
+    KEYS,
+    QUERIES,
+    TENSORS,
+)
+from quire.compose.gguf.model_config import EMBEDDING
+from quire.compose.gguf.rope_values import FACTOR_TENSORS
 from quire.errors import CheckpointCorruptError
 from quire.interfaces.checkpoint_tensors import CheckpointTensor, Tensors
-from quire.interfaces.weight_rules import WeightRule, WeightRules
+from quire.interfaces.weight_rules import WeightMatch, WeightRule, WeightRules
 from quire.worker.loading.formats.consolidated import halves_from_pairs
 
-LAYER = "model.layers.{layer}"
-QUERIES, KEYS = "blk.{layer}.attn_q", "blk.{layer}.attn_k"
-NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "blk.{layer}.attn_norm": f"{LAYER}.input_layernorm",
-    "blk.{layer}.ffn_norm": f"{LAYER}.post_attention_layernorm",
-    QUERIES: f"{LAYER}.self_attn.q_proj",
-    KEYS: f"{LAYER}.self_attn.k_proj",
-    "blk.{layer}.attn_v": f"{LAYER}.self_attn.v_proj",
-    "blk.{layer}.attn_output": f"{LAYER}.self_attn.o_proj",
-    "blk.{layer}.attn_q_norm": f"{LAYER}.self_attn.q_norm",
-    "blk.{layer}.attn_k_norm": f"{LAYER}.self_attn.k_norm",
-    "blk.{layer}.ffn_gate": f"{LAYER}.mlp.gate_proj",
-    "blk.{layer}.ffn_up": f"{LAYER}.mlp.up_proj",
-    "blk.{layer}.ffn_down": f"{LAYER}.mlp.down_proj",
-}
-RULES = WeightRules(WeightRule(theirs, (ours,)) for theirs, ours in NAMES.items())
-PAIRED = frozenset({"llama"})  # model types whose queries and keys are in rotary pairs
+NORMS = "norm.weight"  # end of their names
+GATE = ".mlp.shared_expert_gate.weight"  # a matrix of one row, which is a vector in the file
 
 
 def is_gguf_layout(tensors: Tensors) -> bool:
@@ -43,44 +38,104 @@ def is_gguf_layout(tensors: Tensors) -> bool:
     return EMBEDDING in tensors
 
 
+def gguf_rules(config: Mapping[str, Any]) -> WeightRules:
+    """Return the rules from llama.cpp's names to those of the layout of Hugging Face."""
+    own = BY_ARCHITECTURE[config["architectures"][0]].tensors
+    names = {**own, **{theirs: ours for theirs, ours in TENSORS.items() if theirs not in own}}
+    return WeightRules(WeightRule(theirs, (ours,)) for theirs, ours in names.items())
+
+
 def from_gguf(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, CheckpointTensor]:
     """Return the tensors of GGUF files as in the layout of Hugging Face.
 
-    Matrices in blocks are rows of bytes, whose order changes as that of numbers does. The factors
-    of the rotary embedding are left out: they are in the config. Tensors without a known name keep
-    theirs, so that errors list them.
+    Matrices in blocks are rows of bytes, whose order changes as that of numbers does. A stack of
+    the experts' matrices becomes one tensor for each. Factors of the rotary embedding are left out:
+    they are in the config. Tensors without a known name keep theirs, so that errors list them.
 
     Args:
         tensors: Tensors of the files.
         config: Config of the model, in the layout of Hugging Face.
 
     Raises:
-        CheckpointCorruptError: The rows of a query or key projection are not whole heads.
+        CheckpointCorruptError: The rows of a query or key projection are not whole heads, a stack
+            is not of as many matrices as there are experts, or two tensors mean the same.
     """
-    head_dim = config["head_dim"] if config.get("model_type") in PAIRED else None
-    renamed = (
-        _renamed(tensor, head_dim) for name, tensor in tensors.items() if name != ROPE_FACTORS
-    )
-    return {tensor.name: tensor for tensor in renamed}
+    layout, rules = _Layout(config), gguf_rules(config)
+    converted: dict[str, CheckpointTensor] = {}
+    for name, tensor in tensors.items():
+        if name in FACTOR_TENSORS:
+            continue
+        match = rules.match(name)
+        for new in [tensor] if match is None else layout.converted(tensor, match):
+            if new.name in converted:
+                raise CheckpointCorruptError(
+                    f"tensors {converted[new.name].stored[0].name} and {name} in "
+                    f"{new.stored[0].file.name} mean the same; convert the model again"
+                )
+            converted[new.name] = new
+    return converted
 
 
-def _renamed(tensor: CheckpointTensor, head_dim: int | None) -> CheckpointTensor:
-    """Return a tensor under the model's name.
+class _Layout:
+    """Order of rows, offsets and stacks in the files of one model.
 
     Args:
-        tensor: Tensor of a file.
-        head_dim: Size of the heads, if their rows are in rotary pairs.
+        config: Config of the model, in the layout of Hugging Face.
     """
-    match = RULES.match(tensor.name)
-    if match is None:
-        return tensor
-    (name,) = match.part_names()
-    if head_dim is None or match.rule.checkpoint not in (QUERIES, KEYS):
-        return CheckpointTensor(name, tensor.shape, tensor.stored)
-    if tensor.shape[0] % head_dim:
-        raise CheckpointCorruptError(
-            f"tensor {tensor.name} has shape {list(tensor.shape)}, whose rows are no whole heads "
-            f"of {head_dim}"
-        )
-    reorder = partial(halves_from_pairs, head_dim=head_dim)
-    return CheckpointTensor(name, tensor.shape, tensor.stored, reorder)
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._family = BY_ARCHITECTURE[config["architectures"][0]]
+        self._head_dim = config["head_dim"]
+        experts = self._family.keys.get(EXPERT_COUNT)
+        self._num_experts: Any = None if experts is None else config[experts.name]
+        self._num_heads = config["num_attention_heads"]
+
+    def converted(self, tensor: CheckpointTensor, match: WeightMatch) -> Iterator[CheckpointTensor]:
+        """Yield a tensor under its new name, or the entries of a stack."""
+        (name,) = match.part_names()
+        if match.rule.stack is not None:
+            yield from self._unstacked(tensor, match)
+        elif self._family.is_paired and match.rule.checkpoint in (QUERIES, KEYS):
+            yield CheckpointTensor(name, tensor.shape, tensor.stored, self._reordering(tensor))
+        elif self._family.norm_offset and tensor.name.endswith(NORMS):
+            shifted = partial(_less, offset=self._family.norm_offset)
+            yield CheckpointTensor(name, tensor.shape, tensor.stored, shifted)
+        elif name.endswith(GATE) and len(tensor.shape) == 1:
+            as_row = partial(torch.unsqueeze, dim=0)
+            yield CheckpointTensor(name, (1, *tensor.shape), tensor.stored, as_row)
+        else:
+            yield CheckpointTensor(name, tensor.shape, tensor.stored)
+
+    def _reordering(self, tensor: CheckpointTensor) -> Callable[[Tensor], Tensor]:
+        """Return the function that turns rotary pairs of rows into halves of heads."""
+        if tensor.shape[0] % self._head_dim:
+            raise CheckpointCorruptError(
+                f"tensor {tensor.name} has shape {list(tensor.shape)}, whose rows are no whole "
+                f"heads of {self._head_dim}"
+            )
+        return partial(halves_from_pairs, head_dim=self._head_dim)
+
+    def _unstacked(
+        self, tensor: CheckpointTensor, match: WeightMatch
+    ) -> Iterator[CheckpointTensor]:
+        """Yield the entries of a stack: matrices or biases of experts, or norms of heads."""
+        (stored,), (count, *rest) = tensor.stored, tensor.shape
+        is_experts = match.rule.stack == "expert"
+        if is_experts and self._num_experts is None:
+            yield tensor  # to be listed as one that the model does not have
+            return
+        most: int = self._num_experts if is_experts else self._num_heads
+        if not rest or count > most or (is_experts and count < most):
+            what = f"{most} experts" if is_experts else f"at most {most} heads"
+            raise CheckpointCorruptError(
+                f"tensor {tensor.name} in {stored.file.name} has shape {list(tensor.shape)}, and "
+                f"must be a stack of {what}; convert the model again"
+            )
+        part = replace(stored, shape=tuple(rest), num_bytes=stored.num_bytes // count)
+        for index in range(count):
+            (name,) = match.part_names(index)
+            yield CheckpointTensor(name, part.shape, (replace(part, index=index),))
+
+
+def _less(weight: Tensor, offset: float) -> Tensor:
+    return weight.float() - offset

@@ -31,9 +31,14 @@ def random_blocks(kind, shape, rng):
     layout = BY_NAME[kind]
     count = shape[0] * shape[1] // layout.block_size
     data = rng.integers(0, 256, (count, layout.block_bytes), dtype=np.uint8)
-    halves = {"Q4_1": [0, 2], "Q5_1": [0, 2], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
+    if kind == "MXFP4":
+        data[:, 0] = rng.integers(118, 122, count)
+    halves = {
+        "Q4_1": [0, 2], "Q5_1": [0, 2], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
+        "Q2_K": [80, 82], "Q3_K": [108], "MXFP4": [],
+    }  # fmt: skip
     for position in halves.get(kind, [0]):
-        least = 2**-9 if kind.endswith("K") else 2**-5
+        least = 2**-9 if kind.endswith(("K", "XS", "NL")) else 2**-5
         factors = (rng.random(count) * least + least / 2).astype(np.float16)
         data[:, position : position + 2] = factors.view(np.uint8).reshape(-1, 2)
     stored = StoredTensor("a", Path("a"), shape, kind, data.nbytes)
@@ -160,12 +165,91 @@ def test_a_tensor_of_another_name_is_listed(tmp_path):
         loaded(file)
 
 
-def test_a_missing_tensor_is_listed_under_the_models_name(tmp_path):
+def test_a_missing_tensor_is_listed_under_the_name_that_the_file_gives_it(tmp_path):
     written = write_checkpoint(tmp_path / "hf", "Qwen3ForCausalLM")
     tensors = model_tensors(written.weights, written.config)
     del tensors["blk.1.ffn_up.weight"]
     file = write_gguf(tmp_path / "model.gguf", model_metadata(written.config), tensors)
-    with pytest.raises(CheckpointCorruptError, match=r"missing: model\.layers\.1\.mlp\.up_proj"):
+    with pytest.raises(
+        CheckpointCorruptError, match=r"1 tensors are missing: blk\.1\.ffn_up\.weight"
+    ):
+        loaded(file)
+
+
+def write_changed(folder, architecture="LlamaForCausalLM", metadata=None, **tensors):
+    """Write a model with other tensors and metadata; None takes a tensor away."""
+    written = write_checkpoint(folder / "hf", architecture)
+    names = {key.replace("__", "."): value for key, value in tensors.items()}
+    found = model_tensors(written.weights, written.config) | names
+    found = {name: value for name, value in found.items() if value is not None}
+    return write_gguf(
+        folder / "model.gguf", model_metadata(written.config) | (metadata or {}), found
+    )
+
+
+def test_a_wrong_shape_is_explained_by_the_metadata(tmp_path):
+    file = write_changed(tmp_path, blk__1__ffn_down__weight=np.zeros((64, 96)))
+    with pytest.raises(CheckpointCorruptError) as caught:
+        loaded(file)
+    assert str(caught.value) == (
+        "tensor blk.1.ffn_down.weight in model.gguf has shape [64, 96], but its metadata requires "
+        "[64, 112]"
+    )
+
+
+def test_a_wrong_size_names_its_key_of_the_metadata(tmp_path):
+    file = write_changed(tmp_path, metadata={"llama.feed_forward_length": 96})
+    with pytest.raises(CheckpointCorruptError) as caught:
+        loaded(file)
+    assert "In its metadata llama.feed_forward_length is 96, and the tensors have 112" in str(
+        caught.value
+    )
+    assert "config.json" not in str(caught.value)
+
+
+def test_a_wrong_number_of_layers_names_its_key_of_the_metadata(tmp_path):
+    file = write_changed(tmp_path, metadata={"llama.block_count": 4})
+    with pytest.raises(CheckpointCorruptError) as caught:
+        loaded(file)
+    assert "missing: blk.3." in str(caught.value)
+    assert "In its metadata llama.block_count is 4, and the tensors have 3 layers" in str(
+        caught.value
+    )
+
+
+def test_two_tensors_that_mean_the_same_are_named(tmp_path):
+    file = write_changed(
+        tmp_path,
+        metadata={"llama.expert_count": 2, "llama.expert_used_count": 1},
+        blk__0__ffn_up_exps__weight=np.zeros((2, 112, 64)),
+        **{"blk.0.ffn_up.1.weight": np.zeros((112, 64))},
+    )
+    with pytest.raises(CheckpointCorruptError, match=r"ffn_up_exps\.weight and blk\.0\.ffn_up\.1"):
+        loaded(file)
+
+
+@pytest.mark.parametrize("shape", [(3, 112, 64), (1, 112, 64), (2,)])
+def test_a_stack_of_another_number_of_experts_is_named(tmp_path, shape):
+    file = write_changed(
+        tmp_path,
+        metadata={"llama.expert_count": 2, "llama.expert_used_count": 1},
+        blk__0__ffn_up_exps__weight=np.zeros(shape),
+    )
+    with pytest.raises(
+        CheckpointCorruptError, match=r"ffn_up_exps\.weight .* a stack of 2 experts"
+    ):
+        loaded(file)
+
+
+def test_experts_of_a_model_without_them_are_listed(tmp_path):
+    file = write_changed(tmp_path, blk__0__ffn_up_exps__weight=np.zeros((2, 112, 64)))
+    with pytest.raises(CheckpointCorruptError, match=r"not in the model: blk\.0\.ffn_up_exps\.w"):
+        loaded(file)
+
+
+def test_missing_experts_are_listed_once_under_the_name_of_the_stack(tmp_path):
+    file = write_changed(tmp_path, metadata={"llama.expert_count": 2, "llama.expert_used_count": 1})
+    with pytest.raises(CheckpointCorruptError, match=r"missing: .*blk\.0\.ffn_gate_exps\.weight,"):
         loaded(file)
 
 

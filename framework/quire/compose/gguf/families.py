@@ -1,0 +1,439 @@
+"""Table of the architectures of GGUF files: the model class of each, its metadata and its tensors.
+
+A row says what differs from Llama. Metadata and tensors have llama.cpp's names on the left, and
+those of the layout of Hugging Face, or of quire's decoder, on the right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+WINDOW, EXPERT_COUNT = "attention.sliding_window", "expert_count"
+
+BLOCK, LAYER = "blk.{layer}", "model.layers.{layer}"
+EXPERT = f"{LAYER}.mlp.experts.{{expert}}"
+PARTS = ("gate", "up", "down")
+QUERIES, KEYS = f"{BLOCK}.attn_q", f"{BLOCK}.attn_k"
+TENSORS = {  # of all families, unless they have another name for one
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    f"{BLOCK}.attn_norm": f"{LAYER}.input_layernorm",
+    f"{BLOCK}.ffn_norm": f"{LAYER}.post_attention_layernorm",
+    QUERIES: f"{LAYER}.self_attn.q_proj",
+    KEYS: f"{LAYER}.self_attn.k_proj",
+    f"{BLOCK}.attn_v": f"{LAYER}.self_attn.v_proj",
+    f"{BLOCK}.attn_output": f"{LAYER}.self_attn.o_proj",
+    f"{BLOCK}.attn_q_norm": f"{LAYER}.self_attn.q_norm",
+    f"{BLOCK}.attn_k_norm": f"{LAYER}.self_attn.k_norm",
+    f"{BLOCK}.ffn_gate_inp": f"{LAYER}.mlp.gate",
+    f"{BLOCK}.ffn_gate_inp_shexp": f"{LAYER}.mlp.shared_expert_gate",
+    f"{BLOCK}.exp_probs_b.bias": f"{LAYER}.mlp.gate.e_score_correction_bias",
+    **{f"{BLOCK}.ffn_{part}": f"{LAYER}.mlp.{part}_proj" for part in PARTS},
+    **{f"{BLOCK}.ffn_{part}_exps": f"{EXPERT}.{part}_proj" for part in PARTS},  # stacks of all
+    **{f"{BLOCK}.ffn_{part}.{{expert}}": f"{EXPERT}.{part}_proj" for part in PARTS},  # until 2024
+    **{f"{BLOCK}.ffn_{part}_shexp": f"{LAYER}.mlp.shared_expert.{part}_proj" for part in PARTS},
+}
+NORM_AFTER_ATTENTION = {f"{BLOCK}.post_attention_norm": f"{LAYER}.post_attention_layernorm"}
+SANDWICH = NORM_AFTER_ATTENTION | {
+    f"{BLOCK}.ffn_norm": f"{LAYER}.pre_feedforward_layernorm",
+    f"{BLOCK}.post_ffw_norm": f"{LAYER}.post_feedforward_layernorm",
+}
+FUSED_GATE_UP = {f"{BLOCK}.ffn_up": f"{LAYER}.mlp.gate_up_proj"}
+DRAFT_LAYERS = {
+    f"{BLOCK}.nextn.{name}": f"{LAYER}.{name}"
+    for name in (
+        "eh_proj", "embed_tokens", "enorm", "hnorm", "shared_head_head", "shared_head_norm",
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A value of metadata that a family has.
+
+    Attributes:
+        name: Its key in the config.
+        kind: "count" from 1, "whole" from 0, "number" above 0, or "flag".
+        is_optional: Whether files may lack it, or have 0 in place of none.
+    """
+
+    name: str
+    kind: Literal["count", "whole", "number", "flag"] = "count"
+    is_optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Epsilon:
+    """Key of the epsilon of the norms, in the metadata and in the config."""
+
+    key: str = "attention.layer_norm_rms_epsilon"
+    name: str = "rms_norm_eps"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """An architecture of GGUF.
+
+    Attributes:
+        name: Its name in `general.architecture`, which the keys of its metadata begin with.
+        architecture: Name of the model class.
+        model_type: Model type in config.json.
+        keys: Metadata beyond that of Llama.
+        tensors: Names of tensors that are not in `TENSORS`, or mean something else.
+        flags: Keys of the config that say whether there is a tensor, and this tensor.
+        constants: Values of the config that no file has, such as the activation.
+        derive: Function from the config to further values of it.
+        epsilon: Key of the epsilon of the norms.
+        usual: Further keys of metadata, and the only value of each that the family has.
+        rope: Values of a scaled rotary embedding that no file has.
+        window_period: Number of layers of which the last one has full attention, and the others a
+            sliding window; None: the family has no such layers.
+        is_paired: Whether rows of queries and keys are in rotary pairs.
+        is_partly_rotated: Whether a part of each head may be rotated.
+        norm_offset: Number that is added to the weights of norms in the file.
+        variants: Families that a file is of if it has a value for a key.
+    """
+
+    name: str
+    architecture: str
+    model_type: str
+    keys: Mapping[str, Key] = field(default_factory=dict)
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    flags: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
+    epsilon: Epsilon = Epsilon()
+    usual: Mapping[str, Any] = field(default_factory=dict)
+    rope: Mapping[str, Any] = field(default_factory=dict)
+    window_period: int | None = None
+    is_paired: bool = False
+    is_partly_rotated: bool = False
+    norm_offset: float = 0.0
+    variants: Mapping[str, Family] = field(default_factory=dict)
+
+
+def _scaled_by(num_layers: int) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+    """Return the function for the scale of Gemma's scores, which no file has.
+
+    It is by the size of a head, and in the model of 27B, which is known by its number of layers,
+    by the hidden size over the number of heads.
+    """
+
+    def derive(config: Mapping[str, Any]) -> Mapping[str, Any]:
+        is_largest = config["num_hidden_layers"] == num_layers
+        per_head = config["hidden_size"] // config["num_attention_heads"]
+        return {"query_pre_attn_scalar": per_head if is_largest else config["head_dim"]}
+
+    return derive
+
+
+LAYER_NORM = "attention.layer_norm_epsilon"
+QUERY_BIAS, OUTPUT_BIAS, MLP_BIAS = (
+    f"blk.0.{name}.bias" for name in ("attn_q", "attn_output", "ffn_up")
+)
+EXPERTS = {"expert_used_count": Key("num_experts_per_tok")}
+NORMALIZED = {"expert_weights_norm": Key("norm_topk_prob", "flag", is_optional=True)}
+SOFTMAX, SIGMOID = {"expert_gating_func": 1}, {"expert_gating_func": 2}
+OWN_WIDTH = {"expert_feed_forward_length": Key("moe_intermediate_size")}
+FACTORS = {
+    "attention.scale": Key("attention_multiplier", "number"),
+    "embedding_scale": Key("embedding_multiplier", "number"),
+    "residual_scale": Key("residual_multiplier", "number"),
+    "logit_scale": Key("logits_scaling", "number"),
+}
+LOGIT_CAP = Key("final_logit_softcapping", "number", is_optional=True)
+GELU = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
+SQUARED_RELU = {"hidden_act": "relu2"}
+BIASES = {"attention_bias": QUERY_BIAS, "mlp_bias": MLP_BIAS}
+
+MIXTRAL = Family(
+    "llama",
+    "MixtralForCausalLM",
+    "mixtral",
+    keys=EXPERTS | {EXPERT_COUNT: Key("num_local_experts")},
+    is_paired=True,
+)
+OLMO3 = Family("olmo2", "Olmo3ForCausalLM", "olmo3", tensors=SANDWICH, window_period=4)
+ROWS = (
+    Family(
+        "llama",
+        "LlamaForCausalLM",
+        "llama",
+        flags=BIASES,
+        is_paired=True,
+        variants={EXPERT_COUNT: MIXTRAL},
+    ),
+    Family(
+        "qwen2",
+        "Qwen2ForCausalLM",
+        "qwen2",
+        constants={"use_sliding_window": False},
+    ),
+    Family(
+        "qwen3",
+        "Qwen3ForCausalLM",
+        "qwen3",
+        flags={"attention_bias": QUERY_BIAS},
+        constants={"use_sliding_window": False},
+    ),
+    Family(
+        "qwen2moe",
+        "Qwen2MoeForCausalLM",
+        "qwen2_moe",
+        keys=EXPERTS
+        | OWN_WIDTH
+        | NORMALIZED
+        | {
+            EXPERT_COUNT: Key("num_experts"),
+            "expert_shared_feed_forward_length": Key("shared_expert_intermediate_size"),
+        },
+        flags={"qkv_bias": QUERY_BIAS},
+        constants={"use_sliding_window": False, "norm_topk_prob": False},
+        usual=SOFTMAX,
+    ),
+    Family(
+        "qwen3moe",
+        "Qwen3MoeForCausalLM",
+        "qwen3_moe",
+        keys=EXPERTS | OWN_WIDTH | NORMALIZED | {EXPERT_COUNT: Key("num_experts")},
+        flags={"attention_bias": QUERY_BIAS},
+        constants={"use_sliding_window": False, "norm_topk_prob": True},
+        usual=SOFTMAX,
+    ),
+    Family(
+        "gemma",
+        "GemmaForCausalLM",
+        "gemma",
+        constants=GELU,
+        norm_offset=1.0,
+    ),
+    Family(
+        "gemma2",
+        "Gemma2ForCausalLM",
+        "gemma2",
+        keys={
+            "attn_logit_softcapping": Key("attn_logit_softcapping", "number"),
+            "final_logit_softcapping": Key("final_logit_softcapping", "number"),
+        },
+        tensors=SANDWICH,
+        constants=GELU,
+        derive=_scaled_by(46),
+        window_period=2,
+        norm_offset=1.0,
+    ),
+    Family(
+        "gemma3",
+        "Gemma3ForCausalLM",
+        "gemma3_text",
+        keys={
+            "final_logit_softcapping": LOGIT_CAP,
+            "rope.freq_base_swa": Key("rope_local_base_freq", "number", is_optional=True),
+        },
+        tensors=SANDWICH,
+        constants=GELU | {"rope_local_base_freq": 10_000.0},
+        derive=_scaled_by(62),
+        window_period=6,
+        norm_offset=1.0,
+    ),
+    Family(
+        "phi3",
+        "Phi3ForCausalLM",
+        "phi3",
+        keys={
+            WINDOW: Key("sliding_window", is_optional=True),
+            "rope.scaling.attn_factor": Key("attention_factor", "number", is_optional=True),
+        },
+        tensors=FUSED_GATE_UP | {f"{BLOCK}.attn_qkv": f"{LAYER}.self_attn.qkv_proj"},
+        is_partly_rotated=True,
+    ),
+    Family(
+        "gpt-oss",
+        "GptOssForCausalLM",
+        "gpt_oss",
+        keys=EXPERTS
+        | {
+            EXPERT_COUNT: Key("num_local_experts"),
+            "expert_feed_forward_length": Key("intermediate_size"),
+        },
+        tensors=NORM_AFTER_ATTENTION | {f"{BLOCK}.attn_sinks.weight": f"{LAYER}.self_attn.sinks"},
+        flags={"attention_bias": QUERY_BIAS},
+        rope={"truncate": False},
+        window_period=2,
+    ),
+    Family(
+        "granite",
+        "GraniteForCausalLM",
+        "granite",
+        keys=FACTORS,
+        flags=BIASES,
+        is_paired=True,
+    ),
+    Family(
+        "granitemoe",
+        "GraniteMoeForCausalLM",
+        "granitemoe",
+        keys=FACTORS
+        | EXPERTS
+        | {
+            EXPERT_COUNT: Key("num_local_experts"),
+            "expert_shared_feed_forward_length": Key("shared_intermediate_size", is_optional=True),
+        },
+        flags={"attention_bias": QUERY_BIAS},
+        is_paired=True,
+    ),
+    Family(
+        "smollm3",
+        "SmolLM3ForCausalLM",
+        "smollm3",
+        flags=BIASES,
+        constants={"no_rope_layer_interval": 4, "use_sliding_window": False},
+        is_paired=True,
+    ),
+    Family(
+        "olmo2",
+        "Olmo2ForCausalLM",
+        "olmo2",
+        tensors=SANDWICH,
+        variants={WINDOW: OLMO3},
+    ),
+    Family(
+        "olmoe",
+        "OlmoeForCausalLM",
+        "olmoe",
+        keys=EXPERTS | NORMALIZED | {EXPERT_COUNT: Key("num_experts")},
+        constants={"norm_topk_prob": False},
+        usual=SOFTMAX,
+    ),
+    Family(
+        "command-r",
+        "CohereForCausalLM",
+        "cohere",
+        keys={"logit_scale": Key("logit_scale", "number")},
+        flags={"attention_bias": QUERY_BIAS, "use_qk_norm": "blk.0.attn_q_norm.weight"},
+        epsilon=Epsilon(LAYER_NORM, "layer_norm_eps"),
+    ),
+    Family(
+        "cohere2",
+        "Cohere2ForCausalLM",
+        "cohere2",
+        keys={"logit_scale": Key("logit_scale", "number")},
+        flags={"attention_bias": QUERY_BIAS},
+        epsilon=Epsilon(LAYER_NORM, "layer_norm_eps"),
+        window_period=4,
+    ),
+    Family(
+        "starcoder2",
+        "Starcoder2ForCausalLM",
+        "starcoder2",
+        flags={"use_bias": QUERY_BIAS},
+        constants=GELU,
+        epsilon=Epsilon(LAYER_NORM, "norm_epsilon"),
+    ),
+    Family(
+        "stablelm",
+        "StableLmForCausalLM",
+        "stablelm",
+        keys={"use_parallel_residual": Key("use_parallel_residual", "flag", is_optional=True)},
+        tensors={
+            f"{BLOCK}.attn_{part}_norm": (f"{LAYER}.self_attn.{part}_layernorm.norms.{{head}}")
+            for part in "qk"
+        },
+        flags={"use_qkv_bias": QUERY_BIAS, "qk_layernorm": "blk.0.attn_q_norm.weight"},
+        epsilon=Epsilon(LAYER_NORM, "layer_norm_eps"),
+        is_partly_rotated=True,
+    ),
+    Family(
+        "nemotron",
+        "NemotronForCausalLM",
+        "nemotron",
+        flags=BIASES,
+        constants=SQUARED_RELU,
+        epsilon=Epsilon(LAYER_NORM, "norm_eps"),
+        is_partly_rotated=True,
+        norm_offset=1.0,
+    ),
+    Family(
+        "arcee",
+        "ArceeForCausalLM",
+        "arcee",
+        flags=BIASES,
+        constants=SQUARED_RELU,
+        is_paired=True,
+    ),
+    Family(
+        "seed_oss",
+        "SeedOssForCausalLM",
+        "seed_oss",
+        tensors=NORM_AFTER_ATTENTION,
+        flags=BIASES | {"attention_out_bias": OUTPUT_BIAS},
+    ),
+    Family(
+        "glm4",
+        "Glm4ForCausalLM",
+        "glm4",
+        tensors=FUSED_GATE_UP
+        | {
+            f"{BLOCK}.post_attention_norm": f"{LAYER}.post_self_attn_layernorm",
+            f"{BLOCK}.post_ffw_norm": f"{LAYER}.post_mlp_layernorm",
+        },
+        flags={"attention_bias": QUERY_BIAS},
+        is_partly_rotated=True,
+    ),
+    Family(
+        "glm4moe",
+        "Glm4MoeForCausalLM",
+        "glm4_moe",
+        keys=EXPERTS
+        | OWN_WIDTH
+        | NORMALIZED
+        | {
+            EXPERT_COUNT: Key("n_routed_experts"),
+            "expert_group_count": Key("n_group", is_optional=True),
+            "expert_group_used_count": Key("topk_group", is_optional=True),
+            "expert_shared_count": Key("n_shared_experts", "whole"),
+            "expert_weights_scale": Key("routed_scaling_factor", "number"),
+            "leading_dense_block_count": Key("first_k_dense_replace", "whole"),
+            "nextn_predict_layers": Key("num_nextn_predict_layers", "whole", is_optional=True),
+        },
+        tensors=NORM_AFTER_ATTENTION
+        | DRAFT_LAYERS
+        | {
+            f"{BLOCK}.ffn_{part}_shexp": f"{LAYER}.mlp.shared_experts.{part}_proj" for part in PARTS
+        },
+        flags={"attention_bias": QUERY_BIAS, "use_qk_norm": "blk.0.attn_q_norm.weight"},
+        constants={"n_group": 1, "topk_group": 1, "norm_topk_prob": True},
+        usual=SIGMOID,
+        is_partly_rotated=True,
+    ),
+    Family(
+        "ernie4_5",
+        "Ernie4_5ForCausalLM",
+        "ernie4_5",
+        flags={"use_bias": QUERY_BIAS},
+    ),
+    Family(
+        "exaone4",
+        "Exaone4ForCausalLM",
+        "exaone4",
+        tensors=SANDWICH,
+        constants={"sliding_window": None},
+        variants={
+            WINDOW: Family(
+                "exaone4", "Exaone4ForCausalLM", "exaone4", tensors=SANDWICH, window_period=4
+            )
+        },
+    ),
+    Family(
+        "hunyuan-dense",
+        "HunYuanDenseV1ForCausalLM",
+        "hunyuan_v1_dense",
+        flags={"attention_bias": QUERY_BIAS},
+    ),
+)
+FAMILIES = {family.name: family for family in ROWS}
+BY_ARCHITECTURE = {
+    family.architecture: family for row in ROWS for family in (row, *row.variants.values())
+}
