@@ -55,6 +55,7 @@ def describe(composition: Composition, memory: MemoryEstimate, num_replicas: int
         "model": composition.checkpoint.name,
         "shipped_by": None if shipped is None else str(shipped.entry.source),
         "folder": str(composition.checkpoint.folder),
+        "gguf": composition.checkpoint.contents,
         "architecture": description.architecture,
         "left_out": description.left_out or None,
         "parameters": description.num_params,

@@ -118,6 +118,8 @@ def log_composition(composition: Composition, num_replicas: int = 1) -> None:
         composition.dtype.value,
         composition.dtype.reason,
     )
+    if (contents := composition.checkpoint.contents) is not None:
+        logger.info("GGUF file of %s", contents)
     if composition.description.left_out:
         logger.info(
             "%s are left out: the model reads and writes text only",

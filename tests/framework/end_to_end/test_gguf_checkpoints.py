@@ -100,8 +100,29 @@ def test_explain_says_that_blocks_are_dequantized(narrow, file, capsys):
     assert {"kind": "quantizations", "name": "gguf"}.items() <= next(
         part for part in facts["parts"] if part["name"] == "gguf"
     ).items()
+    assert facts["gguf"].startswith("architecture qwen3, ")
+    assert "Q8_0 9" in facts["gguf"]
     assert main(["explain", str(file), "--json"]) == 0
-    assert "gguf" not in json.loads(capsys.readouterr().out)["weights"]
+    plain = json.loads(capsys.readouterr().out)
+    assert "gguf" not in plain["weights"]
+    assert plain["gguf"].endswith(": F32 100.0%")
+    assert main(["explain", "demo", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["gguf"] is None
+
+
+def test_what_the_model_cannot_have_is_named_by_the_keys_of_the_file(tmp_path, capsys):
+    file = folder_as_gguf(DEMO, tmp_path / "demo.gguf", **{"qwen3.attention.head_count_kv": 4})
+    assert main(["explain", str(file)]) == 1
+    shown = capsys.readouterr().err
+    assert "must be a multiple of num_key_value_heads (4)" in shown
+    assert "num_key_value_heads is qwen3.attention.head_count_kv" in shown
+    assert "num_attention_heads is qwen3.attention.head_count," in shown
+
+
+def test_a_file_runs_from_the_command_line(narrow, capsys):
+    options = ["--max-tokens", "8", "--temperature", "0", "--num-kv-blocks", "64"]
+    assert main(["run", str(narrow), "hi", *options]) == 0
+    assert capsys.readouterr().out.startswith("Hello!")
 
 
 def test_blocks_are_not_rounded_twice(narrow, capsys):
