@@ -59,7 +59,8 @@ def joined(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
     first = weights[0]
     if len(weights) == 1:
         return first
-    tables_differ = any(not torch.equal(one.table, first.table) for one in weights)
+    table = first.table.nan_to_num()  # e4m3 has codes that are NaN
+    tables_differ = any(not torch.equal(one.table.nan_to_num(), table) for one in weights)
     groups = [one.group_indices() for one in weights]
     if tables_differ or any(not torch.equal(one, groups[0]) for one in groups):
         bytes_of = [_in_bytes(one, _common_group(weights)) for one in weights]
