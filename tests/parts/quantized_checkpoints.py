@@ -57,32 +57,40 @@ def _gptq(**options: Any) -> dict[str, Any]:
     return {"quant_method": "gptq", "bits": 4, "group_size": 32, **options}
 
 
-def _compressed(bits: int, layout: str) -> dict[str, Any]:
-    groups = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": bits, "group_size": 16}}}
+def _compressed(bits: int, layout: str, **options: Any) -> dict[str, Any]:
+    weights = {"num_bits": bits, **(options or {"group_size": 16})}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
     return {"quant_method": "compressed-tensors", "format": layout, "config_groups": groups}
 
 
-BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+BNB = {"quant_method": "bitsandbytes"}
+NF4 = {**BNB, "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 KINDS = {
-    "gptq": CheckpointKind(GPTQ, _gptq(), gptq),
-    "gptq-8": CheckpointKind(GPTQ, _gptq(bits=8), lambda w: gptq(w, 8, 32, symmetric=False)),
-    "gptq-act-order": CheckpointKind(GPTQ, _gptq(desc_act=True), act_order),
+    "gptq": CheckpointKind(GPTQ, _gptq(sym=True), gptq),
+    "gptq-8": CheckpointKind(
+        GPTQ, _gptq(bits=8, sym=False), lambda w: gptq(w, 8, 32, symmetric=False)
+    ),
+    "gptq-act-order": CheckpointKind(
+        GPTQ, _gptq(desc_act=True, sym=False, group_size=16), act_order
+    ),
     "packed": CheckpointKind(
         CompressedTensors, _compressed(4, "pack-quantized"), lambda w: pack_quantized(w, 4, 16)
     ),
     "packed-zeros": CheckpointKind(
         CompressedTensors,
-        _compressed(8, "pack-quantized"),
+        _compressed(8, "pack-quantized", group_size=16, symmetric=False),
         lambda w: pack_quantized(w, 8, 16, symmetric=False),
     ),
     "int-quantized": CheckpointKind(
-        CompressedTensors, _compressed(8, "int-quantized"), int_quantized
+        CompressedTensors, _compressed(8, "int-quantized", strategy="channel"), int_quantized
     ),
     "float-quantized": CheckpointKind(
-        CompressedTensors, _compressed(8, "float-quantized"), float_quantized
+        CompressedTensors,
+        _compressed(8, "float-quantized", type="float", strategy="channel"),
+        float_quantized,
     ),
-    "nf4": CheckpointKind(BitsAndBytes, BNB, lambda w: nf4(w, nested=True)),
-    "llm-int8": CheckpointKind(BitsAndBytes, BNB, llm_int8),
+    "nf4": CheckpointKind(BitsAndBytes, NF4, lambda w: nf4(w, nested=True)),
+    "llm-int8": CheckpointKind(BitsAndBytes, {**BNB, "load_in_8bit": True}, llm_int8),
     "awq": CheckpointKind(
         AWQ, {"quant_method": "awq", "bits": 4, "group_size": 16}, lambda w: awq(w, 16)
     ),

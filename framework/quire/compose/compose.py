@@ -19,6 +19,7 @@ from quire.compose.choices.attention_choice import (
     choose_attention_backends,
     common_block_size,
 )
+from quire.compose.choices.checkpoint_codes import describe_codes
 from quire.compose.choices.choosing import AUTO, check_present, choose_named, choose_optional
 from quire.compose.choices.dtype_choice import choose_dtype, native_machine
 from quire.compose.choices.grid_choice import (
@@ -304,6 +305,7 @@ def _computing_parts(inputs: _Inputs) -> dict[str, Any]:
     return {
         "kernels": kernels,
         "prepared_quantization": prepared,
+        "checkpoint_codes": describe_codes(prepared, inputs.description),
         "quantization": quantization,
         "block_size": _block_size(settings, attention),
         "attention_backends": attention.backends,

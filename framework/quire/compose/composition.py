@@ -11,6 +11,7 @@ from quire.interfaces.executor import WorkerGrid
 from quire.interfaces.kv_cache import KVLayer
 from quire.interfaces.model import ModelDescription
 from quire.interfaces.sampling import RequestField
+from quire.interfaces.weight_codes import WeightCodes
 from quire.machine.machine import NATIVE_DTYPE, Machine
 from quire.plugins.registry import Entry
 
@@ -117,6 +118,8 @@ class Composition:
         kernels: Kernels of layers and sampling: "torch", "triton" or "native".
         prepared_quantization: Method that reads the checkpoint's quantized weights; None: they are
             not quantized.
+        checkpoint_codes: Codes of the checkpoint's quantized weights, for each group of layers;
+            None: they are not quantized, or the method does not describe them.
         quantization: Quantization method of linear layers; None: weights in the dtype of hidden
             states.
         attention_backends: Distinct backends, the one of most layers first; empty if no layer has
@@ -164,6 +167,7 @@ class Composition:
     grid: WorkerGrid
     stage_layers: tuple[range, ...]
     unavailable: tuple[Rejection, ...] = ()
+    checkpoint_codes: tuple[WeightCodes, ...] | None = None
 
     @property
     def passed_over(self) -> list[Entry]:

@@ -51,6 +51,14 @@ class QuantizationCapabilities:
         weight_bits: Bits per weight of a linear layer for estimates, scales included; None: as in
             the compute dtype.
         head_bits: Bits per weight of the LM head; None: `weight_bits`.
+        describe: For a reader: import string of a torch-free function of a checkpoint's
+            `quantization_config`, which checks it and returns the `WeightCodes` of its groups of
+            layers. It is called when an engine is planned. None: options are checked when it is
+            built, and estimates use `weight_bits`.
+        bits_of_codes: For a method with `stores_quantized`: import string of a torch-free function
+            of `WeightCodes`, or None for a weight that is not quantized, and of the checkpoint's
+            dtype. It returns the bits of a weight, scales included, or None: as in the compute
+            dtype. None: estimates use `weight_bits` and `head_bits`.
         group_size_key: Key of a checkpoint's `quantization_config` with the number of inputs that
             share a scale; the inputs of a tensor-parallel shard must be a multiple of it. None: a
             shard may have any number of inputs.
@@ -73,14 +81,20 @@ class QuantizationCapabilities:
     kernels: frozenset[str] | None = None
     weight_bits: float | None = None
     head_bits: float | None = None
+    describe: str | None = None
+    bits_of_codes: str | None = None
     group_size_key: str | None = None
     probe: str | None = None
     priority: int = 0
     deprecated: str | None = None
 
     def __post_init__(self) -> None:
-        if self.probe is not None:
-            check_reference(self.probe, "a quantization method's probe")
+        references = {
+            "probe": self.probe, "describe": self.describe, "bits_of_codes": self.bits_of_codes,
+        }  # fmt: skip
+        for name, reference in references.items():
+            if reference is not None:
+                check_reference(reference, f"a quantization method's {name}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ def register_quantizations(registry: Registrar[type[Quantization]]) -> None:
             from_plain_checkpoint=False,
             stores_quantized=True,
             weight_bits=9,
-            head_bits=16,
+            bits_of_codes="quire_quantizations.code_bits:bits_of_codes",
             probe="quire_quantizations.linear_library:codes_unavailable_reason",
         ),
     )
@@ -87,22 +87,30 @@ def register_quantizations(registry: Registrar[type[Quantization]]) -> None:
             stores_quantized=True,
             kernels=frozenset({"triton"}),
             weight_bits=9,
-            head_bits=16,
+            bits_of_codes="quire_quantizations.code_bits:bits_of_triton_codes",
         ),
     )
     readers = "quire_quantizations.checkpoints"
-    registry.add("gptq", f"{readers}.gptq:GPTQ", capabilities=_READ_ANYWHERE)
-    registry.add("awq", f"{readers}.awq:AWQ", capabilities=_READ_ANYWHERE)
-    registry.add("auto-round", f"{readers}.auto_round:AutoRound", capabilities=_READ_ANYWHERE)
+    registry.add("gptq", f"{readers}.gptq:GPTQ", capabilities=_reader("gptq"))
+    registry.add("awq", f"{readers}.awq:AWQ", capabilities=_reader("awq"))
+    registry.add(
+        "auto-round", f"{readers}.auto_round:AutoRound", capabilities=_reader("auto_round")
+    )
     registry.add(
         "compressed-tensors",
         f"{readers}.compressed_tensors:CompressedTensors",
-        capabilities=_READ_ANYWHERE,
+        capabilities=_reader("compressed_tensors"),
     )
     registry.add(
-        "bitsandbytes", f"{readers}.bitsandbytes:BitsAndBytes", capabilities=_READ_ANYWHERE
+        "bitsandbytes", f"{readers}.bitsandbytes:BitsAndBytes", capabilities=_reader("bitsandbytes")
     )
     registry.add("gguf", f"{readers}.gguf:GGUF", capabilities=_READ_ANYWHERE)
-    published = replace(_READ_ANYWHERE, may_be_requantized=True)
-    registry.add("fp8", f"{readers}.block_fp8:BlockFP8", capabilities=published)
-    registry.add("mxfp4", f"{readers}.mxfp4:MXFP4", capabilities=published)
+    fp8, mxfp4 = (replace(_reader(name), may_be_requantized=True) for name in ("fp8", "mxfp4"))
+    registry.add("fp8", f"{readers}.block_fp8:BlockFP8", capabilities=fp8)
+    registry.add("mxfp4", f"{readers}.mxfp4:MXFP4", capabilities=mxfp4)
+
+
+def _reader(name: str) -> QuantizationCapabilities:
+    """Return the capabilities of a reader whose options are described."""
+    configs = "quire_quantizations.checkpoints.configs"
+    return replace(_READ_ANYWHERE, describe=f"{configs}.{name}_config:describe")

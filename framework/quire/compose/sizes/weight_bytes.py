@@ -2,17 +2,21 @@
 
 All decoder layers count alike. With a quantization method, the embedding and other tables by token
 id count in the checkpoint's dtype. Other weights outside linear layers are small and count as
-linear layers.
+linear layers. If layers of a quantized checkpoint have different codes, all count as the largest.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.compose.composition import Composition
 from quire.interfaces.kv_cache import DTYPE_BYTES, KVSpecCapabilities
+from quire.interfaces.model import ModelDescription
 from quire.interfaces.quantization import QuantizationCapabilities
+from quire.plugins.registry import Entry, import_reference
 
 BITS = 8
 KV_PROJECTIONS = 2  # of keys and of values
+QUERY_PROJECTIONS = 2  # of queries and of outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +60,13 @@ def weight_sizes(composition: Composition, tp_size: int) -> WeightSizes:
     tables = description.num_table_params
     inside = max(0, description.num_params - vocabulary - tables - description.hidden_size)
     inside += _replicated_params(composition, tp_size)
+    ordinary = min(inside, _attention_params(description)) if bits.experts_only else 0
+    inside_bits = (inside - ordinary) * bits.linear + ordinary * bits.ordinary
     num_layers = max(1, description.num_layers)
     matrix = -(-description.vocab_size // tp_size) * description.hidden_size
     return WeightSizes(
         num_layers=num_layers,
-        layer=round(inside * bits.linear / (BITS * num_layers * tp_size)),
+        layer=round(inside_bits / (BITS * num_layers * tp_size)),
         embedding=matrix * bits.embedding // BITS,
         tables=-(-tables // tp_size) * bits.embedding // BITS,
         head=round((matrix * bits.head + description.hidden_size * bits.linear) / BITS),
@@ -70,11 +76,21 @@ def weight_sizes(composition: Composition, tp_size: int) -> WeightSizes:
 
 @dataclass(frozen=True, slots=True)
 class _WeightBits:
-    """Bits of a weight of each part."""
+    """Bits of a weight of each part.
+
+    Attributes:
+        linear: Of linear layers.
+        head: Of the LM head.
+        embedding: Of the embedding.
+        experts_only: Whether `linear` is that of experts, and attention has `ordinary` ones.
+        ordinary: Of linear layers that are not quantized.
+    """
 
     linear: float
     head: float
     embedding: int
+    experts_only: bool = False
+    ordinary: float = 0.0
 
 
 def _weight_bits(composition: Composition) -> _WeightBits:
@@ -84,8 +100,30 @@ def _weight_bits(composition: Composition) -> _WeightBits:
     method: QuantizationCapabilities = choice.entry.capabilities
     linear = own if method.weight_bits is None else method.weight_bits
     head = linear if method.head_bits is None else method.head_bits
-    stored = BITS * DTYPE_BYTES.get(composition.description.checkpoint_dtype, own // BITS)
-    return _WeightBits(linear, head, min(own, stored))
+    embedding = min(own, BITS * DTYPE_BYTES.get(composition.description.checkpoint_dtype, own))
+    if method.bits_of_codes is None:
+        return _WeightBits(linear, head, embedding)
+    bits_of = _bits_of_codes(choice.entry, method.bits_of_codes)
+    dtype, codes = composition.description.checkpoint_dtype, composition.checkpoint_codes
+    ordinary = bits_of(None, dtype) or own
+    if codes is not None:
+        linear = max((bits_of(each, dtype) or own for each in codes), default=ordinary)
+    experts_only = bool(codes) and all(each.experts_only for each in codes or ())
+    return _WeightBits(linear, ordinary, embedding, experts_only, ordinary)
+
+
+def _bits_of_codes(entry: Entry, reference: str) -> Callable[..., float | None]:
+    what = f"the bits of codes of quantization method {entry.name!r} of {entry.source}"
+    return import_reference(reference, what)  # type: ignore[return-value]
+
+
+def _attention_params(description: ModelDescription) -> int:
+    """Return the number of parameters of the projections of attention, without biases."""
+    hidden, heads = description.hidden_size, description.num_heads
+    return sum(
+        hidden * layer.head_dim * (QUERY_PROJECTIONS * heads + KV_PROJECTIONS * layer.num_kv_heads)
+        for layer in description.kv_layers
+    )
 
 
 def _replicated_params(composition: Composition, tp_size: int) -> int:

@@ -23,6 +23,7 @@ QUANTIZED_NAMES = {  # ends of the names of tensors that only quantized checkpoi
     ".SCB": "bitsandbytes",
     "_blocks": "mxfp4",
 }
+INTEGERS = frozenset({"I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64", "BOOL"})
 NUMBERED = re.compile(r"([^\d]*\.)(\d{1,9})\..+")
 
 Shape = tuple[int, ...]
@@ -73,6 +74,27 @@ def check_shapes(
     raise CheckpointCorruptError(shown + more + _suspects(wrong, fitting, config, words))
 
 
+def check_dtypes(tensors: Iterable[CheckpointTensor], config: Mapping[str, Any]) -> None:
+    """Check that weights which nothing decodes are of floating-point numbers.
+
+    Args:
+        tensors: Tensors that are loaded.
+        config: The checkpoint's config.
+
+    Raises:
+        CheckpointCorruptError: One has integers, which are codes of a quantized weight.
+    """
+    for tensor in tensors:
+        stored = tensor.stored[0]
+        if tensor.compute is None and stored.dtype in INTEGERS:
+            raise CheckpointCorruptError(
+                f"tensor {stored.name} in {stored.file.name} has the dtype {stored.dtype}, and the "
+                "model has floating-point numbers there. If they are codes of a quantized weight, "
+                f"its scales are missing; quantization_config in config.json {_named(config)}: "
+                "copy the checkpoint completely, or correct quant_method"
+            )
+
+
 def check_names(
     missing: Sequence[str],
     unexpected: Sequence[str],
@@ -114,13 +136,17 @@ def _quantization(unexpected: Iterable[str], config: Mapping[str, Any]) -> str:
         bare = name.split(" ", 1)[0]  # an explanation may follow
         for end, methods in QUANTIZED_NAMES.items():
             if bare.endswith(end):
-                named = (config.get("quantization_config") or {}).get("quant_method")
-                says = f"names {named!r}" if named else "names none"
                 return (
                     f". Tensors named *{end} are those of a checkpoint quantized by {methods}; "
-                    f"quantization_config in config.json {says}: correct its quant_method"
+                    f"quantization_config in config.json {_named(config)}: correct its quant_method"
                 )
     return ""
+
+
+def _named(config: Mapping[str, Any]) -> str:
+    """Return what the config says of the quantization method, for people."""
+    named = (config.get("quantization_config") or {}).get("quant_method")
+    return f"names {named!r}" if named else "names none"
 
 
 def _fits(shape: Shape, expected: Shape) -> bool:

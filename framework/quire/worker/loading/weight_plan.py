@@ -22,7 +22,7 @@ from quire.interfaces.model import Model
 from quire.interfaces.quantized_weight import QuantizedWeight
 from quire.interfaces.weight_rules import WeightMatch, WeightPrefixes, WeightRule, WeightRules
 from quire.worker.loading.checkpoint_words import CheckpointWords
-from quire.worker.loading.contradictions import check_names, check_shapes
+from quire.worker.loading.contradictions import check_dtypes, check_names, check_shapes
 from quire.worker.loading.draft_layers import DraftLayers
 from quire.worker.loading.weight_targets import Target, optional_targets, weight_targets
 
@@ -106,6 +106,7 @@ def plan_weights(
         draft.add(tensors[name], model_name)
     draft.resolve_tied()
     planned = tuple(draft.planned.values())
+    check_dtypes((item.tensor for item in planned), config)
     check_shapes(((item.tensor, item.shape) for item in planned), config, words)
     _check_duplicates(planned)
     mtp = DraftLayers(config)

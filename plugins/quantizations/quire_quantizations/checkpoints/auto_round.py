@@ -9,17 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quire.errors import RefusedError
 from quire.interfaces.quantization import PreparedQuantization
 from quire_quantizations.checkpoints.awq import AWQ
+from quire_quantizations.checkpoints.configs.auto_round_config import options_of
+from quire_quantizations.checkpoints.configs.gptq_config import GPTQConfig
 from quire_quantizations.checkpoints.gptq import GPTQ
-
-READERS: Mapping[str, type[AWQ | GPTQ]] = {
-    "auto_gptq": GPTQ,
-    "gptq": GPTQ,
-    "auto_awq": AWQ,
-    "awq": AWQ,
-}
 
 
 class AutoRound(PreparedQuantization):
@@ -27,16 +21,6 @@ class AutoRound(PreparedQuantization):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> PreparedQuantization:
-        """Return the reader of GPTQ or AWQ checkpoints.
-
-        Raises:
-            RefusedError: The packing, or what the reader finds in the options, is not supported.
-        """
-        packing = str(config.get("packing_format"))
-        reader = READERS.get(packing.removeprefix("auto_round:"))
-        if reader is None:
-            raise RefusedError(
-                f"quantization_config.packing_format of config.json is {packing!r}; quire reads "
-                "auto_round:auto_gptq and auto_round:auto_awq: use a checkpoint with one of those"
-            )
-        return reader.from_config(config)
+        """Return the reader of GPTQ or AWQ checkpoints; errors are those of `options_of`."""
+        options = options_of(config)
+        return GPTQ(options) if isinstance(options, GPTQConfig) else AWQ(options)

@@ -17,66 +17,52 @@ from typing import Any
 
 from torch import Tensor
 
-from quire.errors import RefusedError
 from quire.interfaces.checkpoint_tensors import CheckpointTensor, Read, Tensors
 from quire.interfaces.quantization import PreparedQuantization
 from quire.interfaces.quantized_weight import QuantizedWeight
+from quire_quantizations.checkpoints.configs.awq_config import BITS, AWQConfig
 from quire_quantizations.checkpoints.unpacking import unpacked
 from quire_quantizations.checkpoints.weight_parts import (
     FLOATS,
     WEIGHT,
+    check_complete,
     check_finite,
     check_part,
     group_size_of,
     integers,
     modules_with,
     part,
-    without,
+    with_weights,
 )
 
 CODES, ZEROS, SCALES = ".qweight", ".qzeros", ".scales"
-BITS, WORD_OUTPUTS = 4, 8
+WORD_OUTPUTS = 8
 FIELDS = [0, 4, 1, 5, 2, 6, 3, 7]  # of a word, by output
-LAYOUTS = ("gemm", "exllama")  # of which the files are the same
 
 
 class AWQ(PreparedQuantization):
     """Reader of AWQ checkpoints.
 
     Args:
-        group_size: Number of inputs that share a scale, if they are not equally divided.
+        options: Options of the checkpoint.
     """
 
-    def __init__(self, group_size: object) -> None:
-        self.group_size = group_size
+    def __init__(self, options: AWQConfig) -> None:
+        self.options = options
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> AWQ:
-        """Read the options.
-
-        Raises:
-            RefusedError: The layout or the number of bits is not supported.
-        """
-        layout = str(config.get("version") or LAYOUTS[0]).lower()
-        if layout not in LAYOUTS:
-            raise RefusedError(
-                f"quantization_config.version of config.json is {layout!r}; quire reads AWQ in the "
-                f"layout {LAYOUTS[0]}: use a checkpoint with that"
-            )
-        bits = config.get("bits", config.get("w_bit", BITS))
-        if bits != BITS:
-            raise RefusedError(
-                f"quantization_config.bits of config.json is {bits!r}; AWQ has {BITS} bits"
-            )
-        return cls(config.get("group_size", config.get("q_group_size")))
+        """Read the options, whose errors are those of `AWQConfig.read`."""
+        return cls(AWQConfig.read(config))
 
     def read(self, tensors: Tensors, read: Read) -> dict[str, CheckpointTensor]:
         """Return the tensors with a weight in place of the parts of each quantized layer."""
         del read
+        check_complete(tensors, (ZEROS, SCALES), CODES)
         modules = list(modules_with(tensors, CODES))
         parts = {module + end for module in modules for end in (CODES, ZEROS, SCALES)}
         weights = {module + WEIGHT: self._weight(module, tensors) for module in modules}
-        return without(tensors, parts) | weights
+        return with_weights(tensors, parts, weights, "awq")
 
     def _weight(self, module: str, tensors: Tensors) -> CheckpointTensor:
         codes = tensors[module + CODES]
@@ -86,7 +72,7 @@ class AWQ(PreparedQuantization):
         outputs = words * WORD_OUTPUTS
         check_part(scales, FLOATS, (None, outputs), "awq")
         check_part(zeros, ("I32",), (scales.shape[0], words), "awq")
-        size = group_size_of(inputs, scales.shape[0], self.group_size, scales)
+        size = group_size_of(inputs, scales.shape[0], self.options.group_size, scales)
         return CheckpointTensor(
             module + WEIGHT,
             (outputs, inputs),

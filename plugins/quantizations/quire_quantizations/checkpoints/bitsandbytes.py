@@ -15,10 +15,10 @@ bits it has `weight`, int8 `[N, K]`, and `SCB`, float32 `[N]`: `w = weight * SCB
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from math import gcd, prod
+from math import gcd, isfinite, prod
 from typing import Any
 
 import torch
@@ -28,15 +28,17 @@ from quire.errors import CheckpointCorruptError
 from quire.interfaces.checkpoint_tensors import CheckpointTensor, Read, Tensors
 from quire.interfaces.quantization import PreparedQuantization
 from quire.interfaces.quantized_weight import QuantizedWeight
+from quire_quantizations.checkpoints.configs.bitsandbytes_config import describe
 from quire_quantizations.checkpoints.unpacking import unpacked
 from quire_quantizations.checkpoints.weight_parts import (
     WEIGHT,
     check_finite,
     check_part,
+    check_positive,
     integers,
     modules_with,
     part,
-    without,
+    with_weights,
 )
 
 STATES = (".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4")
@@ -63,7 +65,7 @@ class BitsAndBytes(PreparedQuantization):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> BitsAndBytes:
         """Return the reader; the options of each weight are beside it."""
-        del config
+        describe(config)  # checks it
         return cls()
 
     def read(self, tensors: Tensors, read: Read) -> dict[str, CheckpointTensor]:
@@ -74,13 +76,30 @@ class BitsAndBytes(PreparedQuantization):
             for name in tensors
             if name.endswith(state)
         }
-        in_bytes = list(modules_with(tensors, ROW_SCALES))
         ends = (SCALES, TABLE, NESTED_SCALES, NESTED_TABLE)
+        _check_states(tensors, ends, states)
+        in_bytes = {*modules_with(tensors, ROW_SCALES)} | {
+            module
+            for module in modules_with(tensors, WEIGHT)
+            if tensors[module + WEIGHT].stored[0].dtype == "I8" and module + WEIGHT not in states
+        }
         parts = {name + end for name in states for end in ends} | set(states.values())
         parts |= {module + end for module in in_bytes for end in (ROW_SCALES, LAYOUT)}
         weights = {name: _in_blocks(name, state, tensors, read) for name, state in states.items()}
         weights |= {module + WEIGHT: _in_rows(module, tensors) for module in in_bytes}
-        return without(tensors, parts) | weights
+        return with_weights(tensors, parts, weights, "bitsandbytes")
+
+
+def _check_states(tensors: Tensors, ends: Collection[str], states: Collection[str]) -> None:
+    """Check that weights of 4 bits have their options.
+
+    Raises:
+        CheckpointCorruptError: One has parts, and no options.
+    """
+    for name, tensor in tensors.items():
+        base = next((name.removesuffix(end) for end in ends if name.endswith(end)), None)
+        if base is not None and base not in states:
+            part(tensors, base + STATES[0], tensor)
 
 
 def _in_blocks(name: str, state_name: str, tensors: Tensors, read: Read) -> CheckpointTensor:
@@ -96,7 +115,7 @@ def _in_blocks(name: str, state_name: str, tensors: Tensors, read: Read) -> Chec
         )
     scales, table = (part(tensors, name + end, codes) for end in (SCALES, TABLE))
     num_blocks = -(-num_elements // state.block_size)
-    is_nested = scales.stored[0].dtype == "U8"
+    is_nested = name + NESTED_SCALES in tensors or scales.stored[0].dtype == "U8"
     check_part(scales, ("U8",) if is_nested else ("F32",), (num_blocks,), "bitsandbytes")
     check_part(table, ("F32",), (16,), "bitsandbytes")
     stored = [codes, table, scales]
@@ -131,11 +150,16 @@ def _state(content: Tensor, tensor: CheckpointTensor) -> _State:
             int(values.get("nested_blocksize", 1)),
             float(values.get("nested_offset", 0.0)),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise CheckpointCorruptError(
             f"tensor {tensor.name} in {tensor.stored[0].file.name} must be the JSON of a weight's "
             f"shape and blocksize: {error!r}"
         ) from error
+    if not isfinite(found.nested_offset):
+        raise CheckpointCorruptError(
+            f"tensor {tensor.name} in {tensor.stored[0].file.name} has a nested_offset of "
+            f"{found.nested_offset}; download the checkpoint again"
+        )
     if min(found.outputs, found.inputs, found.block_size, found.nested_block_size) < 1:
         raise CheckpointCorruptError(
             f"tensor {tensor.name} in {tensor.stored[0].file.name} has sizes below 1: {values}"
@@ -154,11 +178,14 @@ def _decoded(
     shape = (state.outputs, state.inputs)
     fields = unpacked(packed.contiguous().view(torch.uint8).view(1, -1), 4).view(-1, 2)
     codes = fields.flip(1).flatten()[: prod(shape)].view(shape)
+    table = check_finite(table, name + TABLE)
     if nested:
-        factors, values = nested
+        factors = check_finite(nested[0], name + NESTED_SCALES)
+        values = check_finite(nested[1], name + NESTED_TABLE)
         block = torch.arange(len(scales)) // state.nested_block_size
         scales = values[scales.int()] * factors[block] + state.nested_offset
-    scales, table = check_finite(scales, name + SCALES), check_finite(table, name + TABLE)
+    else:
+        scales = check_positive(scales, name + SCALES)
     size = gcd(state.inputs, state.block_size)  # inputs that are in one block in every row
     starts = torch.arange(prod(shape) // size) * size
     return QuantizedWeight(
@@ -171,8 +198,8 @@ def _decoded(
 
 def _in_rows(module: str, tensors: Tensors) -> CheckpointTensor:
     """Return a weight of 8 bits."""
-    scales = tensors[module + ROW_SCALES]
-    codes = part(tensors, module + WEIGHT, scales)
+    either = tensors.get(module + WEIGHT) or tensors[module + ROW_SCALES]
+    codes, scales = (part(tensors, module + end, either) for end in (WEIGHT, ROW_SCALES))
     check_part(codes, ("I8",), (None, None), "bitsandbytes with 8 bits")
     check_part(scales, ("F32",), (codes.shape[0],), "bitsandbytes with 8 bits")
     return CheckpointTensor(
@@ -187,7 +214,7 @@ def _in_rows(module: str, tensors: Tensors) -> CheckpointTensor:
 def _decoded_rows(codes: Tensor, scales: Tensor, *, name: str) -> QuantizedWeight:
     return QuantizedWeight(
         codes=codes.view(torch.uint8) ^ 128,
-        scales=(check_finite(scales, name) / HIGHEST).unsqueeze(1),
+        scales=(check_positive(scales, name) / HIGHEST).unsqueeze(1),
         table=integers(256, 128),
         group_size=codes.shape[1],
     )

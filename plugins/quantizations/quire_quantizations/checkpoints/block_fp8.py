@@ -20,46 +20,42 @@ from quire.errors import CheckpointCorruptError
 from quire.interfaces.checkpoint_tensors import CheckpointTensor, Read, Tensors
 from quire.interfaces.quantization import PreparedQuantization
 from quire.interfaces.quantized_weight import QuantizedWeight
-from quire_quantizations.checkpoints.weight_parts import check_finite, part, without
+from quire_quantizations.checkpoints.configs.fp8_config import Block, FP8Config
+from quire_quantizations.checkpoints.weight_parts import (
+    FLOATS,
+    WEIGHT,
+    check_part,
+    check_positive,
+    check_scaled,
+    part,
+    with_weights,
+)
 
 SCALE, OTHER_SCALE = "_scale_inv", "_scale"
 ACTIVATION_SCALES = (".activation_scale", ".input_scale")  # of a product in float8
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
-
-Block = tuple[int, int]
+POWERS = "F8_E8M0"  # dtype of scales that are powers of two
 
 
 class BlockFP8(PreparedQuantization):
     """Reader of float8 checkpoints.
 
     Args:
-        block: Rows and columns of a block; None: a scale is for a whole weight.
+        options: Options of the checkpoint.
     """
 
-    def __init__(self, block: Block | None) -> None:
-        self.block = block
+    def __init__(self, options: FP8Config) -> None:
+        self.block = options.block
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> BlockFP8:
-        """Read `weight_block_size`.
-
-        Raises:
-            CheckpointCorruptError: It is no block.
-        """
-        size = config.get("weight_block_size")
-        if size is None:
-            return cls(None)
-        is_pair = isinstance(size, list | tuple) and len(size) == 2
-        if not is_pair or not all(isinstance(n, int) and n > 0 for n in size):
-            raise CheckpointCorruptError(
-                f"quantization_config.weight_block_size of config.json must be two whole numbers "
-                f"above 0, such as [128, 128], got {size!r}"
-            )
-        return cls((size[0], size[1]))
+        """Read the options, whose errors are those of `FP8Config.read`."""
+        return cls(FP8Config.read(config))
 
     def read(self, tensors: Tensors, read: Read) -> dict[str, CheckpointTensor]:
         """Return the tensors with scaled weights in place of float8 ones and their scales."""
         del read
+        _check_scales(tensors)
         weights = {
             name: self._weight(tensor, tensors)
             for name, tensor in tensors.items()
@@ -67,44 +63,72 @@ class BlockFP8(PreparedQuantization):
         }
         parts = {name + end for name in weights for end in (SCALE, OTHER_SCALE)}
         parts |= {name for name in tensors if name.endswith(ACTIVATION_SCALES)}
-        return without(tensors, parts) | weights
+        return with_weights(tensors, parts, weights, "fp8")
 
     def _weight(self, weight: CheckpointTensor, tensors: Tensors) -> CheckpointTensor:
         other = weight.name + OTHER_SCALE
         scale = tensors[other] if other in tensors else part(tensors, weight.name + SCALE, weight)
+        check_part(scale, (*FLOATS, POWERS), (None,) * len(scale.shape), "fp8")
         rows, columns = self.block or weight.shape[-2:]
-        block = (rows, columns)
+        block = (max(rows, 1), max(columns, 1))
         blocks = [-(-size // step) for size, step in zip(weight.shape[-2:], block, strict=True)]
         expected = (*weight.shape[:-2], *blocks)
         if scale.shape not in ((), (1,), expected):
             raise CheckpointCorruptError(
                 f"tensor {scale.name} in {scale.stored[0].file.name} has shape "
                 f"{list(scale.shape)}, but a weight of shape {list(weight.shape)} in blocks of "
-                f"{list(block)} needs {list(expected)}"
+                f"{list(block)} needs {list(expected)}; weight_block_size in config.json is "
+                f"{self.block and list(self.block)}: correct it, or copy the checkpoint completely"
             )
         is_matrix = len(weight.shape) == 2
-        decode = partial(decoded if is_matrix else _stack, block=block, name=scale.name)
+        decode = partial(
+            decoded if is_matrix else _stack, block=block, names=(weight.name, scale.name)
+        )
         stored = (*weight.stored, *scale.stored)
         return CheckpointTensor(weight.name, weight.shape, stored, decode, is_quantized=is_matrix)
+
+
+def _check_scales(tensors: Tensors) -> None:
+    """Check that scales are those of float8 weights.
+
+    Raises:
+        CheckpointCorruptError: The weight is missing, or is none.
+    """
+    for name, scale in tensors.items():
+        if name.endswith((SCALE, WEIGHT + OTHER_SCALE)):
+            weight = part(tensors, name.removesuffix("_inv").removesuffix(OTHER_SCALE), scale)
+            num_dims = max(2, len(weight.shape))
+            check_part(weight, FLOAT8, (None,) * num_dims, f"a weight with {name}")
 
 
 def decoded(
     weight: Tensor,  # [N, K] float8
     scale: Tensor,  # [ceil(N / rows), ceil(K / columns)]; [] or [1] for the whole weight
     block: Block,
-    name: str,
+    names: tuple[str, str],
 ) -> QuantizedWeight:
-    """Return the weight, with a scale of each row and block of columns."""
+    """Return the weight, with a scale of each row and block of columns.
+
+    Args:
+        weight: Elements.
+        scale: Scales.
+        block: Rows and columns that share a scale.
+        names: Names of both tensors, for errors.
+
+    Raises:
+        CheckpointCorruptError: Elements or scales are not those of a weight.
+    """
     outputs, inputs = weight.shape
     if scale.dim() < 2:
         block, scale = (outputs, inputs), scale.reshape(1, 1)
     rows, columns = block
-    return QuantizedWeight(
+    found = QuantizedWeight(
         codes=weight.view(torch.uint8),
-        scales=check_finite(scale, name).repeat_interleave(rows, 0)[:outputs],
+        scales=check_positive(scale, names[1]).repeat_interleave(rows, 0)[:outputs],
         table=float8_table(weight.dtype),
         group_size=columns,
     )
+    return check_scaled(found, names[0])
 
 
 def float8_table(dtype: torch.dtype) -> Tensor:  # [256]
@@ -112,10 +136,10 @@ def float8_table(dtype: torch.dtype) -> Tensor:  # [256]
     return torch.arange(256, dtype=torch.uint8).view(dtype).float()
 
 
-def _stack(weight: Tensor, scale: Tensor, block: Block, name: str) -> Tensor:
+def _stack(weight: Tensor, scale: Tensor, block: Block, names: tuple[str, str]) -> Tensor:
     """Return matrices `[..., N, K]` in bfloat16, which may be transposed in the model."""
     out = torch.empty(weight.shape, dtype=torch.bfloat16)
     for index in product(*map(range, weight.shape[:-2])):
         own = scale if scale.dim() < 2 else scale[index]
-        out[index] = decoded(weight[index], own, block, name).dequantized()
+        out[index] = decoded(weight[index], own, block, names).dequantized()
     return out

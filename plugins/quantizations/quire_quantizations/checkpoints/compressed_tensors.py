@@ -10,24 +10,32 @@ A linear layer of N outputs and K inputs has `weight_scale`, and
 
 Scales are for the whole weight `[1]`, for outputs `[N, 1]`, for groups of inputs `[N, G]` or for
 blocks. Packed integers are stored with `2^(bits - 1)` added, and so are their zero points;
-`w = (q - z) * scale`. Layers that `ignore` excludes have ordinary weights. Scales of inputs are for
-products in 8 bits, and not needed.
+`w = (q - z) * scale`. The scheme of a layer is the likeliest one by its name that its tensors fit.
+Layers that `ignore` excludes have ordinary weights. Scales of inputs are for products in 8 bits,
+and not needed. Those of outputs of `k_proj` and `v_proj` are for a float8 KV cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from quire.errors import CheckpointCorruptError, RefusedError
+from quire.errors import CheckpointCorruptError
 from quire.interfaces.checkpoint_tensors import CheckpointTensor, Read, Tensors
 from quire.interfaces.quantization import PreparedQuantization
 from quire.interfaces.quantized_weight import QuantizedWeight
 from quire_quantizations.checkpoints.block_fp8 import float8_table
+from quire_quantizations.checkpoints.configs.compressed_tensors_config import (
+    METHOD,
+    PACK_QUANTIZED,
+    CompressedTensorsConfig,
+    Scheme,
+)
 from quire_quantizations.checkpoints.mxfp4 import e2m1_table, powers_of_two
 from quire_quantizations.checkpoints.unpacking import WORD_BITS, unpacked, unpacked_words
 from quire_quantizations.checkpoints.weight_parts import (
@@ -35,25 +43,28 @@ from quire_quantizations.checkpoints.weight_parts import (
     WEIGHT,
     check_finite,
     check_part,
-    group_size_of,
+    check_positive,
+    check_scaled,
     integers,
     modules_with,
     part,
+    with_weights,
     without,
 )
 
 PACKED, SCALES, ZEROS = ".weight_packed", ".weight_scale", ".weight_zero_point"
 SHAPE, GROUPS, WHOLE = ".weight_shape", ".weight_g_idx", ".weight_global_scale"
-OF_INPUTS = (".input_scale", ".input_zero_point", ".input_global_scale", ".output_scale")
-FORMATS = (
-    "dense", "pack-quantized", "int-quantized", "float-quantized", "naive-quantized",
-    "mixed-precision", "mxfp4-pack-quantized", "nvfp4-pack-quantized", "mxfp8-quantized",
+OTHERS = (SCALES, ZEROS, SHAPE, GROUPS, WHOLE)
+NOT_USED = (
+    ".input_scale", ".input_zero_point", ".input_global_scale", ".output_scale", ".q_scale",
 )  # fmt: skip
+OF_CACHE = (".k_scale", ".v_scale", ".k_zero_point", ".v_zero_point")
+OF_KEYS, OF_VALUES = ".k_proj.output_scale", ".v_proj.output_scale"  # before version 0.12
 BYTES = ("I8", "F8_E4M3")
 WHOLE_NUMBERS = ("I64", "I32")
 UNPACKED_ZEROS = ("I8", "I32", "I64")
 POWERS, FLOAT8 = "U8", "F8_E4M3"  # dtypes of scales
-BITS = range(2, 9)
+NO_GROUP = -1  # of all inputs: groups are consecutive
 
 Decode = Callable[..., QuantizedWeight]
 
@@ -62,123 +73,109 @@ class CompressedTensors(PreparedQuantization):
     """Reader of checkpoints of compressed-tensors.
 
     Args:
-        bits: Bits of packed integers, of each group of layers.
-        group_sizes: Numbers of inputs that share a scale, of each group of layers.
-        blocks: Rows and columns that share a scale, of each group of layers.
-        has_zeros: Whether all groups of layers have zero points.
+        options: Options of the checkpoint.
     """
 
-    def __init__(
-        self,
-        bits: list[int],
-        group_sizes: list[int],
-        blocks: list[tuple[int, int]],
-        *,
-        has_zeros: bool,
-    ) -> None:
-        self.bits = bits
-        self.group_sizes = group_sizes
-        self.blocks = blocks
-        self.has_zeros = has_zeros
+    def __init__(self, options: CompressedTensorsConfig) -> None:
+        self.options = options
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> CompressedTensors:
-        """Read the options of the groups of layers.
-
-        Raises:
-            RefusedError: The format is not supported.
-            CheckpointCorruptError: Options are not what they must be.
-        """
-        groups = _groups(config)
-        for name in (config.get("format"), *(group.get("format") for group in groups)):
-            if name is not None and name not in FORMATS:
-                raise RefusedError(
-                    f"quantization_config.format of config.json is {name!r}; quire reads "
-                    f"{', '.join(FORMATS)}: use a checkpoint with one of those"
-                )
-        for key, inner in (("transform_config", "config_groups"), ("sparsity_config", "format")):
-            found = _object(config.get(key), key).get(inner)
-            if found and found != "dense":
-                raise RefusedError(
-                    f"quantization_config.{key} of config.json is not supported: use a checkpoint "
-                    "without it"
-                )
-        weights = [_object(group.get("weights"), "config_groups: weights") for group in groups]
-        return cls(
-            [w["num_bits"] for w in weights if w.get("num_bits") in BITS],
-            [w["group_size"] for w in weights if _is_size(w.get("group_size"))],
-            [tuple(w["block_structure"]) for w in weights if _is_block(w.get("block_structure"))],
-            has_zeros=bool(weights) and all(w.get("symmetric") is False for w in weights),
-        )
+        """Read the options, whose errors are those of `CompressedTensorsConfig.read`."""
+        return cls(CompressedTensorsConfig.read(config))
 
     def read(self, tensors: Tensors, read: Read) -> dict[str, CheckpointTensor]:
         """Return the tensors with a weight in place of the parts of each quantized layer."""
         packed = list(modules_with(tensors, PACKED))
-        in_bytes = [
-            module
-            for module in modules_with(tensors, WEIGHT)
-            if tensors[module + WEIGHT].stored[0].dtype in BYTES
-            and len(tensors[module + WEIGHT].shape) == 2
-        ]
-        ends = (PACKED, WEIGHT, SCALES, ZEROS, SHAPE, GROUPS, WHOLE)
+        in_bytes = _modules_in_bytes(tensors)
+        ends = (PACKED, WEIGHT, *OTHERS)
         parts = {module + end for module in (*packed, *in_bytes) for end in ends}
-        parts |= {name for name in tensors if name.endswith(OF_INPUTS)}
         weights = {module + WEIGHT: self._in_bytes(module, tensors) for module in in_bytes}
         for module in packed:
             is_float = tensors[module + PACKED].stored[0].dtype == "U8"
             weights[module + WEIGHT] = (
                 self._floats(module, tensors) if is_float else self._integers(module, tensors, read)
             )
-        return without(tensors, parts) | weights
+        if not self.options.schemes and not weights:
+            found = without(tensors, parts)  # of which only the cache is quantized
+        else:
+            found = with_weights(tensors, parts, weights, METHOD)
+        return self._of_outputs(found)
+
+    def _of_outputs(self, tensors: dict[str, CheckpointTensor]) -> dict[str, CheckpointTensor]:
+        """Return the tensors without scales of inputs and outputs, but with those of the cache."""
+        kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(NOT_USED)}
+        if not self.options.has_float8_cache:
+            return {name: one for name, one in kept.items() if not name.endswith(OF_CACHE)}
+        for side in (OF_KEYS, OF_VALUES):
+            for module in modules_with(tensors, side):
+                name = f"{module}{side.replace('output', side[1])}"
+                kept[name] = replace(tensors[module + side], name=name)
+        return kept
 
     def _integers(self, module: str, tensors: Tensors, read: Read) -> CheckpointTensor:
         """Return a weight of packed integers."""
         codes = tensors[module + PACKED]
-        check_part(codes, ("I32",), (None, None), "pack-quantized")
+        check_part(codes, ("I32",), (None, None), PACK_QUANTIZED)
         shape = part(tensors, module + SHAPE, codes)
-        check_part(shape, WHOLE_NUMBERS, (2,), "pack-quantized")
+        check_part(shape, WHOLE_NUMBERS, (2,), PACK_QUANTIZED)
         outputs, inputs = (int(size) for size in read(shape.stored[0]))
-        bits, is_stream = self._packing(codes, outputs, inputs)
         scales = part(tensors, module + SCALES, codes)
-        parts = _Parts(module, outputs, inputs, scales)
+        schemes, is_stream = self._packing(module, codes, outputs, inputs)
+        parts = _Parts(module, outputs, inputs, scales, schemes)
         zeros, groups = tensors.get(module + ZEROS), tensors.get(module + GROUPS)
-        if zeros is None and self.has_zeros:
+        if zeros is None and not parts.scheme.is_symmetric:
             zeros = part(tensors, module + ZEROS, codes)
+        bits = parts.scheme.num_bits
         if zeros is not None and zeros.stored[0].dtype == "I32":
             words = _words(outputs, bits, is_stream=is_stream)
-            check_part(zeros, ("I32",), (words, parts.num_groups(self)), "pack-quantized")
+            check_part(zeros, ("I32",), (words, parts.num_groups), PACK_QUANTIZED)
         elif zeros is not None:
             parts.check_zeros(zeros)
+        if groups is None and parts.scheme.is_ordered and parts.num_groups > 1:
+            groups = part(tensors, module + GROUPS, codes)
         if groups is not None:
-            check_part(groups, WHOLE_NUMBERS, (inputs,), "pack-quantized")
+            check_part(groups, WHOLE_NUMBERS, (inputs,), PACK_QUANTIZED)
         return parts.weight(
-            self, (codes, zeros, groups),
-            partial(_decoded_integers, bits=bits, is_stream=is_stream),
-        )  # fmt: skip
+            (codes, zeros, groups),
+            partial(_decoded_integers, name=module + GROUPS, bits=bits, is_stream=is_stream),
+        )
 
-    def _packing(self, codes: CheckpointTensor, outputs: int, inputs: int) -> tuple[int, bool]:
-        """Return the bits of a packed integer, and whether integers straddle words."""
-        for bits in self.bits:
+    def _packing(
+        self, module: str, codes: CheckpointTensor, outputs: int, inputs: int
+    ) -> tuple[list[Scheme], bool]:
+        """Return the schemes whose integers are packed so, and whether they straddle words."""
+        schemes = self.options.schemes_of(module, is_float=False)
+        for bits in dict.fromkeys(scheme.num_bits for scheme in schemes):
             for is_stream in (True, False):
                 if codes.shape == (outputs, _words(inputs, bits, is_stream=is_stream)):
-                    return bits, is_stream
+                    return [one for one in schemes if one.num_bits == bits], is_stream
         raise CheckpointCorruptError(
             f"tensor {codes.name} in {codes.stored[0].file.name} has shape {list(codes.shape)}, "
-            f"which is not that of a weight {[outputs, inputs]} with num_bits of "
-            f"{' or '.join(map(str, self.bits)) or 'none'}, as quantization_config and "
-            "weight_shape have it"
+            f"which is not that of a weight {[outputs, inputs]} ({module}{SHAPE}) with the "
+            f"num_bits of quantization_config in config.json: {self.options}; correct it, or copy "
+            "the checkpoint completely"
         )
 
     def _in_bytes(self, module: str, tensors: Tensors) -> CheckpointTensor:
         """Return a weight of int8 or float8."""
-        codes = tensors[module + WEIGHT]
+        known = next(tensors[module + end] for end in (WEIGHT, *OTHERS) if module + end in tensors)
+        is_packed = any(scheme.is_packed for scheme in self.options.schemes)
+        end = WEIGHT if module + WEIGHT in tensors or not is_packed else PACKED
+        codes = part(tensors, module + end, known)
+        check_part(codes, BYTES, (None, None), f"a weight with {module}{SCALES}")
         outputs, inputs = codes.shape
         scales = part(tensors, module + SCALES, codes)
-        zeros = tensors.get(module + ZEROS) if codes.stored[0].dtype == "I8" else None
-        parts = _Parts(module, outputs, inputs, scales)
+        is_float = codes.stored[0].dtype != "I8"
+        bits = 8 if is_float else None
+        schemes = self.options.schemes_of(module, is_float=is_float, num_bits=bits)
+        parts = _Parts(module, outputs, inputs, scales, schemes)
+        zeros = None if is_float else tensors.get(module + ZEROS)
+        if zeros is None and not is_float and not parts.scheme.is_symmetric:
+            zeros = part(tensors, module + ZEROS, codes)
         if zeros is not None:
             parts.check_zeros(zeros)
-        return parts.weight(self, (codes, zeros, None), _decoded_bytes)
+        return parts.weight((codes, zeros, None), partial(_decoded_bytes, name=codes.name))
 
     def _floats(self, module: str, tensors: Tensors) -> CheckpointTensor:
         """Return a weight of 4-bit floats."""
@@ -191,35 +188,60 @@ class CompressedTensors(PreparedQuantization):
         if scales.stored[0].dtype == FLOAT8:
             whole = part(tensors, module + WHOLE, codes)
             check_part(whole, FLOATS, (1,), "nvfp4")
-        parts = _Parts(module, outputs, inputs, scales)
-        decode = partial(_decoded_floats, name=module + WHOLE)
-        return parts.weight(self, (codes, whole, None), decode)
+        schemes = self.options.schemes_of(module, is_float=True, num_bits=4)
+        parts = _Parts(module, outputs, inputs, scales, schemes)
+        return parts.weight((codes, whole, None), partial(_decoded_floats, name=module + WHOLE))
 
 
 class _Parts:
-    """Scales of one weight, and the division into groups that they have."""
+    """Scales of one weight, and the division into groups that they have.
 
-    def __init__(self, module: str, outputs: int, inputs: int, scales: CheckpointTensor) -> None:
+    Args:
+        module: Module path of the layer.
+        outputs: Number of outputs of the weight.
+        inputs: Number of its inputs.
+        scales: Scales.
+        schemes: Schemes that it may have, the likeliest first.
+
+    Raises:
+        CheckpointCorruptError: The scales do not fit the weight by any scheme.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        outputs: int,
+        inputs: int,
+        scales: CheckpointTensor,
+        schemes: Sequence[Scheme],
+    ) -> None:
         self.module = module
         self.shape = (outputs, inputs)
         self.scales = scales
+        check_part(scales, (*FLOATS, POWERS, FLOAT8), (None,) * len(scales.shape), METHOD)
+        fitting = ((one, one.block_of(self.shape, scales.shape)) for one in schemes)
+        for scheme, block in fitting:
+            if block is not None:
+                self.scheme, self.block = scheme, block
+                return
+        raise CheckpointCorruptError(
+            f"tensor {scales.name} in {scales.stored[0].file.name} has shape {list(scales.shape)}, "
+            f"which does not fit a weight of shape {list(self.shape)} by quantization_config in "
+            f"config.json: {' or '.join(map(str, schemes)) or 'no group has such weights'}; "
+            "correct it, or copy the checkpoint completely"
+        )
+
+    @property
+    def num_groups(self) -> int:
+        """Number of groups of inputs."""
+        return -(-self.shape[1] // self.block[1])
 
     def weight(
         self,
-        method: CompressedTensors,
         others: tuple[CheckpointTensor, CheckpointTensor | None, CheckpointTensor | None],
         decode: Decode,
     ) -> CheckpointTensor:
-        """Return the weight, computed from its codes, scales, zero points and groups of inputs.
-
-        Raises:
-            CheckpointCorruptError: The scales do not fit the weight.
-        """
-        check_part(
-            self.scales, (*FLOATS, POWERS, FLOAT8), (None,) * len(self.scales.shape),
-            "compressed-tensors",
-        )  # fmt: skip
-        block = self._block(method)
+        """Return the weight, computed from its codes, scales, zero points and groups of inputs."""
         codes, *rest = others
         given = [tensor is not None for tensor in rest]
         stored = [codes, self.scales, *(tensor for tensor in rest if tensor is not None)]
@@ -227,8 +249,8 @@ class _Parts:
         def compute(codes: Tensor, scales: Tensor, *others: Tensor) -> QuantizedWeight:
             found = iter(others)
             zeros, groups = (next(found) if is_given else None for is_given in given)
-            factors = _per_group(self._floats(scales), self.shape[0], block)
-            return decode(codes, factors, zeros, groups, shape=self.shape, block=block)
+            factors = _per_group(self._floats(scales), self.shape[0], self.block)
+            return decode(codes, factors, zeros, groups, shape=self.shape, block=self.block)
 
         return CheckpointTensor(
             self.module + WEIGHT,
@@ -237,10 +259,6 @@ class _Parts:
             compute,
             is_quantized=True,
         )
-
-    def num_groups(self, method: CompressedTensors) -> int:
-        """Return the number of groups of inputs."""
-        return -(-self.shape[1] // self._block(method)[1])
 
     def check_zeros(self, zeros: CheckpointTensor) -> None:
         """Check that zero points which are not packed have the shape of the scales.
@@ -252,60 +270,24 @@ class _Parts:
         if _without_ones(zeros.shape) != _without_ones(self.scales.shape):
             check_part(zeros, UNPACKED_ZEROS, self.scales.shape, "compressed-tensors")
 
-    def _block(self, method: CompressedTensors) -> tuple[int, int]:
-        """Return the rows and columns that share a scale."""
-        outputs, inputs = self.shape
-        shape = self.scales.shape
-        if shape in ((), (1,), (1, 1)):
-            return outputs, inputs
-        if shape in ((outputs,), (outputs, 1)):
-            return 1, inputs
-        if len(shape) == 2 and shape[0] == outputs:
-            sizes = [g for g in method.group_sizes if -(-inputs // g) == shape[1]]
-            wanted = next(iter(sizes), next(iter(method.group_sizes), None))
-            return 1, group_size_of(inputs, shape[1], wanted, self.scales)
-        for rows, columns in method.blocks:
-            if shape == (-(-outputs // rows), -(-inputs // columns)):
-                return rows, columns
-        raise CheckpointCorruptError(
-            f"tensor {self.scales.name} in {self.scales.stored[0].file.name} has shape "
-            f"{list(shape)}, which does not fit a weight of shape {list(self.shape)} and the "
-            "strategies of quantization_config in config.json"
-        )
-
     def _floats(self, scales: Tensor) -> Tensor:
         if self.scales.stored[0].dtype == POWERS:
             return powers_of_two(scales, self.scales.name)
-        return check_finite(scales, self.scales.name)
+        is_float = self.scheme.is_float
+        return (check_positive if is_float else check_finite)(scales, self.scales.name)
 
 
-def _groups(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the options of each group of layers."""
-    groups = _object(config.get("config_groups"), "config_groups")
-    return [_object(group, f"config_groups.{name}") for name, group in groups.items()]
-
-
-def _object(value: object, key: str) -> Mapping[str, Any]:
-    """Return an object of the options, which is empty if there is none.
-
-    Raises:
-        CheckpointCorruptError: It is something else.
-    """
-    if isinstance(value, Mapping):
-        return value
-    if value is None:
-        return {}
-    raise CheckpointCorruptError(
-        f"quantization_config.{key} of config.json must be an object, got {value!r:.80}"
+def _modules_in_bytes(tensors: Tensors) -> dict[str, None]:
+    """Return the module paths of weights that are not packed, by their dtype or other parts."""
+    by_dtype = (
+        module
+        for module in modules_with(tensors, WEIGHT)
+        if tensors[module + WEIGHT].stored[0].dtype in BYTES
+        and len(tensors[module + WEIGHT].shape) == 2
     )
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and value > 0
-
-
-def _is_block(value: object) -> bool:
-    return isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_size, value))
+    by_parts = (module for end in OTHERS for module in modules_with(tensors, end))
+    every = (*by_dtype, *by_parts)
+    return {module: None for module in every if module + PACKED not in tensors}
 
 
 def _words(count: int, bits: int, *, is_stream: bool) -> int:
@@ -331,6 +313,7 @@ def _decoded_integers(
     *,
     shape: tuple[int, int],
     block: tuple[int, int],
+    name: str,
     bits: int,
     is_stream: bool,
 ) -> QuantizedWeight:
@@ -348,8 +331,25 @@ def _decoded_integers(
         table=integers(2 * middle, middle if points is None else 0),
         group_size=block[1],
         offsets=None if points is None else -points * scales,
-        groups=None if groups is None or (groups < 0).any() else groups.long(),
+        groups=_order(groups, scales.shape[1], name),
     )
+
+
+def _order(groups: Tensor | None, num_groups: int, name: str) -> Tensor | None:
+    """Return the group of each input; None: they are consecutive, as if all are -1.
+
+    Raises:
+        CheckpointCorruptError: There are no such groups.
+    """
+    if groups is None or not len(groups) or bool((groups == NO_GROUP).all()):
+        return None
+    lowest, highest = groups.aminmax()
+    if lowest < 0 or highest >= num_groups:
+        raise CheckpointCorruptError(
+            f"tensor {name} has groups from {int(lowest)} to {int(highest)}, but there are scales "
+            f"for {num_groups}; download the checkpoint again, or use another one"
+        )
+    return groups.long()
 
 
 def _decoded_bytes(
@@ -360,19 +360,21 @@ def _decoded_bytes(
     *,
     shape: tuple[int, int],
     block: tuple[int, int],
+    name: str,
 ) -> QuantizedWeight:
     del groups
     has_zeros = zeros is not None and bool(zeros.any())
     points = _per_group(zeros.float(), shape[0], block) if zeros is not None and has_zeros else None
     is_integer = weight.dtype == torch.int8
     codes = weight.view(torch.uint8)
-    return QuantizedWeight(
+    found = QuantizedWeight(
         codes=codes ^ 128 if is_integer else codes,
         scales=scales,
         table=integers(256, 128) if is_integer else float8_table(weight.dtype),
         group_size=block[1],
         offsets=None if points is None else -points * scales,
     )
+    return found if is_integer else check_scaled(found, name)
 
 
 def _decoded_floats(
@@ -387,7 +389,7 @@ def _decoded_floats(
 ) -> QuantizedWeight:
     del shape, groups
     if whole is not None:
-        scales = check_finite(scales / whole.float(), name)
+        scales = check_positive(scales / check_positive(whole, name), name)
     return QuantizedWeight(
         codes=unpacked(packed, 4),
         scales=scales,

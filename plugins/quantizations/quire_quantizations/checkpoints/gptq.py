@@ -21,7 +21,7 @@ layer; it is left out where the model has none.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,29 +29,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.errors import CheckpointCorruptError, RefusedError
+from quire.errors import CheckpointCorruptError
 from quire.interfaces.checkpoint_tensors import CheckpointTensor, Read, Tensors
 from quire.interfaces.quantization import PreparedQuantization
 from quire.interfaces.quantized_weight import QuantizedWeight
+from quire_quantizations.checkpoints.configs.gptq_config import (
+    AS_THEY_ARE,
+    BITS,
+    LESS_ONE,
+    GPTQConfig,
+)
 from quire_quantizations.checkpoints.unpacking import WORD_BITS, unpacked
 from quire_quantizations.checkpoints.weight_parts import (
     FLOATS,
     WEIGHT,
+    check_complete,
     check_finite,
     check_part,
     group_size_of,
     integers,
     modules_with,
     part,
-    without,
+    with_weights,
 )
 
 LOG = logging.getLogger(__name__)
 
 CODES, ZEROS, SCALES, GROUPS = ".qweight", ".qzeros", ".scales", ".g_idx"
 BIAS = ".bias"
-LESS_ONE, AS_THEY_ARE = "gptq", "gptq_v2"  # values of checkpoint_format
-BITS = (2, 3, 4, 8)  # the others are packed in planes
 TELLING_BITS = 4  # at most so many, so that a scale is large compared with an average weight
 CLEAR = 0.25  # largest distance of an average zero point that tells the convention
 
@@ -60,57 +65,21 @@ class GPTQ(PreparedQuantization):
     """Reader of GPTQ checkpoints.
 
     Args:
-        bits: Bits of a code, for layers whose tensors do not tell it.
-        group_size: Number of inputs that share a scale, if they are not equally divided.
-        checkpoint_format: Convention of zero points that the config names.
-        required: Suffixes of parts that all layers have by the config: zero points, and groups of
-            inputs if there are several.
+        options: Options of the checkpoint.
     """
 
-    def __init__(
-        self,
-        bits: int,
-        group_size: object,
-        checkpoint_format: str,
-        required: frozenset[str] = frozenset(),
-    ) -> None:
-        self.bits = bits
-        self.group_size = group_size
-        self.checkpoint_format = checkpoint_format
-        self.required = required
+    def __init__(self, options: GPTQConfig) -> None:
+        self.options = options
         self._has_warned = False
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> GPTQ:
-        """Read the options.
-
-        Raises:
-            RefusedError: The format or the number of bits is not supported.
-        """
-        named = str(config.get("checkpoint_format") or config.get("format") or LESS_ONE)
-        if named not in (LESS_ONE, AS_THEY_ARE):
-            raise RefusedError(
-                f"quantization_config.checkpoint_format of config.json is {named!r}; quire reads "
-                f"{LESS_ONE} and {AS_THEY_ARE}: convert the checkpoint, or use another one"
-            )
-        bits = config.get("bits")
-        if not isinstance(bits, int) or bits not in BITS:
-            raise RefusedError(
-                f"quantization_config.bits of config.json is {bits!r}; quire reads GPTQ with 2, 3, "
-                "4 or 8 bits: use a checkpoint with one of those"
-            )
-        required = {
-            end
-            for end, is_needed in (
-                (ZEROS, config.get("sym") is False),
-                (GROUPS, config.get("desc_act") is True),
-            )
-            if is_needed and not config.get("dynamic")  # which has other options for some layers
-        }
-        return cls(bits, config.get("group_size"), named, frozenset(required))
+        """Read the options, whose errors are those of `GPTQConfig.read`."""
+        return cls(GPTQConfig.read(config))
 
     def read(self, tensors: Tensors, read: Read) -> dict[str, CheckpointTensor]:
         """Return the tensors with a weight in place of the parts of each quantized layer."""
+        check_complete(tensors, (ZEROS, SCALES, GROUPS), CODES)
         modules = list(modules_with(tensors, CODES))
         parts = {module + end for module in modules for end in (CODES, ZEROS, SCALES, GROUPS)}
         weights = {module + WEIGHT: self._weight(module, tensors) for module in modules}
@@ -119,7 +88,7 @@ class GPTQ(PreparedQuantization):
             for name in (module + BIAS for module in modules)
             if name in tensors
         }
-        return without(tensors, parts) | weights | biases
+        return with_weights(tensors, parts, weights, "gptq") | biases
 
     def _weight(self, module: str, tensors: Tensors) -> CheckpointTensor:
         codes = tensors[module + CODES]
@@ -127,11 +96,10 @@ class GPTQ(PreparedQuantization):
         check_part(codes, ("I32",), (None, None), "gptq")
         words, outputs = codes.shape
         check_part(scales, FLOATS, (None, outputs), "gptq")
-        needed = self.required - ({GROUPS} if scales.shape[0] == 1 else set())
-        for end in sorted(needed):
+        for end in self._required(module, scales.shape[0]):
             part(tensors, module + end, codes)
         zeros, groups = tensors.get(module + ZEROS), tensors.get(module + GROUPS)
-        bits = self._bits(zeros, outputs)
+        bits = self._bits(module, zeros, outputs)
         of = f"gptq with {bits} bits"
         inputs, num_groups = words * WORD_BITS // bits, scales.shape[0]
         stored = [*codes.stored, *scales.stored]
@@ -139,7 +107,7 @@ class GPTQ(PreparedQuantization):
             check_part(zeros, ("I32",), (num_groups, outputs * bits // WORD_BITS), of)
             stored += zeros.stored
         if groups is None:
-            size = group_size_of(inputs, num_groups, self.group_size, scales)
+            size = group_size_of(inputs, num_groups, self.options.group_size, scales)
         else:
             check_part(groups, ("I32",), (inputs,), of)
             stored += groups.stored
@@ -155,16 +123,25 @@ class GPTQ(PreparedQuantization):
             module + WEIGHT, (outputs, inputs), tuple(stored), decode, is_quantized=True
         )
 
-    def _bits(self, zeros: CheckpointTensor | None, outputs: int) -> int:
+    def _required(self, module: str, num_groups: int) -> Iterator[str]:
+        """Yield the suffixes of parts that a layer has by the config."""
+        options = self.options
+        if options.option(module, "sym", options.is_symmetric) is not True:
+            yield ZEROS
+        if options.option(module, "desc_act", options.is_ordered) is True and num_groups > 1:
+            yield GROUPS
+
+    def _bits(self, module: str, zeros: CheckpointTensor | None, outputs: int) -> int:
         """Return the bits of a layer's codes, which its zero points tell."""
+        named = self.options.option(module, "bits", self.options.bits)
         if zeros is None or len(zeros.shape) != 2 or not outputs:
-            return self.bits
+            return named if named in BITS else self.options.bits
         bits, rest = divmod(zeros.shape[1] * WORD_BITS, outputs)
         if rest or bits not in BITS:
             raise CheckpointCorruptError(
                 f"tensor {zeros.name} in {zeros.stored[0].file.name} has shape "
-                f"{list(zeros.shape)}; for {outputs} outputs and {self.bits} bits GPTQ needs "
-                f"{outputs * self.bits // WORD_BITS} columns"
+                f"{list(zeros.shape)}; for {outputs} outputs and {named} bits GPTQ needs "
+                f"{outputs * self.options.bits // WORD_BITS} columns"
             )
         return bits
 
@@ -205,7 +182,7 @@ class GPTQ(PreparedQuantization):
 
     def _stores_less_one(self, stored: Tensor, codes: Tensor, bits: int, module: str) -> bool:
         """Return whether zero points are stored less one, which the config may say wrongly."""
-        is_told = self.checkpoint_format == LESS_ONE
+        is_told = self.options.checkpoint_format == LESS_ONE
         spread, mean = torch.std_mean(codes.float())
         distance = float(mean - stored.float().mean())
         is_found = distance > 0.5
@@ -217,7 +194,7 @@ class GPTQ(PreparedQuantization):
             LOG.warning(
                 "config.json has the checkpoint_format %r, but the zero points of %s are stored "
                 "as in %r; each layer is read as its zero points are stored",
-                self.checkpoint_format, module, LESS_ONE if is_found else AS_THEY_ARE,
+                self.options.checkpoint_format, module, LESS_ONE if is_found else AS_THEY_ARE,
             )  # fmt: skip
         return is_found
 

@@ -19,7 +19,7 @@ from quire.interfaces.checkpoint_tensors import CheckpointTensor, Read, Tensors
 from quire.interfaces.quantization import PreparedQuantization
 from quire.interfaces.quantized_weight import QuantizedStack, QuantizedWeight
 from quire_quantizations.checkpoints.unpacking import unpacked
-from quire_quantizations.checkpoints.weight_parts import part, without
+from quire_quantizations.checkpoints.weight_parts import part, with_weights
 
 BLOCKS, SCALES = "_blocks", "_scales"
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # e2m1; the fourth bit is the sign
@@ -40,8 +40,12 @@ class MXFP4(PreparedQuantization):
         """Return the tensors with matrices in place of blocks and scales."""
         del read
         bases = [name.removesuffix(BLOCKS) for name in tensors if name.endswith(BLOCKS)]
+        for name, tensor in tensors.items():
+            if name.endswith(SCALES) and tensor.stored[0].dtype == "U8" and len(tensor.shape) == 3:
+                part(tensors, name.removesuffix(SCALES) + BLOCKS, tensor)
         parts = {base + suffix for base in bases for suffix in (BLOCKS, SCALES)}
-        return without(tensors, parts) | {base: _weights(base, tensors) for base in bases}
+        weights = {base: _weights(base, tensors) for base in bases}
+        return with_weights(tensors, parts, weights, "mxfp4")
 
 
 def e2m1_table() -> Tensor:  # [16]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from quire.errors import CheckpointCorruptError
 from quire.interfaces.checkpoint_tensors import CheckpointTensor, Tensors
+from quire.interfaces.quantized_weight import QuantizedWeight
 
 FLOATS = ("F16", "BF16", "F32")
 WEIGHT = ".weight"
+HIGHEST_MAGNITUDE = 127  # of a code of float8, whose highest bit is the sign
 
 
 def modules_with(tensors: Tensors, suffix: str) -> Iterator[str]:
@@ -22,6 +24,49 @@ def modules_with(tensors: Tensors, suffix: str) -> Iterator[str]:
 def without(tensors: Tensors, names: Collection[str]) -> dict[str, CheckpointTensor]:
     """Return the tensors that do not have one of the names."""
     return {name: tensor for name, tensor in tensors.items() if name not in names}
+
+
+def with_weights(
+    tensors: Tensors,
+    parts: Collection[str],
+    weights: Mapping[str, CheckpointTensor],
+    method: str,
+) -> dict[str, CheckpointTensor]:
+    """Return the tensors with weights in place of their parts.
+
+    Args:
+        tensors: Tensors of the checkpoint.
+        parts: Names of the parts.
+        weights: Weights, by name.
+        method: Method that the config names, for the error.
+
+    Raises:
+        CheckpointCorruptError: There are no quantized weights.
+    """
+    if not weights:
+        raise CheckpointCorruptError(
+            f"quantization_config in config.json names {method!r}, and no tensor of the files is "
+            "quantized so; correct its quant_method, or remove quantization_config if the weights "
+            "are not quantized"
+        )
+    return without(tensors, parts) | dict(weights)
+
+
+def check_complete(tensors: Tensors, ends: Collection[str], main: str) -> None:
+    """Check that no weight has parts without the one with its codes.
+
+    Args:
+        tensors: Tensors of the checkpoint.
+        ends: Suffixes of the other parts.
+        main: Suffix of the part with the codes.
+
+    Raises:
+        CheckpointCorruptError: A weight lacks it.
+    """
+    for name, tensor in tensors.items():
+        end = next((end for end in ends if name.endswith(end)), None)
+        if end is not None:
+            part(tensors, name.removesuffix(end) + main, tensor)
 
 
 def part(tensors: Tensors, name: str, of: CheckpointTensor) -> CheckpointTensor:
@@ -83,6 +128,47 @@ def check_finite(values: Tensor, name: str) -> Tensor:
             "scales cannot be computed; download the checkpoint again, or use another one"
         )
     return values
+
+
+def check_positive(values: Tensor, name: str) -> Tensor:
+    """Return scales in float32 that are largest absolute values or of floats.
+
+    Raises:
+        CheckpointCorruptError: Some are infinite, no numbers or negative.
+    """
+    values = check_finite(values, name)
+    if values.numel() and float(values.min()) < 0:
+        raise CheckpointCorruptError(
+            f"tensor {name} has {int((values < 0).sum())} scales below 0, which its format does "
+            "not have; download the checkpoint again, or use another one"
+        )
+    return values
+
+
+def check_scaled(weight: QuantizedWeight, name: str) -> QuantizedWeight:
+    """Return a weight of floats whose codes are numbers, and whose scales erase none.
+
+    Args:
+        weight: Weight of float8.
+        name: Name of its tensor with the codes.
+
+    Raises:
+        CheckpointCorruptError: Codes are infinite or NaN, or have scales of 0.
+    """
+    wrong = (~weight.table.isfinite()).nonzero().flatten()
+    magnitudes = weight.codes & HIGHEST_MAGNITUDE  # of which the highest are no numbers
+    if len(wrong) and weight.codes.numel() and int(magnitudes.max()) >= int(wrong[0]):
+        raise CheckpointCorruptError(
+            f"tensor {name} has {int((magnitudes >= wrong[0]).sum())} values that are infinite or "
+            "NaN; download the checkpoint again, or use another one"
+        )
+    erased = (weight.scales == 0)[:, weight.group_indices()] if (weight.scales == 0).any() else None
+    if erased is not None and bool((weight.table[weight.codes.int()][erased] != 0).any()):
+        raise CheckpointCorruptError(
+            f"tensor {name} has numbers other than 0 whose scales are 0; download the checkpoint "
+            "again, or use another one"
+        )
+    return weight
 
 
 def integers(num_values: int, zero: int = 0) -> Tensor:

@@ -77,7 +77,8 @@ def reasons(choice):
 
 
 def own(name):
-    return {"quantization_config": {"quant_method": name}}
+    options = {"bits": 4, "group_size": 128, "sym": True} if name == "gptq" else {}
+    return {"quantization_config": {"quant_method": name, **options}}
 
 
 def test_bfloat16_weights_stay_as_they_are_where_compiled_kernels_multiply_them():

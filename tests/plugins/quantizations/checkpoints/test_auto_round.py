@@ -33,5 +33,5 @@ def test_layers_that_are_packed_as_those_of_awq_are_read(tmp_path, packing):
 
 
 def test_another_packing_is_refused_by_name():
-    with pytest.raises(RefusedError, match=r"packing_format of config\.json is 'auto_round:mxfp'"):
+    with pytest.raises(RefusedError, match=r"packing_format in config\.json is 'auto_round:mxfp'"):
         reader("auto_round:mxfp")

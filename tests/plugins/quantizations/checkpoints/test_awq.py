@@ -44,7 +44,7 @@ def test_a_damaged_layer_is_refused_by_the_name_of_its_tensor(tmp_path, changes,
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"version": "gemv"}, "'gemv'; quire reads AWQ in the layout gemm"), ({"bits": 3}, "is 3;")],
+    [({"version": "gemv"}, "'gemv'; quire reads awq with the layout gemm"), ({"bits": 3}, "is 3;")],
 )
 def test_other_kinds_of_awq_are_refused_by_name(changes, message):
     with pytest.raises(RefusedError, match=message):

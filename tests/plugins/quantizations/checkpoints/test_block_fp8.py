@@ -9,7 +9,7 @@ from model_parts import CONTEXT, make_model, random_tokens
 from prepared_tensors import read_layer
 from safetensors.torch import save_file
 
-from quire.errors import CheckpointCorruptError
+from quire.errors import CheckpointCorruptError, UnsupportedModelError
 from quire.testing.checkpoints import write_checkpoint
 from quire.testing.model.dense_attention import logits_of
 from quire.worker.loading.weight_loading import load_weights
@@ -142,12 +142,12 @@ def test_a_scale_may_be_in_another_file(checkpoint):
 NAME = "model.layers.0.mlp.up_proj.weight"
 
 
-def refused(checkpoint, config=None, **changes) -> str:
-    written, folder, own, fp8 = checkpoint
+def refused(checkpoint, **changes) -> str:
+    written, folder, config, fp8 = checkpoint
     kept = {name: tensor for name, tensor in (fp8 | changes).items() if tensor is not None}
     save_file(kept, folder / "model.safetensors")
     with pytest.raises(CheckpointCorruptError) as caught:
-        load_weights(make_model(written.config), folder, prepared=method(config or own))
+        load_weights(make_model(written.config), folder, prepared=method(config))
     return str(caught.value)
 
 
@@ -166,15 +166,39 @@ def test_a_scale_of_other_blocks_is_an_error_with_both_shapes(checkpoint):
     )
 
 
-def test_a_scale_without_a_float8_weight_is_unexpected(checkpoint):
+def test_a_scale_without_a_float8_weight_is_named_with_the_weight(checkpoint):
     text = refused(checkpoint, **{"model.norm.weight_scale_inv": torch.ones(1, 1)})
-    assert "1 tensors are not in the model: model.norm.weight_scale_inv" in text
+    assert "tensor model.norm.weight in model.safetensors has the dtype F32; a weight with" in text
+    assert f"{NAME} is missing" in refused(checkpoint, **{NAME: None})
 
 
 @pytest.mark.parametrize("size", [128, [128], [0, 128], ["128", 128], [1, 2, 3]])
 def test_a_block_size_that_is_none_is_refused(checkpoint, size):
     config = checkpoint[2] | {"quantization_config": QUANTIZATION | {"weight_block_size": size}}
-    assert "weight_block_size of config.json must be two" in refused(checkpoint, config)
+    with pytest.raises(
+        UnsupportedModelError, match=r"weight_block_size in config\.json must be two"
+    ):
+        method(config)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("is_stack", [True, False])
+def test_elements_that_are_no_numbers_are_refused(tmp_path, dtype, is_stack):
+    weight = torch.zeros(2, 3, 4) if is_stack else torch.zeros(3, 4)
+    weight[..., 1, 1] = torch.nan
+    with pytest.raises(
+        CheckpointCorruptError, match=r"layer\.weight has \d values that are infini"
+    ):
+        read(tmp_path, weight.to(dtype), torch.tensor(1.0))
+
+
+def test_a_scale_of_zero_is_for_zeros_only(tmp_path):
+    weight, scale = torch.eye(4).to(torch.float8_e4m3fn), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    assert torch.equal(read(tmp_path, weight, scale, (2, 2)), torch.eye(4))
+    with pytest.raises(CheckpointCorruptError, match="numbers other than 0 whose scales are 0"):
+        read(tmp_path, weight, scale * torch.tensor([1.0, 0.0]), (2, 2))
+    with pytest.raises(CheckpointCorruptError, match="weight_scale_inv has 2 scales below 0"):
+        read(tmp_path, weight, -scale, (2, 2))
 
 
 def test_scales_that_are_no_numbers_are_refused(checkpoint):

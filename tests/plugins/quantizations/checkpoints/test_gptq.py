@@ -77,13 +77,20 @@ def test_bits_are_those_of_the_tensors_as_dynamic_options_may_differ(tmp_path):
 def test_without_zero_points_a_layer_is_symmetric(tmp_path):
     layer = gptq(weight())
     del layer.tensors["qzeros"]
-    assert torch.equal(read_layer(tmp_path, config(), layer.tensors).dequantized(), layer.weight)
+    assert torch.equal(
+        read_layer(tmp_path, config(sym=True), layer.tensors).dequantized(), layer.weight
+    )
 
 
 @pytest.mark.parametrize(
-    ("options", "missing"), [({"sym": False}, "qzeros"), ({"desc_act": True}, "g_idx")]
+    ("options", "missing", "relaxed"),
+    [
+        ({"sym": False}, "qzeros", {"sym": True}),
+        ({}, "qzeros", {"sym": True}),
+        ({"desc_act": True}, "g_idx", {"desc_act": False}),
+    ],
 )
-def test_parts_that_the_config_promises_must_be_there(tmp_path, options, missing):
+def test_parts_that_the_config_promises_must_be_there(tmp_path, options, missing, relaxed):
     layer = gptq(weight(), symmetric=False)
     one_group = gptq(weight(), group_size=96, symmetric=False)
     for each in (layer, one_group):
@@ -91,7 +98,12 @@ def test_parts_that_the_config_promises_must_be_there(tmp_path, options, missing
         del each.tensors[missing]
     refusal = refusal_of(tmp_path, config(**options), layer.tensors)
     assert f"layer.{missing} is missing" in refusal
-    assert read_layer(tmp_path, config(dynamic={"-:x": {}}, **options), layer.tensors) is not None
+    for pattern, is_refused in (("+:lay", False), ("lay.*", False), ("ayer", True), ("-:b", True)):
+        other = config(dynamic={pattern: relaxed}, **options)
+        if is_refused:
+            assert "is missing" in refusal_of(tmp_path, other, layer.tensors)
+        else:
+            assert read_layer(tmp_path, other, layer.tensors) is not None
     if missing == "g_idx":
         found = read_layer(tmp_path, config(**options), one_group.tensors)
         assert torch.equal(found.dequantized(), one_group.weight)
@@ -151,9 +163,9 @@ def assert_matches(text, pattern):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"checkpoint_format": "marlin"}, "checkpoint_format .* 'marlin'; quire reads gptq and"),
-        ({"bits": 9}, "bits of config.json is 9; quire reads GPTQ with 2, 3"),
-        ({"bits": None}, "bits of config.json is None"),
+        ({"checkpoint_format": "marlin"}, "checkpoint_format .* 'marlin'; quire reads gptq with"),
+        ({"bits": 9}, "bits in config.json is 9; quire reads gptq with 2, 3"),
+        ({"bits": None}, "bits in config.json is None"),
     ],
 )
 def test_other_kinds_of_gptq_are_refused_by_name(changes, message):

@@ -116,8 +116,10 @@ def test_another_dtype_is_an_error_that_names_the_tensor(part, dtype):
 
 def test_scales_of_another_kind_are_left_alone():
     """A tensor is part of a pair by its blocks, not because its name ends in scales."""
-    tensors = {"layer_scales": stored("layer_scales", (4,))}
-    assert converted(tensors) == unchanged(tensors)
+    other = {"layer_scales": stored("layer_scales", (4,))}
+    pair = {f"{BASE}_blocks": (3, 5, 2, 16), f"{BASE}_scales": (3, 5, 2)}
+    tensors = other | {name: stored(name, shape) for name, shape in pair.items()}
+    assert converted(tensors)["layer_scales"] == unchanged(other)["layer_scales"]
 
 
 def test_gpt_oss_with_mxfp4_experts_is_the_same_model_as_decoded(tmp_path):

@@ -1,0 +1,103 @@
+"""Options of GPTQ checkpoints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.interfaces.weight_codes import INTEGERS, WeightCodes
+from quire.layers.config_values import ConfigValues
+from quire_quantizations.checkpoints.configs.values import group_size_of, refused, values_of
+
+LESS_ONE, AS_THEY_ARE = "gptq", "gptq_v2"  # values of checkpoint_format
+BITS = (2, 3, 4, 8)  # the others are packed in planes
+WORDS = "int32"
+EXCLUDED, INCLUDED = "-:", "+:"  # before a pattern of `dynamic`
+
+
+@dataclass(frozen=True, slots=True)
+class GPTQConfig:
+    """Options of a checkpoint, checked.
+
+    Attributes:
+        bits: Bits of a code, for layers whose tensors do not tell it.
+        group_size: Number of inputs that share a scale; None: all inputs of an output.
+        checkpoint_format: Convention of zero points.
+        is_symmetric: Whether zero points are in the middle of the codes; None: it is not said.
+        is_ordered: Whether inputs have groups in the order of their activations.
+        dynamic: Other options of layers, by a pattern of their names.
+    """
+
+    bits: int
+    group_size: int | None
+    checkpoint_format: str
+    is_symmetric: bool | None = None
+    is_ordered: bool = False
+    dynamic: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any], method: str = "gptq") -> GPTQConfig:
+        """Read the options.
+
+        Raises:
+            RefusedError: The format or the number of bits is not supported.
+            UnsupportedModelError: An option is of another type than it must be.
+        """
+        values = values_of(config, method)
+        key = "format" if config.get("checkpoint_format") is None else "checkpoint_format"
+        named = values.text(key, LESS_ONE)
+        if named not in (LESS_ONE, AS_THEY_ARE):
+            raise refused(values, key, f"{LESS_ONE} or {AS_THEY_ARE}")
+        if values.flag("is_marlin_format", False):
+            raise refused(values, "is_marlin_format", "false")
+        if values.text("pack_dtype", WORDS) != WORDS:
+            raise refused(values, "pack_dtype", WORDS)
+        bits = config.get("bits")
+        if type(bits) is not int or bits not in BITS:
+            raise refused(values, "bits", "2, 3, 4 or 8 bits")
+        is_symmetric = values.flag("sym", False) if values.has("sym") else None
+        is_ordered = values.flag("desc_act", False)
+        return cls(bits, group_size_of(values), named, is_symmetric, is_ordered, _dynamic(values))
+
+    def option(self, module: str, key: str, default: Any) -> Any:
+        """Return an option of one layer, which `dynamic` may set."""
+        for pattern, options in self.dynamic.items():
+            if re.match(pattern.removeprefix(EXCLUDED).removeprefix(INCLUDED), module):
+                return options.get(key, default) if isinstance(options, Mapping) else default
+        return default
+
+    @property
+    def codes(self) -> WeightCodes:
+        """The codes of all layers that `dynamic` does not change."""
+        return WeightCodes(
+            INTEGERS, self.bits, self.group_size, has_offsets=self.is_symmetric is False
+        )
+
+
+def describe(config: Mapping[str, Any]) -> tuple[WeightCodes, ...]:
+    """Check the options, and return the codes that they stand for."""
+    return (GPTQConfig.read(config).codes,)
+
+
+def _dynamic(values: ConfigValues) -> Mapping[str, Any]:
+    """Return the options by layer, whose patterns are valid.
+
+    Raises:
+        UnsupportedModelError: They are not.
+    """
+    if values.config.get("dynamic") in (None, False):
+        return {}
+    dynamic = values.mapping("dynamic")
+    for pattern, wrong in _wrong_patterns(dynamic):
+        raise values.wrong("dynamic", pattern, f"an object of regular expressions ({wrong})")
+    return dynamic
+
+
+def _wrong_patterns(patterns: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for pattern in patterns:
+        try:
+            re.compile(pattern.removeprefix(EXCLUDED).removeprefix(INCLUDED))
+        except re.error as error:
+            yield pattern, str(error)

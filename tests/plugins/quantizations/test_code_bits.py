@@ -1,0 +1,173 @@
+"""The size of a quantized checkpoint's weights is known from its config, before anything loads."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cpp_compilers import NEEDS_COMPILER
+from family_checkpoints import FamilyCase, write_family
+from quantized_checkpoints import CheckpointKind, write_quantized
+from quantized_layers import (
+    QuantizedLayer,
+    awq,
+    float_quantized,
+    gptq,
+    int_quantized,
+    llm_int8,
+    nf4,
+    pack_quantized,
+)
+from quantized_weights import random_weight
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from quire.config import Settings
+from quire.interfaces.weight_codes import E2M1, E4M3, INTEGERS, NF4, WeightCodes
+from quire.launch.composing import compose_engine
+from quire.launch.estimate import estimate_memory
+from quire.layers.parallel import SingleDevice
+from quire.plugins.loading import load_plugins
+from quire.testing.checkpoints import write_checkpoint
+from quire.worker.loading.weight_loading import held_weight_bytes
+from quire.worker.parts import WorkerParts
+from quire.worker.worker import ModelWorker
+from quire_quantizations.checkpoints.awq import AWQ
+from quire_quantizations.checkpoints.bitsandbytes import BitsAndBytes
+from quire_quantizations.checkpoints.block_fp8 import BlockFP8
+from quire_quantizations.checkpoints.compressed_tensors import CompressedTensors
+from quire_quantizations.checkpoints.gptq import GPTQ
+from quire_quantizations.code_bits import bits_of_codes, bits_of_triton_codes
+from quire_quantizations.triton.packed_codes import packed
+
+SIZES = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 1}
+TOLERANCE = 0.02
+
+
+def block_fp8(weight: Tensor) -> QuantizedLayer:
+    codes, scale = weight.to(torch.float8_e4m3fn), torch.ones(-(-len(weight) // 128), 1)
+    scale = scale.repeat(1, -(-weight.shape[1] // 128))
+    return QuantizedLayer({"weight": codes, "weight_scale_inv": scale}, codes.float())
+
+
+def kinds():
+    """Yield formats with the sizes of groups that checkpoints have."""
+    for bits in (4, 8):
+        for size in (32, 64, 128):
+            for symmetric in (True, False):
+                config = {"quant_method": "gptq", "bits": bits, "group_size": size}
+                config["sym"] = symmetric
+                write = partial(gptq, bits=bits, group_size=size, symmetric=symmetric)
+                yield f"gptq-{bits}-{size}-{symmetric}", CheckpointKind(GPTQ, config, write)
+    for size in (32, 64, 128):
+        config = {"quant_method": "awq", "bits": 4, "group_size": size}
+        yield f"awq-{size}", CheckpointKind(AWQ, config, partial(awq, group_size=size))
+    for bits, size, symmetric in ((4, 32, True), (4, 128, True), (4, 128, False), (8, 128, True)):
+        options = {"num_bits": bits, "group_size": size, "symmetric": symmetric}
+        write = partial(pack_quantized, bits=bits, group_size=size, symmetric=symmetric)
+        yield f"packed-{bits}-{size}-{symmetric}", of_groups("pack-quantized", write, **options)
+    options = {"num_bits": 8, "strategy": "channel"}
+    yield "int-quantized", of_groups("int-quantized", int_quantized, **options)
+    yield "float-quantized", of_groups("float-quantized", float_quantized, type="float", **options)
+    bnb = {"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "nf4"}
+    yield "nf4", CheckpointKind(BitsAndBytes, bnb | {"load_in_4bit": True}, nf4)
+    yield "llm-int8", CheckpointKind(BitsAndBytes, bnb | {"load_in_8bit": True}, llm_int8)
+    fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    yield "fp8", CheckpointKind(BlockFP8, fp8, block_fp8)
+
+
+def of_groups(layout: str, write: Any, **weights: Any) -> CheckpointKind:
+    group = {"targets": ["Linear"], "weights": weights}
+    config = {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"g": group}}
+    return CheckpointKind(CompressedTensors, config, write)
+
+
+def write(folder: Path, kind: CheckpointKind, dtype: str) -> Path:
+    """Write a checkpoint whose weights that are not quantized have the dtype of its config."""
+    plain = write_checkpoint(folder / "plain", "Qwen3ForCausalLM", torch_dtype=dtype, **SIZES)
+    write_quantized(plain.folder, folder / "m", kind, lambda name: name.endswith("_proj.weight"))
+    tensors = load_file(folder / "m" / "model.safetensors")
+    for name in plain.weights.keys() & tensors.keys():
+        if tensors[name].dtype == torch.float32:
+            tensors[name] = tensors[name].to(getattr(torch, dtype))
+    save_file(tensors, folder / "m" / "model.safetensors")
+    return folder / "m"
+
+
+def estimated_and_held(folder: Path, **options: Any) -> tuple[int, int]:
+    """Return the bytes of the weights before and after they are loaded."""
+    settings = Settings.from_options({"model": str(folder), **options})
+    composed = compose_engine(settings, load_plugins(settings.plugins), is_plan=True)
+    parts = WorkerParts.load(composed.settings, composed.composition, composed.plugins.registries)
+    worker = ModelWorker(composed.settings, parts, SingleDevice())
+    worker.load()
+    assert worker._model is not None
+    return estimate_memory(composed).weight_bytes, held_weight_bytes(worker._model)
+
+
+KINDS = dict(kinds())
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("name", KINDS)
+def test_the_estimate_is_the_size_that_loads(tmp_path, name):
+    for dtype in ("bfloat16", "float16")[: 1 + (name == "nf4")]:
+        folder = write(tmp_path / dtype, KINDS[name], dtype)
+        estimated, held = estimated_and_held(folder)
+        assert estimated == pytest.approx(held, rel=TOLERANCE)
+
+
+@NEEDS_COMPILER
+def test_experts_of_mxfp4_are_smaller_than_the_attention_beside_them(tmp_path):
+    """Biases, which count as weights, are more of a tiny model than of a large one."""
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
+    experts = {"num_local_experts": 8, "num_experts_per_tok": 2, "head_dim": 64}
+    case = FamilyCase("gpt_oss", sizes | experts | {"dtype": "bfloat16"})
+    folder = write_family(tmp_path, case).folder
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = tensors.pop(name).shape
+        blocks = torch.zeros(experts, outputs, inputs // 32, 16, dtype=torch.uint8)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": blocks[..., 0].clone()}
+    saved = {n: t.bfloat16() if t.is_floating_point() else t for n, t in tensors.items()}
+    save_file(saved, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"quantization_config": {"quant_method": "mxfp4"}, "dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(config))
+    estimated, held = estimated_and_held(folder)
+    assert estimated == pytest.approx(held, rel=2 * TOLERANCE)
+
+
+def test_a_weight_that_no_format_keeps_is_dequantized_in_float32():
+    for codes in (
+        WeightCodes(INTEGERS, 4, 24), WeightCodes(E2M1, 4, 16), WeightCodes("fp4", 4, 64),
+        WeightCodes(E4M3, 8, 64), WeightCodes("e5m2", 8, 128),
+    ):  # fmt: skip
+        assert bits_of_codes(codes, "bfloat16") == 32
+    assert bits_of_codes(WeightCodes(INTEGERS, 4, 16), "bfloat16") == 10
+    assert bits_of_codes(WeightCodes(INTEGERS, 4, 16, has_offsets=True), "bfloat16") == 12
+
+
+@pytest.mark.parametrize(
+    ("table", "codes"),
+    [
+        ("int4", WeightCodes(INTEGERS, 4, 128)),
+        ("uint4", WeightCodes(INTEGERS, 4, 32, has_offsets=True)),
+        ("int8", WeightCodes(INTEGERS, 8, 64)),
+        ("nf4", WeightCodes(NF4, 4, 64)),
+        ("e4m3", WeightCodes(E4M3, 8, 128)),
+        ("int4", WeightCodes(INTEGERS, 4)),
+    ],
+)
+def test_triton_kernels_take_the_estimated_bits(table, codes):
+    inputs = 512
+    zeros = "integers" if codes.has_offsets else "none"
+    weight = random_weight(table, (128, inputs), codes.group_size or inputs, zeros=zeros)
+    if codes.values in (NF4, E4M3):
+        weight.scales.mul_(1.0001)  # in float32, as bitsandbytes and DeepSeek have them
+    held = packed(weight, has_float8=False, largest_unit=64).tensors()
+    num_bytes = sum(tensor.nbytes for tensor in held.values())
+    estimated = bits_of_triton_codes(codes, "bfloat16")
+    assert estimated == pytest.approx(8 * num_bytes / weight.codes.numel(), rel=0.04)
