@@ -188,4 +188,6 @@ def _contiguous(tensor: Tensor | None) -> Tensor | None:
 
 
 def _has_nan(codes: Tensor) -> bool:
-    return bool(((codes & NO_NUMBER) == NO_NUMBER).any())
+    if not codes.numel():
+        return False
+    return int(codes.amax()) == 128 + NO_NUMBER or int(codes.view(torch.int8).amax()) == NO_NUMBER

@@ -156,11 +156,11 @@ def check_scaled(weight: QuantizedWeight, name: str) -> QuantizedWeight:
         CheckpointCorruptError: Codes are infinite or NaN, or have scales of 0.
     """
     wrong = (~weight.table.isfinite()).nonzero().flatten()
-    magnitudes = weight.codes & HIGHEST_MAGNITUDE  # of which the highest are no numbers
-    if len(wrong) and weight.codes.numel() and int(magnitudes.max()) >= int(wrong[0]):
+    if len(wrong) and weight.codes.numel() and _has_magnitude(weight.codes, int(wrong[0])):
+        num_wrong = int((weight.codes & HIGHEST_MAGNITUDE >= wrong[0]).sum())
         raise CheckpointCorruptError(
-            f"tensor {name} has {int((magnitudes >= wrong[0]).sum())} values that are infinite or "
-            "NaN; download the checkpoint again, or use another one"
+            f"tensor {name} has {num_wrong} values that are infinite or NaN; download the "
+            "checkpoint again, or use another one"
         )
     erased = (weight.scales == 0)[:, weight.group_indices()] if (weight.scales == 0).any() else None
     if erased is not None and bool((weight.table[weight.codes.int()][erased] != 0).any()):
@@ -169,6 +169,15 @@ def check_scaled(weight: QuantizedWeight, name: str) -> QuantizedWeight:
             "again, or use another one"
         )
     return weight
+
+
+def _has_magnitude(codes: Tensor, magnitude: int) -> bool:
+    """Return whether a code of float8 is at least this one, without its sign.
+
+    Codes with the sign are the highest bytes, and those without it the highest signed bytes.
+    """
+    highest = int(codes.amax()) - HIGHEST_MAGNITUDE - 1, int(codes.view(torch.int8).amax())
+    return max(highest) >= magnitude
 
 
 def integers(num_values: int, zero: int = 0) -> Tensor:

@@ -2,8 +2,8 @@
 
 `targets` of a group are names of layers, regular expressions (`re:`, from the start of a name), or
 classes, such as `Linear`. Of the groups that have a layer as a target, the one with its name is
-likeliest, then the one with an expression, the first in the alphabet, then the one with its class.
-Classes are not known here, so any layer may be of them.
+likeliest, then the one with an expression, the first in the alphabet, then the one with its class,
+which is `Linear`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TENSOR, CHANNEL, BLOCK, GROUPS = "tensor", "channel", "block", ("group", "tensor
 STRATEGIES = (TENSOR, CHANNEL, BLOCK, *GROUPS)
 INTEGER_BITS, FLOATS = range(2, 9), {4: E2M1, 8: E4M3}
 ORDERS = {"group": True, "dynamic": True, "weight": False, "static": False}  # by actorder
-PATTERN = "re:"
+PATTERN, LINEAR = "re:", "Linear"
 NO_TARGET = 3  # rank of a group that does not have the layer
 
 Shape = tuple[int, ...]
@@ -278,7 +278,7 @@ def _rank_of(target: str, module: str) -> tuple[int, str]:
     if target.startswith(PATTERN):
         is_match = re.match(target.removeprefix(PATTERN), module)
         return (1 if is_match else NO_TARGET), target
-    return (NO_TARGET if "." in target else 2), target
+    return (2 if target == LINEAR else NO_TARGET), target
 
 
 def _without_ones(shape: Shape) -> Shape:
