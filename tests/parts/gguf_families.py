@@ -39,7 +39,13 @@ KEYS = {  # of all architectures that have the value
     "num_local_experts": "expert_count",
     "num_experts": "expert_count",
     "n_routed_experts": "expert_count",
+    "moe_num_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
+    "moe_k": "expert_used_count",
+    "moe_topk": "expert_used_count",
+    "moe_num_shared_experts": "expert_shared_count",
+    "moe_layer_interval": "interleave_moe_layer_step",
+    "moe_layer_start_index": "leading_dense_block_count",
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "shared_intermediate_size": "expert_shared_feed_forward_length",
@@ -206,8 +212,10 @@ def gpt_oss_experts(name: str, tensor: Tensor) -> Named:
 
 def choice_bias(name: str, tensor: Tensor) -> Named:
     """Write the bias of the choice under its own name."""
-    is_bias = name.endswith("e_score_correction_bias")
-    yield f"blk.{name.split('.')[2]}.exp_probs_b.bias" if is_bias else name, tensor
+    if name.endswith("e_score_correction_bias"):
+        yield f"blk.{name.split('.')[2]}.exp_probs_b.bias", tensor.squeeze()
+    else:
+        yield name, tensor
 
 
 def phi3_factors(name: str, tensor: Tensor) -> Named:
@@ -242,7 +250,8 @@ SIGMOID = {
     "norm_topk_prob": True,
 }
 WINDOW = {"attention.sliding_window": 9}
-NO_THETA = {"rope.freq_base": 10000.0}
+DOTS1 = SIGMOID | {"n_shared_experts": 2, "sliding_window": None, "num_key_value_heads": 4}
+IMAGES = {"rope.dimension_sections": [4, 2, 2, 0], "n_deepstack_layers": 3}
 
 CASES = {
     "llama": GgufCase("llama", FamilyCase("llama", {"head_dim": 24}), is_paired=True),
@@ -255,6 +264,87 @@ CASES = {
     "qwen3moe": GgufCase(
         "qwen3moe",
         FamilyCase("qwen3_moe", EXPERTS | {"norm_topk_prob": True, "head_dim": 24}),
+    ),
+    "qwen2vl": GgufCase("qwen2vl", FamilyCase("qwen2", {}), IMAGES),
+    "qwen3vl": GgufCase("qwen3vl", FamilyCase("qwen3", {"head_dim": 16}), IMAGES),
+    "qwen3vlmoe": GgufCase(
+        "qwen3vlmoe",
+        FamilyCase("qwen3_moe", EXPERTS | {"norm_topk_prob": True, "head_dim": 16}),
+        IMAGES,
+    ),
+    "mistral3": GgufCase(
+        "mistral3", FamilyCase("mistral", {"sliding_window": None}), is_paired=True
+    ),
+    "ministral3": GgufCase(
+        "mistral3",
+        FamilyCase(
+            "ministral3",
+            {
+                "rope_parameters": {
+                    **YARN,
+                    "llama_4_scaling_beta": 0.3,
+                    "mscale": 1.0,
+                    "mscale_all_dim": 1.0,
+                },
+            },
+        ),
+        {"attention.temperature_scale": 0.3, "rope.scaling.yarn_log_multiplier": 1.0},
+        is_paired=True,
+    ),
+    "phimoe": GgufCase(
+        "phimoe",
+        FamilyCase(
+            "phimoe",
+            {
+                "num_local_experts": 4,
+                "attention_bias": True,
+                "lm_head_bias": True,
+                "sliding_window": None,
+                "rope_parameters": partial(1.0),
+            },
+        ),
+        {"attention.sliding_window": 0},
+    ),
+    "phi2": GgufCase("phi2", FamilyCase("phi", {})),
+    "dots1": GgufCase(
+        "dots1",
+        FamilyCase("dots1", DOTS1),
+        {"expert_weights_norm": True, "expert_gating_func": 2},
+        change=choice_bias,
+    ),
+    "minimax-m2": GgufCase(
+        "minimax-m2",
+        FamilyCase(
+            "minimax_m2",
+            {
+                "num_local_experts": 4,
+                "num_experts_per_tok": 2,
+                "head_dim": 24,
+                "rope_parameters": partial(0.5),
+            },
+        ),
+        {"expert_feed_forward_length": 96, "expert_gating_func": 2},
+        change=choice_bias,
+    ),
+    "ernie4_5-moe": GgufCase(
+        "ernie4_5-moe",
+        FamilyCase(
+            "ernie4_5_moe",
+            {
+                "moe_num_experts": 4,
+                "moe_k": 2,
+                "moe_intermediate_size": 48,
+                "moe_layer_start_index": 1,
+                "moe_layer_end_index": 3,
+            },
+        ),
+        {"expert_shared_feed_forward_length": 96},
+        change=choice_bias,
+    ),
+    "hunyuan-moe": GgufCase(
+        "hunyuan-moe",
+        FamilyCase("hunyuan_v1_moe", {"num_experts": 4, "moe_topk": 2, "head_dim": 16}),
+        {"expert_feed_forward_length": 96, "expert_shared_feed_forward_length": 96},
     ),
     "gemma": GgufCase(
         "gemma", FamilyCase("gemma", {"head_dim": 24}), shift=1.0, change=without_head

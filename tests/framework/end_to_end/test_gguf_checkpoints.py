@@ -10,7 +10,9 @@ from gguf_checkpoints import (
     folder_as_gguf,
     model_metadata,
     model_tensors,
+    plain,
 )
+from gguf_families import CASES, write_case
 from gguf_files import Blocks, Number, write_gguf
 from safetensors.torch import load_file
 
@@ -42,6 +44,11 @@ def q8_0(name, tensor):
     return Blocks(data, 8, tuple(tensor.shape))
 
 
+def blocks_of_eight_bits(name, tensor):
+    """Store what is no norm in blocks of eight bits."""
+    return plain(name, tensor) if "norm" in name else q8_0(name, tensor)
+
+
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory) -> Path:
     """The demo model in blocks of eight bits."""
@@ -67,6 +74,14 @@ def test_a_file_generates_and_chats_as_its_folder_does(file):
 @pytest.mark.parametrize("sizes", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
 def test_ranks_share_the_blocks_of_one_file(narrow, sizes):
     assert generated(narrow, dtype="float32", **sizes) == generated(narrow, dtype="float32")
+
+
+@pytest.mark.parametrize("name", ["mixtral", "phi3", "gemma2"])
+def test_ranks_share_stacks_and_fused_matrices(tmp_path, name):
+    pytest.importorskip("gguf")
+    file, written = write_case(tmp_path, CASES[name], store=blocks_of_eight_bits)
+    options = {"tokenizer": str(written.folder), "dtype": "float32"}
+    assert generated(file, **options, tensor_parallel_size=2) == generated(file, **options)
 
 
 def test_a_set_of_files_is_one_model(tmp_path, file):

@@ -88,7 +88,9 @@ class Family:
         derive: Function from the config to further values of it.
         epsilon: Key of the epsilon of the norms.
         usual: Further keys of metadata, and the only value of each that the family has.
+        ignored: Keys that change nothing for text.
         rope: Values of a scaled rotary embedding that no file has.
+        rope_keys: Further values of a scaled rotary embedding, by their keys in the metadata.
         window_period: Number of layers of which the last one has full attention, and the others a
             sliding window; None: the family has no such layers.
         is_paired: Whether rows of queries and keys are in rotary pairs.
@@ -107,7 +109,9 @@ class Family:
     derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
     epsilon: Epsilon = Epsilon()
     usual: Mapping[str, Any] = field(default_factory=dict)
+    ignored: frozenset[str] = frozenset()
     rope: Mapping[str, Any] = field(default_factory=dict)
+    rope_keys: Mapping[str, str] = field(default_factory=dict)
     window_period: int | None = None
     is_paired: bool = False
     is_partly_rotated: bool = False
@@ -131,6 +135,7 @@ def _scaled_by(num_layers: int) -> Callable[[Mapping[str, Any]], Mapping[str, An
 
 
 LAYER_NORM = "attention.layer_norm_epsilon"
+HEAD_BIAS = "output.bias"
 QUERY_BIAS, OUTPUT_BIAS, MLP_BIAS = (
     f"blk.0.{name}.bias" for name in ("attn_q", "attn_output", "ffn_up")
 )
@@ -145,6 +150,19 @@ FACTORS = {
     "logit_scale": Key("logits_scaling", "number"),
 }
 LOGIT_CAP = Key("final_logit_softcapping", "number", is_optional=True)
+SIGMOID_EXPERTS = {
+    **EXPERTS,
+    **OWN_WIDTH,
+    **NORMALIZED,
+    EXPERT_COUNT: Key("n_routed_experts"),
+    "expert_group_count": Key("n_group", is_optional=True),
+    "expert_group_used_count": Key("topk_group", is_optional=True),
+    "expert_shared_count": Key("n_shared_experts", "whole"),
+    "expert_weights_scale": Key("routed_scaling_factor", "number"),
+    "leading_dense_block_count": Key("first_k_dense_replace", "whole"),
+}
+ONE_GROUP = {"n_group": 1, "topk_group": 1, "norm_topk_prob": True}
+SECTIONS = frozenset({"rope.dimension_sections", "n_deepstack_layers"})
 GELU = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
 SQUARED_RELU = {"hidden_act": "relu2"}
 BIASES = {"attention_bias": QUERY_BIAS, "mlp_bias": MLP_BIAS}
@@ -154,6 +172,17 @@ MIXTRAL = Family(
     "MixtralForCausalLM",
     "mixtral",
     keys=EXPERTS | {EXPERT_COUNT: Key("num_local_experts")},
+    is_paired=True,
+)
+MINISTRAL3 = Family(
+    "mistral3",
+    "Ministral3ForCausalLM",
+    "ministral3",
+    rope={"mscale": 1.0},
+    rope_keys={
+        "attention.temperature_scale": "llama_4_scaling_beta",
+        "rope.scaling.yarn_log_multiplier": "mscale_all_dim",
+    },
     is_paired=True,
 )
 OLMO3 = Family("olmo2", "Olmo3ForCausalLM", "olmo3", tensors=SANDWICH, window_period=4)
@@ -180,6 +209,21 @@ ROWS = (
         constants={"use_sliding_window": False},
     ),
     Family(
+        "qwen2vl",
+        "Qwen2ForCausalLM",
+        "qwen2",
+        constants={"use_sliding_window": False},
+        ignored=SECTIONS,
+    ),
+    Family(
+        "qwen3vl",
+        "Qwen3ForCausalLM",
+        "qwen3",
+        flags={"attention_bias": QUERY_BIAS},
+        constants={"use_sliding_window": False},
+        ignored=SECTIONS,
+    ),
+    Family(
         "qwen2moe",
         "Qwen2MoeForCausalLM",
         "qwen2_moe",
@@ -202,6 +246,24 @@ ROWS = (
         flags={"attention_bias": QUERY_BIAS},
         constants={"use_sliding_window": False, "norm_topk_prob": True},
         usual=SOFTMAX,
+    ),
+    Family(
+        "qwen3vlmoe",
+        "Qwen3MoeForCausalLM",
+        "qwen3_moe",
+        keys=EXPERTS | OWN_WIDTH | NORMALIZED | {EXPERT_COUNT: Key("num_experts")},
+        flags={"attention_bias": QUERY_BIAS},
+        constants={"use_sliding_window": False, "norm_topk_prob": True},
+        usual=SOFTMAX,
+        ignored=SECTIONS,
+    ),
+    Family(
+        "mistral3",
+        "MistralForCausalLM",
+        "mistral",
+        constants={"sliding_window": None},
+        is_paired=True,
+        variants={"attention.temperature_scale": MINISTRAL3},
     ),
     Family(
         "gemma",
@@ -247,6 +309,26 @@ ROWS = (
             "rope.scaling.attn_factor": Key("attention_factor", "number", is_optional=True),
         },
         tensors=FUSED_GATE_UP | {f"{BLOCK}.attn_qkv": f"{LAYER}.self_attn.qkv_proj"},
+        is_partly_rotated=True,
+    ),
+    Family(
+        "phimoe",
+        "PhimoeForCausalLM",
+        "phimoe",
+        keys=EXPERTS
+        | {
+            EXPERT_COUNT: Key("num_local_experts"),
+            WINDOW: Key("sliding_window", is_optional=True),
+            "rope.scaling.attn_factor": Key("attention_factor", "number", is_optional=True),
+        },
+        flags={"attention_bias": QUERY_BIAS, "lm_head_bias": HEAD_BIAS},
+    ),
+    Family(
+        "phi2",
+        "PhiForCausalLM",
+        "phi",
+        constants={"hidden_act": "gelu_new"},
+        epsilon=Epsilon(LAYER_NORM, "layer_norm_eps"),
         is_partly_rotated=True,
     ),
     Family(
@@ -386,25 +468,32 @@ ROWS = (
         "glm4moe",
         "Glm4MoeForCausalLM",
         "glm4_moe",
-        keys=EXPERTS
-        | OWN_WIDTH
-        | NORMALIZED
-        | {
-            EXPERT_COUNT: Key("n_routed_experts"),
-            "expert_group_count": Key("n_group", is_optional=True),
-            "expert_group_used_count": Key("topk_group", is_optional=True),
-            "expert_shared_count": Key("n_shared_experts", "whole"),
-            "expert_weights_scale": Key("routed_scaling_factor", "number"),
-            "leading_dense_block_count": Key("first_k_dense_replace", "whole"),
-            "nextn_predict_layers": Key("num_nextn_predict_layers", "whole", is_optional=True),
-        },
-        tensors=NORM_AFTER_ATTENTION
-        | DRAFT_LAYERS
-        | {
-            f"{BLOCK}.ffn_{part}_shexp": f"{LAYER}.mlp.shared_experts.{part}_proj" for part in PARTS
-        },
+        keys=SIGMOID_EXPERTS
+        | {"nextn_predict_layers": Key("num_nextn_predict_layers", "whole", is_optional=True)},
+        tensors=NORM_AFTER_ATTENTION | DRAFT_LAYERS,
         flags={"attention_bias": QUERY_BIAS, "use_qk_norm": "blk.0.attn_q_norm.weight"},
-        constants={"n_group": 1, "topk_group": 1, "norm_topk_prob": True},
+        constants=ONE_GROUP,
+        usual=SIGMOID,
+        is_partly_rotated=True,
+    ),
+    Family(
+        "dots1",
+        "Dots1ForCausalLM",
+        "dots1",
+        keys=SIGMOID_EXPERTS,
+        flags={"attention_bias": QUERY_BIAS},
+        constants=ONE_GROUP | {"sliding_window": None},
+        usual=SIGMOID,
+    ),
+    Family(
+        "minimax-m2",
+        "MiniMaxM2ForCausalLM",
+        "minimax_m2",
+        keys=EXPERTS
+        | {
+            EXPERT_COUNT: Key("num_local_experts"),
+            "expert_feed_forward_length": Key("intermediate_size"),
+        },
         usual=SIGMOID,
         is_partly_rotated=True,
     ),
@@ -413,6 +502,23 @@ ROWS = (
         "Ernie4_5ForCausalLM",
         "ernie4_5",
         flags={"use_bias": QUERY_BIAS},
+    ),
+    Family(
+        "ernie4_5-moe",
+        "Ernie4_5_MoeForCausalLM",
+        "ernie4_5_moe",
+        keys=OWN_WIDTH
+        | {
+            EXPERT_COUNT: Key("moe_num_experts"),
+            "expert_used_count": Key("moe_k"),
+            "expert_shared_count": Key("moe_num_shared_experts", "whole"),
+            "interleave_moe_layer_step": Key("moe_layer_interval"),
+            "leading_dense_block_count": Key("moe_layer_start_index", "whole"),
+        },
+        tensors={f"{BLOCK}.exp_probs_b.bias": (f"{LAYER}.mlp.moe_statics.e_score_correction_bias")},
+        flags={"use_bias": QUERY_BIAS},
+        usual=SOFTMAX,
+        ignored=frozenset({"expert_shared_feed_forward_length"}),
     ),
     Family(
         "exaone4",
@@ -431,6 +537,19 @@ ROWS = (
         "HunYuanDenseV1ForCausalLM",
         "hunyuan_v1_dense",
         flags={"attention_bias": QUERY_BIAS},
+    ),
+    Family(
+        "hunyuan-moe",
+        "HunYuanMoEV1ForCausalLM",
+        "hunyuan_v1_moe",
+        keys={
+            EXPERT_COUNT: Key("num_experts"),
+            "expert_used_count": Key("moe_topk"),
+            "expert_feed_forward_length": Key("intermediate_size"),
+        },
+        flags={"attention_bias": QUERY_BIAS},
+        usual=SOFTMAX,
+        ignored=frozenset({"expert_shared_count", "expert_shared_feed_forward_length"}),
     ),
 )
 FAMILIES = {family.name: family for family in ROWS}

@@ -142,6 +142,7 @@ class _Reader:
         family, values = self._family, self._values
         known = {*SIZES, *family.keys, family.epsilon.key, *SCALING_KEYS, *NO_EFFECT}
         known |= {KV_HEADS, HEAD_SIZE, VALUE_SIZE, THETA, ROTATED}
+        known |= {*family.ignored, *family.rope_keys}
         known |= {WINDOW, PATTERN} if family.window_period else set()
         usual, prefix = {**USUAL, **family.usual}, values.key("")
         unknown = [

@@ -53,13 +53,17 @@ def rope_scaling(
     if kind == "yarn":
         scaling["original_max_position_embeddings"] = values.count(ORIGINAL)
         scaling |= {ours: values.number(key) for key, ours in YARN.items() if values.get(key)}
-        scaling |= family.rope
+        scaling |= {**family.rope, **_own_values(values, family)}
     elif kind != "linear":
         raise UnsupportedModelError(
             f"{values.where} has a {values.key(SCALING)} of {kind!r}; quire reads linear and "
             "yarn, and factors in a tensor"
         )
-    return {"rope_scaling": scaling}
+    return {"rope_parameters" if family.rope_keys else "rope_scaling": scaling}
+
+
+def _own_values(values: ModelValues, family: Family) -> Mapping[str, float]:
+    return {ours: values.number(key) for key, ours in family.rope_keys.items()}
 
 
 def _long_and_short(values: ModelValues, kind: str, rotary_dim: int) -> Mapping[str, Any]:

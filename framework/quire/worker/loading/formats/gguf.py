@@ -30,7 +30,9 @@ from quire.interfaces.weight_rules import WeightMatch, WeightRule, WeightRules
 from quire.worker.loading.formats.consolidated import halves_from_pairs
 
 NORMS = "norm.weight"  # end of their names
-GATE = ".mlp.shared_expert_gate.weight"  # a matrix of one row, which is a vector in the file
+SINGLE_ROWS = (  # ends of names of matrices of one row, which are vectors in the file
+    ".mlp.shared_expert_gate.weight", ".mlp.moe_statics.e_score_correction_bias",
+)  # fmt: skip
 
 
 def is_gguf_layout(tensors: Tensors) -> bool:
@@ -100,7 +102,7 @@ class _Layout:
         elif self._family.norm_offset and tensor.name.endswith(NORMS):
             shifted = partial(_less, offset=self._family.norm_offset)
             yield CheckpointTensor(name, tensor.shape, tensor.stored, shifted)
-        elif name.endswith(GATE) and len(tensor.shape) == 1:
+        elif name.endswith(SINGLE_ROWS) and len(tensor.shape) == 1:
             as_row = partial(torch.unsqueeze, dim=0)
             yield CheckpointTensor(name, (1, *tensor.shape), tensor.stored, as_row)
         else:
