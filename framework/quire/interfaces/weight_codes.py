@@ -20,6 +20,7 @@ class WeightCodes:
         group_size: Number of inputs that share a scale; None: all inputs of an output.
         has_offsets: Whether groups have offsets or zero points.
         experts_only: Whether only experts of a mixture are quantized so.
+        in_head: Whether the LM head is quantized so, if it is not tied to the embedding.
     """
 
     values: str
@@ -27,3 +28,4 @@ class WeightCodes:
     group_size: int | None = None
     has_offsets: bool = False
     experts_only: bool = False
+    in_head: bool = False

@@ -110,6 +110,10 @@ def test_a_quantized_checkpoint_is_explained_with_what_becomes_of_its_weights(ro
     assert f"codes (the checkpoint's own: {name})" in capsys.readouterr().out
     assert main(["explain", str(folder), "--quantization", "int8"]) != 0
     assert "would be rounded twice" in capsys.readouterr().err
+    own = json.loads((folder / "config.json").read_text())["quantization_config"]
+    change_config(folder, quantization_config=own | {"bits": 5})
+    assert main(["explain", str(folder)]) != 0
+    assert "quantization_config.bits in config.json is 5" in capsys.readouterr().err
 
 
 def pairs(tensor: torch.Tensor, head_dim: int) -> torch.Tensor:

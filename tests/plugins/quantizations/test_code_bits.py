@@ -1,6 +1,7 @@
 """The size of a quantized checkpoint's weights is known from its config, before anything loads."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,10 @@ from quire_quantizations.checkpoints.awq import AWQ
 from quire_quantizations.checkpoints.bitsandbytes import BitsAndBytes
 from quire_quantizations.checkpoints.block_fp8 import BlockFP8
 from quire_quantizations.checkpoints.compressed_tensors import CompressedTensors
+from quire_quantizations.checkpoints.configs.compressed_tensors_config import (
+    describe as describe_compressed,
+)
+from quire_quantizations.checkpoints.configs.gptq_config import describe as describe_gptq
 from quire_quantizations.checkpoints.gptq import GPTQ
 from quire_quantizations.code_bits import bits_of_codes, bits_of_triton_codes
 from quire_quantizations.triton.packed_codes import packed
@@ -81,13 +86,15 @@ def kinds():
 def of_groups(layout: str, write: Any, **weights: Any) -> CheckpointKind:
     group = {"targets": ["Linear"], "weights": weights}
     config = {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"g": group}}
-    return CheckpointKind(CompressedTensors, config, write)
+    return CheckpointKind(CompressedTensors, config | {"ignore": ["lm_head"]}, write)
 
 
-def write(folder: Path, kind: CheckpointKind, dtype: str) -> Path:
+def write(
+    folder: Path, kind: CheckpointKind, dtype: str, ends: tuple[str, ...] = ("_proj.weight",)
+) -> Path:
     """Write a checkpoint whose weights that are not quantized have the dtype of its config."""
     plain = write_checkpoint(folder / "plain", "Qwen3ForCausalLM", torch_dtype=dtype, **SIZES)
-    write_quantized(plain.folder, folder / "m", kind, lambda name: name.endswith("_proj.weight"))
+    write_quantized(plain.folder, folder / "m", kind, lambda name: name.endswith(ends))
     tensors = load_file(folder / "m" / "model.safetensors")
     for name in plain.weights.keys() & tensors.keys():
         if tensors[name].dtype == torch.float32:
@@ -117,6 +124,47 @@ def test_the_estimate_is_the_size_that_loads(tmp_path, name):
         folder = write(tmp_path / dtype, KINDS[name], dtype)
         estimated, held = estimated_and_held(folder)
         assert estimated == pytest.approx(held, rel=TOLERANCE)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("name", ["gptq-4-128-True", "packed-4-128-True"])
+def test_an_lm_head_that_is_quantized_counts_so(tmp_path, name):
+    kind = KINDS[name]
+    config = kind.config | ({"lm_head": True} if "gptq" in name else {"ignore": ["re:.*gate"]})
+    folder = write(
+        tmp_path, replace(kind, config=config), "bfloat16", ("_proj.weight", "lm_head.weight")
+    )
+    estimated, held = estimated_and_held(folder)
+    assert estimated == pytest.approx(held, rel=TOLERANCE)
+
+
+def in_head(**options: Any) -> list[bool]:
+    """Return for each group of layers whether the LM head is among them."""
+    made = {
+        name: {"targets": targets, "weights": {"num_bits": 4, "group_size": 32}}
+        for name, targets in options.items()
+        if name != "ignore"
+    }
+    config = {"config_groups": made, "ignore": options.get("ignore", [])}
+    return [codes.in_head for codes in describe_compressed(config)]
+
+
+def test_the_group_of_the_lm_head_is_the_likeliest_one_unless_it_is_ignored():
+    assert in_head(a=["Linear"], b=["re:.*proj"]) == [True, False]
+    assert in_head(a=["Linear"], b=["re:lm_.*"]) == [False, True]
+    assert in_head(a=["re:.*proj"]) == [False]
+    for ignored in ("lm_head", "re:.*head", "Linear"):
+        assert in_head(a=["Linear"], ignore=[ignored]) == [False]
+    assert in_head(a=["Linear"], ignore=["re:.*gate", "m.lm_head"]) == [True]
+
+
+def test_layers_with_more_bits_by_dynamic_options_count_for_all():
+    config = {"bits": 4, "group_size": 128, "sym": True, "lm_head": True}
+    dynamic = {"+:.*down": {"bits": 8}, "-:.*gate": {}, "+:.*up": {"group_size": 64}}
+    (plain,) = describe_gptq(config)
+    both = describe_gptq(config | {"dynamic": dynamic})
+    assert plain == WeightCodes(INTEGERS, 4, 128, in_head=True)
+    assert set(both) == {plain, WeightCodes(INTEGERS, 8, 128)}
 
 
 @NEEDS_COMPILER

@@ -106,10 +106,18 @@ def _weight_bits(composition: Composition) -> _WeightBits:
     bits_of = _bits_of_codes(choice.entry, method.bits_of_codes)
     dtype, codes = composition.description.checkpoint_dtype, composition.checkpoint_codes
     ordinary = bits_of(None, dtype) or own
-    if codes is not None:
-        linear = max((bits_of(each, dtype) or own for each in codes), default=ordinary)
-    experts_only = bool(codes) and all(each.experts_only for each in codes or ())
-    return _WeightBits(linear, ordinary, embedding, experts_only, ordinary)
+    if codes is None:
+        return _WeightBits(linear, ordinary, embedding)
+    sizes = {each: bits_of(each, dtype) or own for each in codes}
+    is_tied = composition.description.has_tied_head
+    heads = [bits for each, bits in sizes.items() if each.in_head and not is_tied]
+    return _WeightBits(
+        linear=max(sizes.values(), default=ordinary),
+        head=max(heads, default=ordinary),
+        embedding=embedding,
+        experts_only=bool(codes) and all(each.experts_only for each in codes),
+        ordinary=ordinary,
+    )
 
 
 def _bits_of_codes(entry: Entry, reference: str) -> Callable[..., float | None]:

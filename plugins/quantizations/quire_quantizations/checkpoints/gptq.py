@@ -79,7 +79,7 @@ class GPTQ(PreparedQuantization):
 
     def read(self, tensors: Tensors, read: Read) -> dict[str, CheckpointTensor]:
         """Return the tensors with a weight in place of the parts of each quantized layer."""
-        check_complete(tensors, (ZEROS, SCALES, GROUPS), CODES)
+        check_complete(tensors, (ZEROS, SCALES), CODES)
         modules = list(modules_with(tensors, CODES))
         parts = {module + end for module in modules for end in (CODES, ZEROS, SCALES, GROUPS)}
         weights = {module + WEIGHT: self._weight(module, tensors) for module in modules}

@@ -57,7 +57,7 @@ def check_complete(tensors: Tensors, ends: Collection[str], main: str) -> None:
 
     Args:
         tensors: Tensors of the checkpoint.
-        ends: Suffixes of the other parts.
+        ends: Suffixes of other parts, which are matrices; vectors of such names are something else.
         main: Suffix of the part with the codes.
 
     Raises:
@@ -65,7 +65,7 @@ def check_complete(tensors: Tensors, ends: Collection[str], main: str) -> None:
     """
     for name, tensor in tensors.items():
         end = next((end for end in ends if name.endswith(end)), None)
-        if end is not None:
+        if end is not None and len(tensor.shape) > 1:
             part(tensors, name.removesuffix(end) + main, tensor)
 
 

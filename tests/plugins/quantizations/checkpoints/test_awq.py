@@ -42,6 +42,14 @@ def test_a_damaged_layer_is_refused_by_the_name_of_its_tensor(tmp_path, changes,
     assert message in refusal_of(tmp_path, AWQ.from_config(CONFIG), tensors)
 
 
+def test_scales_of_an_activation_are_no_part_of_a_weight(tmp_path):
+    """AutoAWQ writes them for some families, which the model then does not have."""
+    others = {"act.scales": torch.ones(64)}
+    reader = AWQ.from_config(CONFIG)
+    found = read_layer(tmp_path, reader, awq(weight()).tensors, others, every=True)
+    assert set(found) == {"layer.weight", "act.scales"}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [({"version": "gemv"}, "'gemv'; quire reads awq with the layout gemm"), ({"bits": 3}, "is 3;")],

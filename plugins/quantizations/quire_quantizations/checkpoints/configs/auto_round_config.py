@@ -37,4 +37,4 @@ def options_of(config: Mapping[str, Any]) -> AWQConfig | GPTQConfig:
 
 def describe(config: Mapping[str, Any]) -> tuple[WeightCodes, ...]:
     """Check the options, and return the codes that they stand for."""
-    return (options_of(config).codes,)
+    return options_of(config).codes

@@ -41,11 +41,11 @@ class AWQConfig:
         return cls(group_size_of(values, "q_group_size" if is_short else "group_size"))
 
     @property
-    def codes(self) -> WeightCodes:
+    def codes(self) -> tuple[WeightCodes, ...]:
         """The codes of all quantized layers."""
-        return WeightCodes(INTEGERS, BITS, self.group_size, has_offsets=True)
+        return (WeightCodes(INTEGERS, BITS, self.group_size, has_offsets=True),)
 
 
 def describe(config: Mapping[str, Any]) -> tuple[WeightCodes, ...]:
     """Check the options, and return the codes that they stand for."""
-    return (AWQConfig.read(config).codes,)
+    return AWQConfig.read(config).codes

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.interfaces.weight_codes import E2M1, E4M3, INTEGERS, WeightCodes
@@ -29,6 +29,7 @@ STRATEGIES = (TENSOR, CHANNEL, BLOCK, *GROUPS)
 INTEGER_BITS, FLOATS = range(2, 9), {4: E2M1, 8: E4M3}
 ORDERS = {"group": True, "dynamic": True, "weight": False, "static": False}  # by actorder
 PATTERN, LINEAR = "re:", "Linear"
+HEAD = "lm_head"
 NO_TARGET = 3  # rank of a group that does not have the layer
 
 Shape = tuple[int, ...]
@@ -103,10 +104,12 @@ class CompressedTensorsConfig:
 
     Attributes:
         schemes: Schemes of the groups of layers whose weights are quantized.
+        ignored: Layers that are not quantized.
         has_float8_cache: Whether scales of keys and values are those of a float8 KV cache.
     """
 
     schemes: tuple[Scheme, ...]
+    ignored: tuple[str, ...] = ()
     has_float8_cache: bool = True
 
     @classmethod
@@ -122,10 +125,11 @@ class CompressedTensorsConfig:
         for key, inner in (("transform_config", "config_groups"), ("sparsity_config", "format")):
             if values.nested(key).config.get(inner) not in (None, {}, "dense"):
                 raise refused(values, key, "no such option")
-        check_patterns(values, "ignore")
+        ignored = check_patterns(values, "ignore")
         groups = values.nested("config_groups")
         found = [_scheme(groups.nested(name), name, layout) for name in groups.config]
-        return cls(tuple(scheme for scheme in found if scheme is not None), _has_float8(values))
+        schemes = tuple(scheme for scheme in found if scheme is not None)
+        return cls(schemes, ignored, _has_float8(values))
 
     def schemes_of(
         self, module: str, *, is_float: bool, num_bits: int | None = None
@@ -144,13 +148,24 @@ class CompressedTensorsConfig:
         ]
         return sorted(able, key=lambda scheme: _rank(scheme, module))
 
+    @property
+    def codes(self) -> tuple[WeightCodes, ...]:
+        """The codes of each group of layers."""
+        likeliest = min(self.schemes, key=lambda scheme: _rank(scheme, HEAD), default=None)
+        is_ignored = any(_rank_of(target, HEAD)[0] < NO_TARGET for target in self.ignored)
+        is_target = likeliest is not None and _rank(likeliest, HEAD)[0] < NO_TARGET
+        return tuple(
+            replace(one.codes, in_head=is_target and not is_ignored and one is likeliest)
+            for one in self.schemes
+        )
+
     def __str__(self) -> str:
         return " or ".join(map(str, self.schemes)) or "config_groups, which have no weights"
 
 
 def describe(config: Mapping[str, Any]) -> tuple[WeightCodes, ...]:
     """Check the options, and return the codes that they stand for."""
-    return tuple(scheme.codes for scheme in CompressedTensorsConfig.read(config).schemes)
+    return CompressedTensorsConfig.read(config).codes
 
 
 def check_patterns(values: ConfigValues, key: str) -> tuple[str, ...]:

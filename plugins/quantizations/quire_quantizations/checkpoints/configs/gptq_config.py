@@ -27,6 +27,7 @@ class GPTQConfig:
         checkpoint_format: Convention of zero points.
         is_symmetric: Whether zero points are in the middle of the codes; None: it is not said.
         is_ordered: Whether inputs have groups in the order of their activations.
+        has_head: Whether the LM head is quantized.
         dynamic: Other options of layers, by a pattern of their names.
     """
 
@@ -35,6 +36,7 @@ class GPTQConfig:
     checkpoint_format: str
     is_symmetric: bool | None = None
     is_ordered: bool = False
+    has_head: bool = False
     dynamic: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -58,8 +60,15 @@ class GPTQConfig:
         if type(bits) is not int or bits not in BITS:
             raise refused(values, "bits", "2, 3, 4 or 8 bits")
         is_symmetric = values.flag("sym", False) if values.has("sym") else None
-        is_ordered = values.flag("desc_act", False)
-        return cls(bits, group_size_of(values), named, is_symmetric, is_ordered, _dynamic(values))
+        return cls(
+            bits,
+            group_size_of(values),
+            named,
+            is_symmetric,
+            is_ordered=values.flag("desc_act", False),
+            has_head=values.flag("lm_head", False),
+            dynamic=_dynamic(values),
+        )
 
     def option(self, module: str, key: str, default: Any) -> Any:
         """Return an option of one layer, which `dynamic` may set."""
@@ -69,16 +78,22 @@ class GPTQConfig:
         return default
 
     @property
-    def codes(self) -> WeightCodes:
-        """The codes of all layers that `dynamic` does not change."""
-        return WeightCodes(
-            INTEGERS, self.bits, self.group_size, has_offsets=self.is_symmetric is False
-        )
+    def codes(self) -> tuple[WeightCodes, ...]:
+        """The codes of most layers, and of those for which `dynamic` has other bits."""
+        options = [one for one in self.dynamic.values() if isinstance(one, Mapping)]
+        others = {one["bits"] for one in options if one.get("bits") in BITS}
+        return tuple(
+            WeightCodes(
+                INTEGERS, bits, self.group_size, has_offsets=self.is_symmetric is False,
+                in_head=self.has_head and bits == self.bits,
+            )
+            for bits in {self.bits} | others
+        )  # fmt: skip
 
 
 def describe(config: Mapping[str, Any]) -> tuple[WeightCodes, ...]:
     """Check the options, and return the codes that they stand for."""
-    return (GPTQConfig.read(config).codes,)
+    return GPTQConfig.read(config).codes
 
 
 def _dynamic(values: ConfigValues) -> Mapping[str, Any]:
