@@ -47,7 +47,7 @@ class ArmLibrary:
     def load(self) -> SimpleNamespace:
         """Compile and start the program, once."""
         if self._loaded is None:
-            program = ArmProgram(compiled(self.library.source))
+            program = ArmProgram(compiled(self.library.source, self.library.macros))
             functions = self.library.functions
             calls = {name: self._call(program, name, functions[name]) for name in functions}
             self._loaded = SimpleNamespace(**calls)
@@ -181,11 +181,12 @@ class ArmProgram:
         cpu.reg_write(arm.UC_ARM64_REG_X0, result)
 
 
-def compiled(source: Path) -> bytes:
+def compiled(source: Path, macros: Sequence[str] = ()) -> bytes:
     """Compile a source of kernels to a program for Arm."""
     with tempfile.TemporaryDirectory() as folder:
         unit, program = Path(folder) / "unit.cpp", Path(folder) / "program"
-        unit.write_text(f'#include "{source}"\n{MAIN}\n')
+        defined = "".join(f"#define {name}\n" for name in macros)
+        unit.write_text(f'{defined}#include "{source}"\n{MAIN}\n')
         flags = [flag for flag in FLAGS if flag not in LIBRARY_FLAGS]
         command = [*COMPILER, *flags, "-mcpu=generic", "-fPIE", "-pie", "-static", "-rdynamic"]
         done = subprocess.run(

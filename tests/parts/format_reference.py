@@ -112,15 +112,15 @@ def _sum_in_order(values: Tensor) -> Tensor:
 def round_weight(weight_format: Format, weight: Tensor) -> Tensor:  # [out, in] float32, both
     """Round a dense weight to the values that the format stores."""
     rounded = {BFLOAT16: nearest_bf16, INT8: _rounded_int8, INT4: _rounded_int4}
-    stored = replace(weight_format, rounds_inputs=False)
+    stored = replace(weight_format, inputs="float32")
     return weight if stored == FLOAT32 else rounded[stored](weight)
 
 
 def round_input(weight_format: Format, x: Tensor) -> Tensor:  # [T, in] float32, both
     """Round inputs to the values that the format multiplies."""
-    if not weight_format.rounds_inputs:
+    if weight_format.inputs == "float32":
         return x
-    if weight_format.is_bf16:
+    if weight_format.inputs == "bfloat16":
         return nearest_bf16(x)
     return dequantized(*quantize_input(weight_format, x), x.shape[1])
 
@@ -130,7 +130,8 @@ def quantize_input(
     x: Tensor,  # [T, in] float32
 ) -> tuple[Tensor, Tensor]:  # codes [T, G, group], scales [T, G, 1]
     """Quantize inputs in the groups of the weight, so that the largest has the code 127 or -127."""
-    groups = _in_groups(x, INT8_GROUP if weight_format.index == INT8.index else INT4_GROUP)
+    own = INT8_GROUP if weight_format.index == INT8.index else INT4_GROUP
+    groups = _in_groups(x, weight_format.group_size or own)
     scales = groups.abs().amax(-1, keepdim=True) / 127
     return _codes(groups, scales, -127, 127), scales
 

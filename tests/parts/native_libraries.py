@@ -35,7 +35,7 @@ SETS_AND_ARM = [
     ),
 ]
 CPU_INFO = instruction_sets.CPU_INFO
-EMULATED: dict[Path, ArmLibrary] = {}  # compiled once per process
+EMULATED: dict[tuple[Path, tuple[str, ...]], ArmLibrary] = {}  # compiled once per process
 ARM_FEATURES = "Features : fp asimd asimddp\n"
 
 BF16_SETS_HERE = [
@@ -49,7 +49,7 @@ def use_set(monkeypatch, module, name: str, attribute: str = "LIBRARY") -> None:
     """Let a module that has a library use one instruction set of this machine, or `ARM`."""
     found = original(getattr(module, attribute))
     if name == ARM:
-        library = EMULATED.setdefault(found.source, ArmLibrary(found))
+        library = EMULATED.setdefault((found.source, found.macros), ArmLibrary(found))
         monkeypatch.delenv(VARIABLE, raising=False)
     else:
         library = again(found)
@@ -75,7 +75,13 @@ def original(library: NativeLibrary | ArmLibrary) -> NativeLibrary:
 def again(library: NativeLibrary | ArmLibrary) -> NativeLibrary:
     """Return a library of the same source that is not loaded yet."""
     library = original(library)
-    return NativeLibrary(library.name, library.source, library.functions, repeats=library.repeats)
+    return NativeLibrary(
+        library.name,
+        library.source,
+        library.functions,
+        repeats=library.repeats,
+        macros=library.macros,
+    )
 
 
 def failing_library(folder: Path) -> NativeLibrary:

@@ -39,6 +39,8 @@ class QuantizedWeight:
         offsets: `[N, G]` float32; None: no offsets.
         groups: Group of each input, `[K]` int64, if the inputs of a group are not consecutive;
             `group_size` then means nothing.
+        has_int8_inputs: Whether the checkpoint was made for products of integers: its inputs are
+            quantized to 8 bits as the product begins.
     """
 
     codes: Tensor
@@ -47,6 +49,7 @@ class QuantizedWeight:
     group_size: int
     offsets: Tensor | None = None
     groups: Tensor | None = None
+    has_int8_inputs: bool = False
 
     @property
     def shape(self) -> torch.Size:

@@ -64,6 +64,10 @@ class NativeLibrary:
         # The result is the library, or the reason why it is unavailable.
         self._library_future: Future[ctypes.CDLL | str] | None = None
 
+    def prepare(self) -> None:
+        """Start to compile or load the library, without waiting for it."""
+        self._start_build()
+
     def load(self) -> ctypes.CDLL:
         """Wait for the library, and return it.
 

@@ -1,6 +1,9 @@
 """Formats of packed weights; `linear_formats.h` has their layouts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Inputs = Literal["float32", "bfloat16", "int8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -9,8 +12,8 @@ class Format:
 
     Attributes:
         index: Index of the format in linear.cpp.
-        rounds_inputs: Whether inputs are rounded to the weight's number type and multiplied as
-            such; if not, products are of float32.
+        inputs: Number type that inputs are rounded to. It is that of the products: of float32, of
+            pairs of bfloat16, or of integers, whose inputs are codes of 8 bits.
         is_bf16: Whether the format stores bfloat16, so that a wider weight is never needed.
         group_size: Number of inputs that share a scale, in formats that keep the codes of quantized
             checkpoints; their index is that of code_formats.h. 0: the format is another.
@@ -18,7 +21,7 @@ class Format:
     """
 
     index: int
-    rounds_inputs: bool = False
+    inputs: Inputs = "float32"
     is_bf16: bool = False
     group_size: int = 0
     has_offsets: bool = False
@@ -26,13 +29,14 @@ class Format:
 
 FLOAT32 = Format(0)
 BFLOAT16 = Format(1, is_bf16=True)
-BFLOAT16_DOT = Format(1, rounds_inputs=True, is_bf16=True)
+BFLOAT16_DOT = replace(BFLOAT16, inputs="bfloat16")
 INT8 = Format(2)
-INT8_DOT = Format(2, rounds_inputs=True)
+INT8_DOT = replace(INT8, inputs="int8")
 INT4 = Format(3)
-INT4_DOT = Format(3, rounds_inputs=True)
+INT4_DOT = replace(INT4, inputs="int8")
 
-# Of code_formats.h, by table: those with the largest groups and without offsets first.
+# Of code_formats.h, by table: those with the largest groups and without offsets first. Only numbers
+# can be multiplied as integers.
 NUMBERS_4 = (
     Format(0, group_size=128),
     Format(1, group_size=128, has_offsets=True),

@@ -72,6 +72,7 @@ def joined(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
         codes=torch.cat([one.codes for one in weights]),
         scales=torch.cat([one.scales for one in weights]),
         offsets=torch.cat([_offsets(one) for one in weights]) if has_offsets else None,
+        has_int8_inputs=all(one.has_int8_inputs for one in weights),
     )
 
 

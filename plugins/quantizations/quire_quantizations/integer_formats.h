@@ -14,8 +14,9 @@
 
 // One group of inputs of one row.
 struct InputGroup {
-    float scale;         // for weights with offsets: the sum of the inputs
+    float scale;
     int32_t correction;  // initial value of the sum of products
+    float sum;           // of the inputs as they are multiplied, for weights with offsets
 };
 
 #if defined(QUIRE_AVX512)
@@ -34,8 +35,8 @@ struct InputGroup {
 template <class Stored, bool IS_FUSED>
 struct Integers {
     static constexpr bool IS_INTEGER = true, SCALED = true;
-    static constexpr bool HAS_OFFSETS = false, HAS_ORDER = false;
-    static constexpr long SCALE_WIDTH = 2;
+    static constexpr bool HAS_OFFSETS = Stored::HAS_OFFSETS, HAS_ORDER = Stored::HAS_ORDER;
+    static constexpr long SCALE_WIDTH = Stored::SCALE_WIDTH;
     static constexpr bool IS_BYTES = Stored::STEP == 4;
     static constexpr long SLOT = IS_FUSED ? 4 : 2;  // inputs per element of x
     static constexpr long STEP = Stored::STEP / SLOT, GROUP = Stored::GROUP / SLOT, WORD_BYTES = 4;
@@ -120,5 +121,6 @@ InputGroup quantize_inputs(F, int8_t* codes, const float* from, long known) {
     }
     int32_t all = 0;
     for (int i = 0; i < LANES; i++) all += total[i];
-    return {scale + nan, -F::OFFSET * all};
+    scale += nan;
+    return {scale, -F::OFFSET * all, scale * (float)all};
 }

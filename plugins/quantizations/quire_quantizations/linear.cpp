@@ -22,7 +22,7 @@
 
 // A weight, described by the caller.
 struct Weight {
-    int64_t format;    // of the packed weight: 0 float32, 1 bfloat16, 2 int8, 3 int4
+    int64_t format;    // of the packed weight: 0 float32, 1 bfloat16, 2 int8, 3 int4; or of codes
     int64_t products;  // 0 of float32, 1 of the format's own numbers, 2 by fused instructions, 3 by AMX
     const uint8_t* packed;
     int64_t inputs, outputs;
@@ -57,7 +57,7 @@ template <class F>
 INLINE vf take_inputs(F, const float* from, long known) {
 #if defined(QUIRE_PAIRS)
     if constexpr (F::SLOT == 2)
-        return join(pairs(load_some(from, known)), pairs(load_some(from + LANES, known - LANES)));
+        return F::paired(load_some(from, known), load_some(from + LANES, known - LANES));
 #endif
     return load_some(from, known);
 }
@@ -155,6 +155,7 @@ struct Product {
                     total[r][v] = fma(product, set1(groups[r].scale), total[r][v]);
                 }
             }
+            if constexpr (F::HAS_OFFSETS) add_offsets(total, tile, (const float*)group + PANEL, k);
         } else if constexpr (F::SCALED) {
             vf acc[ROWS][VECTORS] = {};
             add_products<F, ROWS>(acc, tile, codes, k, size);
@@ -174,7 +175,7 @@ struct Product {
         for (int v = 0; v < VECTORS; v++) {
             const vf offset = load(offsets + v * LANES);
             for (int r = 0; r < ROWS; r++)
-                total[r][v] = fma(offset, set1(sums[r].scale), total[r][v]);
+                total[r][v] = fma(offset, set1(sums[r].sum), total[r][v]);
         }
     }
 
@@ -285,7 +286,8 @@ struct Linear {
             long rest = some.end - first, count = rest < height ? rest : height;
             for (long r = 0; r < count; r++) {
                 const float* from = x + (first + r) * inputs + k * F::SLOT;
-                if constexpr (F::HAS_ORDER) from = in_order(from - k, k, size);
+                if constexpr (F::HAS_ORDER)
+                    from = in_order(from - k * F::SLOT, k * F::SLOT, size * F::SLOT);
                 if constexpr (F::IS_INTEGER)
                     arrange_codes(to + r * CHUNK, groups + r, count, from, known, size);
                 else
@@ -294,7 +296,8 @@ struct Linear {
                             to + (i / CHUNK * count + r) * CHUNK + i % CHUNK,
                             take_inputs(F(), from + i * F::SLOT, known - i * F::SLOT)
                         );
-                if constexpr (F::HAS_OFFSETS) sum_groups(groups + r, count, from, known, size);
+                if constexpr (F::HAS_OFFSETS && !F::IS_INTEGER)
+                    sum_groups(groups + r, count, from, known, size);
             }
             groups += height * groups_of(stride);
         }
@@ -326,13 +329,14 @@ struct Linear {
 
     // Sums the inputs of each group of one of `count` rows of a tile.
     static void sum_groups(InputGroup* groups, long count, const float* from, long known, long size) {
-        for (long k = 0; k < size; k += F::GROUP, groups += count) {
+        constexpr long INPUTS = F::GROUP * F::SLOT;
+        for (long k = 0; k < size * F::SLOT; k += INPUTS, groups += count) {
             vf sums = zero();
-            for (long i = k; i < k + F::GROUP && i < known; i += LANES)
-                sums = sums + load_some(from + i, known - i);
+            for (long i = k; i < k + INPUTS && i < known; i += LANES)
+                sums = sums + F::rounded(load_some(from + i, known - i));
             float sum = 0.0f;
             for (int lane = 0; lane < LANES; lane++) sum += sums[lane];
-            *groups = {sum, 0};
+            *groups = {0.0f, 0, sum};
         }
     }
 
@@ -482,9 +486,20 @@ template <class Work>
 void with_format(int64_t format, const Work& work) {
     with_codes(format, work);
 }
+
+// Calls work with the format of codes as the products of this library read it.
 template <class Work>
 void with_products(int64_t format, int64_t, const Work& work) {
-    with_codes(format, work);
+    with_codes(format, [&](auto codes) {
+        typedef decltype(codes) Stored;
+#if defined(QUIRE_CODES_AS_INTEGERS) || defined(QUIRE_CODES_AS_FUSED_INTEGERS)
+        if constexpr (Stored::HAS_INTEGERS) work(Integers<Stored, ARE_FUSED>());
+#elif defined(QUIRE_CODES_AS_PAIRS) && defined(QUIRE_PAIRS)
+        work(CodePairs<Stored>());
+#else
+        work(codes);
+#endif
+    });
 }
 #else
 // Calls work with the format of packed weights.

@@ -50,6 +50,7 @@ struct FloatProducts {
     static constexpr long SCALE_WIDTH = 2;  // bytes of a scale and an offset
     typedef vf Sum;
     INLINE vf broadcast(const float* p) { return set1(*p); }
+    INLINE vf rounded(vf inputs) { return inputs; }
 };
 
 INLINE vf load_some(const float* p, long count) {
@@ -103,6 +104,19 @@ struct BFloat16 : FloatProducts {
 
 #if defined(QUIRE_AVX512) && (defined(__clang__) || __GNUC__ >= 10)
 #define QUIRE_PAIRS 1
+// Bits of two adjacent elements in one word: half as many words.
+typedef uint64_t vu_two __attribute__((vector_size(LANES * 4)));
+typedef uint32_t vu_half __attribute__((vector_size(LANES * 2)));
+INLINE vu_half pairs(vf values) {
+    vu_two words = (vu_two)bf16_words(values);
+    return __builtin_convertvector(words | words >> 16, vu_half);
+}
+// sum + the products of both numbers of each pair. Assembly, so that the compiler does not use this
+// instruction anywhere else.
+INLINE vf add_pairs(vf value, vf column, vf sum) {
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(value), "v"(column));
+    return sum;
+}
 // Same memory as BFloat16, but words are multiplied without decoding, by pairs of inputs that are
 // rounded to bfloat16 too. Requires a processor with avx512_bf16.
 struct BFloat16Pairs : FloatProducts {
@@ -112,22 +126,14 @@ struct BFloat16Pairs : FloatProducts {
     typedef vf Words;
     INLINE Words load_codes(const uint8_t* p) { return load((const float*)p); }
     INLINE vf value(Words words, int) { return words; }
+    // Elements of x of two vectors of inputs.
+    INLINE vf paired(vf first, vf second) {
+        __m512i both = _mm512_castsi256_si512((__m256i)pairs(first));
+        return (vf)_mm512_inserti64x4(both, (__m256i)pairs(second), 1);
+    }
 };
-// Bits of two adjacent elements in one word: half as many words.
-typedef uint64_t vu_two __attribute__((vector_size(LANES * 4)));
-typedef uint32_t vu_half __attribute__((vector_size(LANES * 2)));
-INLINE vu_half pairs(vf values) {
-    vu_two words = (vu_two)bf16_words(values);
-    return __builtin_convertvector(words | words >> 16, vu_half);
-}
-INLINE vf join(vu_half first, vu_half second) {
-    __m512i both = _mm512_castsi256_si512((__m256i)first);
-    return (vf)_mm512_inserti64x4(both, (__m256i)second, 1);
-}
-// Assembly, so that the compiler does not use this instruction anywhere else.
 INLINE vf add_product(BFloat16Pairs, vf value, vf column, vf sum) {
-    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(value), "v"(column));
-    return sum;
+    return add_pairs(value, column, sum);
 }
 #endif
 

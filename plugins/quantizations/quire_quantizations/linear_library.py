@@ -53,13 +53,19 @@ CODE_FUNCTIONS = {
     # weight, codes, packed
     "pack_codes": (_POINTER, _POINTER, _POINTER),
 }
-CODE_LIBRARY = NativeLibrary(
-    "linear layers of quantized checkpoints",
-    SOURCE,
-    CODE_FUNCTIONS,
-    repeats=True,
-    macros=("QUIRE_CODES",),
-)
+
+
+def _code_library(products: str, *macros: str) -> NativeLibrary:
+    name = f"linear layers of quantized checkpoints ({products})"
+    return NativeLibrary(
+        name, SOURCE, CODE_FUNCTIONS, repeats=True, macros=("QUIRE_CODES", *macros)
+    )
+
+
+CODE_LIBRARY = _code_library("float32")
+PAIRS_LIBRARY = _code_library("bfloat16", "QUIRE_CODES_AS_PAIRS")
+INTEGERS_LIBRARY = _code_library("integers", "QUIRE_CODES_AS_INTEGERS")
+FUSED_LIBRARY = _code_library("fused integers", "QUIRE_CODES_AS_FUSED_INTEGERS")
 
 
 def dot_unavailable_reason() -> str | None:
@@ -72,23 +78,45 @@ def dot_unavailable_reason() -> str | None:
 
 def codes_unavailable_reason() -> str | None:
     """Return why weights of quantized checkpoints cannot be kept: the probe of codes."""
-    return CODE_LIBRARY.unavailable_reason() or LIBRARY.unavailable_reason()
+    libraries = [LIBRARY, CODE_LIBRARY, _library_of_integers()]
+    if bf16_unavailable_reason(here(), cpu_flags()) is None:
+        libraries.append(PAIRS_LIBRARY)
+    for library in libraries:
+        library.prepare()
+    reasons = (library.unavailable_reason() for library in libraries)
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def library_of(weight_format: Format) -> NativeLibrary:
     """Return the library that multiplies by weights of a format."""
-    return CODE_LIBRARY if weight_format.group_size else LIBRARY
+    if not weight_format.group_size:
+        return LIBRARY
+    if weight_format.inputs == "int8":
+        return _library_of_integers()
+    return PAIRS_LIBRARY if weight_format.inputs == "bfloat16" else CODE_LIBRARY
 
 
 def kind_of_products(weight_format: Format) -> int:
     """Return how linear.cpp multiplies on this processor."""
-    if not weight_format.rounds_inputs:
+    if weight_format.inputs == "float32":
         return FLOAT_PRODUCTS
-    chosen = here()
-    name = chosen.name if isinstance(chosen, InstructionSet) else ""
-    if name == MATRIX_SET and _may_use_matrices():
+    is_matrix_set = _set_name() == MATRIX_SET
+    if is_matrix_set and not weight_format.group_size and _may_use_matrices():
         return MATRIX_PRODUCTS
-    return FUSED_PRODUCTS if BYTE_FLAGS.get(name) in cpu_flags() else NARROW_PRODUCTS
+    return FUSED_PRODUCTS if _has_fused_bytes() else NARROW_PRODUCTS
+
+
+def _library_of_integers() -> NativeLibrary:
+    return FUSED_LIBRARY if _has_fused_bytes() else INTEGERS_LIBRARY
+
+
+def _has_fused_bytes() -> bool:
+    return BYTE_FLAGS.get(_set_name()) in cpu_flags()
+
+
+def _set_name() -> str:
+    chosen = here()
+    return chosen.name if isinstance(chosen, InstructionSet) else ""
 
 
 def _may_use_matrices() -> bool:

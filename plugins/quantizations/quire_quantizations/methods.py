@@ -17,6 +17,7 @@ from quire_quantizations.formats import (
     INT8,
     INT8_DOT,
     Format,
+    Inputs,
 )
 from quire_quantizations.packed_linear import PackedLinear
 from quire_quantizations.packed_memory import PackedMemory
@@ -125,10 +126,45 @@ class Int4Weights(PackedWeights):
 
 
 class CheckpointCodes(PackedWeights):
-    """The codes and scales of a quantized checkpoint; other weights as exact values."""
+    """The codes and scales of a quantized checkpoint, with other weights as in a plain one.
+
+    Attributes:
+        has_int8_inputs: Whether the inputs of integers are rounded to 8 bits, whatever the
+            checkpoint was made for.
+
+    Args:
+        may_round: Whether other weights may be rounded to the compute dtype.
+        inputs: Compute dtype.
+    """
 
     weight_format = head = BFLOAT16
+    has_int8_inputs: ClassVar[bool] = False
+
+    def __init__(self, may_round: bool = True, inputs: Inputs = "float32") -> None:
+        super().__init__(may_round)
+        self.inputs: Inputs = inputs
+
+    def for_dtype(self, dtype: str) -> CheckpointCodes:
+        """Return the method with inputs of products rounded to bfloat16."""
+        del dtype
+        return type(self)(self.may_round, "bfloat16")
+
+    def lossless(self) -> CheckpointCodes:
+        """Return the method with float32 for layers that have a tensor wider than bfloat16."""
+        return type(self)(may_round=False, inputs=self.inputs)
 
     def linear_method(self, module_name: str) -> LinearMethod:
         """Return the linear method of the named layer."""
-        return CodedLinear(self._memory, has_rows=module_name == HEAD)
+        return CodedLinear(
+            self._memory,
+            has_rows=module_name == HEAD,
+            inputs=self.inputs,
+            has_int8_inputs=self.has_int8_inputs,
+            may_round=self.may_round and self.inputs != "float32",
+        )
+
+
+class CheckpointCodesInt8(CheckpointCodes):
+    """The weights of `CheckpointCodes`; integers are multiplied by inputs of 8 bits."""
+
+    has_int8_inputs = True

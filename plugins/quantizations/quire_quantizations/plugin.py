@@ -66,17 +66,23 @@ def register_quantizations(registry: Registrar[type[Quantization]]) -> None:
             f"quire_quantizations.methods:{products}",
             capabilities=_packed(weight_bits=4.5, head_bits=8.125),
         )
-    registry.add(
-        "codes",
-        "quire_quantizations.methods:CheckpointCodes",
-        capabilities=_packed(
-            from_plain_checkpoint=False,
-            stores_quantized=True,
-            weight_bits=9,
-            bits_of_codes="quire_quantizations.code_bits:bits_of_codes",
-            probe="quire_quantizations.linear_library:codes_unavailable_reason",
-        ),
-    )
+    for name, codes, priority in (
+        ("codes", "CheckpointCodes", 1),
+        ("codes_int8", "CheckpointCodesInt8", 0),  # rounds inputs: only the user chooses it
+    ):
+        registry.add(
+            name,
+            f"quire_quantizations.methods:{codes}",
+            capabilities=_packed(
+                from_plain_checkpoint=False,
+                stores_quantized=True,
+                product_dtypes=frozenset({"bfloat16"}),
+                weight_bits=9,
+                bits_of_codes="quire_quantizations.code_bits:bits_of_codes",
+                probe="quire_quantizations.linear_library:codes_unavailable_reason",
+                priority=priority,
+            ),
+        )
     registry.add(
         "triton_codes",
         "quire_quantizations.triton.codes_linear:CodesOfCheckpoint",

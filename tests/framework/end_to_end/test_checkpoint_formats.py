@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from grid_scenarios import write_random_adapter
+from native_libraries import BF16_SETS_HERE
 from quantized_checkpoints import KINDS, write_quantized
 from safetensors.torch import load_file, save_file
 
@@ -114,6 +115,21 @@ def test_a_quantized_checkpoint_is_explained_with_what_becomes_of_its_weights(ro
     change_config(folder, quantization_config=own | {"bits": 5})
     assert main(["explain", str(folder)]) != 0
     assert "quantization_config.bits in config.json is 5" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not BF16_SETS_HERE, reason="this processor does not multiply bfloat16")
+@pytest.mark.parametrize("method", ["auto", "codes_int8"])
+def test_a_quantized_checkpoint_in_bfloat16_is_computed_in_it(rounded, method):
+    """In graphs, too; a row's bits do not depend on the other requests."""
+    folder, _, _ = rounded
+    change_config(folder, torch_dtype="bfloat16")
+    options = {"dtype": "auto", "kernels": "auto", "quantization": method, "num_kv_blocks": 64}
+    with LLM(str(folder), **options) as llm:
+        assert llm.composition.weights.endswith("; products with bfloat16 inputs)")
+    expected = generated(folder, **options)
+    assert generated(folder, **options, enforce_eager=True) == expected
+    assert generated(folder, **options, max_num_seqs=1) == expected
+    assert len({token for tokens in expected for token in tokens}) > 5
 
 
 def pairs(tensor: torch.Tensor, head_dim: int) -> torch.Tensor:

@@ -43,6 +43,13 @@ def test_every_element_is_as_defined_and_so_is_every_part(has_offsets, groups):
         torch.testing.assert_close(part.dequantized(), expected[:, columns.start : columns.stop])
 
 
+def test_a_part_has_the_inputs_of_the_whole():
+    weight = replace(made(), has_int8_inputs=True)
+    assert weight.rows(torch.tensor([1, 0])).has_int8_inputs
+    assert weight.columns(range(3, 9)).has_int8_inputs
+    assert not made().has_int8_inputs
+
+
 def test_a_part_of_a_part_is_a_part():
     weight = made()
     part = weight.columns(range(3, 9)).columns(range(2, 5))

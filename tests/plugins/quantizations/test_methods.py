@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from pkgutil import resolve_name
 from statistics import median
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from format_reference import round_weight
 from model_parts import CONTEXT, random_tokens
 from native_libraries import BF16_SETS_HERE
+from quantized_checkpoints import KINDS, write_quantized
 from safetensors.torch import save_file
 
 from quire.errors import SettingsError
@@ -25,6 +27,7 @@ from quire.worker.loading.weight_loading import load_weights
 from quire_models.decoder.decoder_model import DecoderForCausalLM
 from quire_models.family_table import describe
 from quire_quantizations import linear_library
+from quire_quantizations.formats import BFLOAT16, BFLOAT16_DOT
 from quire_quantizations.methods import BFloat16Products
 
 METHODS = ("bf16", "float32", "int8_weight_only", "int4_weight_only")
@@ -140,6 +143,40 @@ def test_products_in_bfloat16_are_float32_products_of_rounded_inputs(checkpoint)
     assert 1e-3 < median(errors) < 0.05
 
 
+def codes_model(checkpoint: Any, folder: Path, kind: str, products: str) -> Any:
+    """Return a model whose quantized checkpoint is kept in codes."""
+    method = REGISTRY.get("codes_int8" if products == "int8" else "codes").from_config({})
+    if products == "bfloat16":
+        method = method.for_dtype("bfloat16")
+    context = replace(CONTEXT, quantization=method)
+    model = DecoderForCausalLM(describe(checkpoint.config), context)
+    load_weights(model, folder, config=checkpoint.config, prepared=KINDS[kind].reader())
+    bind_dense_attention(model)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["gptq", "gptq-8", "awq", "packed-zeros", "nf4"])
+@pytest.mark.parametrize(
+    ("products", "limit"),
+    [
+        ("float32", 1e-5),
+        pytest.param("bfloat16", 0.05, marks=NEEDS_PAIRS),
+        ("int8", 0.1),
+    ],
+)
+def test_a_model_of_codes_computes_as_its_dequantized_weights_do(tmp_path, kind, products, limit):
+    """In parts of the logits' spread, the worst logit; integers only where the codes are some."""
+    written = write_checkpoint(tmp_path / "plain", "Qwen3ForCausalLM", **SIZES)
+    folder = tmp_path / "quantized"
+    write_quantized(written.folder, folder, KINDS[kind], lambda name: name.endswith("_proj.weight"))
+    tokens = random_tokens(40)
+    expected = logits_of(model_of(written, None), tokens)
+    found = difference(logits_of(codes_model(written, folder, kind, products), tokens), expected)
+    is_exact = products == "float32" or (products, kind) == ("int8", "nf4")
+    assert found < (1e-5 if is_exact else limit)
+    assert is_exact or found > 1e-4
+
+
 @NEEDS_PAIRS
 def test_the_deprecated_name_has_the_same_products(checkpoint):
     tokens = random_tokens(40)
@@ -165,6 +202,20 @@ def test_a_method_with_products_of_its_own_has_none_in_bfloat16(name):
     assert not REGISTRY.entry(name).capabilities.product_dtypes
     with pytest.raises(NotImplementedError, match="has no products in bfloat16"):
         REGISTRY.get(name).from_config({}).for_dtype("bfloat16")
+
+
+@pytest.mark.parametrize("name", ["codes", "codes_int8"])
+@pytest.mark.parametrize("may_round", [True, False])
+def test_codes_in_bfloat16_round_other_weights_if_they_may(name, may_round):
+    method = REGISTRY.get(name)(may_round)
+    dense = method.linear_method("a").weight_format
+    assert dense == BFLOAT16
+    assert method.lossless().for_dtype("bfloat16").may_round is False
+    variant = method.for_dtype("bfloat16")
+    assert type(variant) is type(method)
+    assert variant.may_round is may_round
+    assert variant.linear_method("a").weight_format == BFLOAT16_DOT
+    assert variant.lossless().linear_method("a").weight_format == BFLOAT16_DOT
 
 
 @pytest.mark.parametrize("name", ["bf16", "bf16_dot"])

@@ -11,8 +11,9 @@ A linear layer of N outputs and K inputs has `weight_scale`, and
 Scales are for the whole weight `[1]`, for outputs `[N, 1]`, for groups of inputs `[N, G]` or for
 blocks. Packed integers are stored with `2^(bits - 1)` added, and so are their zero points;
 `w = (q - z) * scale`. The scheme of a layer is the likeliest one by its name that its tensors fit.
-Layers that `ignore` excludes have ordinary weights. Scales of inputs are for products in 8 bits,
-and not needed. Those of outputs of `k_proj` and `v_proj` are for a float8 KV cache.
+Layers that `ignore` excludes have ordinary weights. Scales of inputs are not used: a product whose
+inputs are quantized does it by their own values. Those of outputs of `k_proj` and `v_proj` are for
+a float8 KV cache.
 """
 
 from __future__ import annotations
@@ -250,7 +251,8 @@ class _Parts:
             found = iter(others)
             zeros, groups = (next(found) if is_given else None for is_given in given)
             factors = _per_group(self._floats(scales), self.shape[0], self.block)
-            return decode(codes, factors, zeros, groups, shape=self.shape, block=self.block)
+            weight = decode(codes, factors, zeros, groups, shape=self.shape, block=self.block)
+            return replace(weight, has_int8_inputs=self.scheme.has_int8_inputs)
 
         return CheckpointTensor(
             self.module + WEIGHT,

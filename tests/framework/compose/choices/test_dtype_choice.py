@@ -102,6 +102,34 @@ def test_a_bfloat16_checkpoint_is_computed_in_bfloat16_where_kernels_multiply_it
     assert ("computing", "native", "bfloat16", "bfloat16 KV cache") in composition.fingerprint()
 
 
+GPTQ = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}}
+
+
+def test_codes_of_a_bfloat16_checkpoint_are_multiplied_in_bfloat16():
+    composition = composed(config=GPTQ)
+    assert types(composition) == IN_BFLOAT16
+    assert parts(composition) == ("native", "codes", "cpu")
+    assert composition.dtype.reason.startswith("the checkpoint's own, and this processor")
+    assert composition.weights == (
+        "codes (the checkpoint's own: gptq; products with bfloat16 inputs)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("machine", "stored", "options"),
+    [
+        (MULTIPLIES, "bfloat16", {"dtype": "float32"}),
+        (MULTIPLIES, "float16", {}),
+        (COMPILES, "bfloat16", {}),
+    ],
+)
+def test_codes_are_multiplied_in_float32_as_other_weights_are(machine, stored, options):
+    composition = composed(machine, config=GPTQ | {"torch_dtype": stored}, **options)
+    assert types(composition) == IN_FLOAT32
+    assert parts(composition) == ("native", "codes", "cpu")
+    assert composition.weights == "codes (the checkpoint's own: gptq)"
+
+
 def test_float32_is_the_way_back():
     composition = composed(dtype="float32")
     assert types(composition) == IN_FLOAT32

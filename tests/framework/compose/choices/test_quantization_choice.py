@@ -128,6 +128,16 @@ def test_codes_are_kept_where_compiled_kernels_multiply_them():
     )
 
 
+def test_inputs_of_codes_are_rounded_to_integers_only_by_name():
+    for given in ("auto", "gptq", "codes"):
+        method = composed(config=own("gptq"), quantization=given).quantization.value
+        assert method.name == "codes"
+    composition = composed(config=own("gptq"), quantization="codes_int8")
+    assert composition.weights == "codes_int8 (asked for)"
+    with pytest.raises(RefusedError, match="needs a checkpoint that was quantized for it"):
+        composed(quantization="codes_int8")
+
+
 def test_where_no_method_keeps_codes_the_weights_are_dequantized_and_the_reason_said():
     composition = composed(GPU, config=own("gptq"), kernels="torch")
     assert composition.quantization.value is None

@@ -72,6 +72,32 @@ def test_float8_is_read_and_the_scale_of_inputs_left_out(tmp_path):
     assert set(every) == {"layer.weight"}
 
 
+W8A8 = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": True, "strategy": "token"}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "are_int8"),
+    [
+        (W8A8, True),
+        (W8A8 | {"dynamic": False, "strategy": "tensor"}, True),
+        (W8A8 | {"type": "float"}, False),
+        (W8A8 | {"num_bits": 4}, False),
+        (None, False),
+    ],
+)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_weights_know_whether_their_inputs_are_quantized_to_integers(
+    tmp_path, inputs, are_int8, bits
+):
+    """By the scheme of their layer; a scale of inputs that is stored is left out."""
+    own = {"weights": {"num_bits": bits, "group_size": 32}, "input_activations": inputs}
+    other = {"weights": {"num_bits": 2, "group_size": 32}, "input_activations": W8A8}
+    reader = CompressedTensors.from_config({"config_groups": {"a": other, "b": own}})
+    layer = pack_quantized(weight(), bits)
+    layer.tensors["input_scale"] = torch.ones(1)
+    assert check(tmp_path, layer, reader).has_int8_inputs is are_int8
+
+
 def test_one_scale_and_one_zero_point_are_for_the_whole_weight(tmp_path):
     codes = torch.arange(-128, 128).char().view(16, 16)
     tensors = {"weight": codes, "weight_scale": torch.tensor([0.5]),

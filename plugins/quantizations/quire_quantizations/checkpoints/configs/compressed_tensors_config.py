@@ -51,6 +51,7 @@ class Scheme:
         block: Rows and columns of a block.
         is_symmetric: Whether there are no zero points.
         is_ordered: Whether inputs have groups in the order of their activations.
+        has_int8_inputs: Whether inputs are quantized to 8-bit integers as a product begins.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Scheme:
     block: Block | None = None
     is_symmetric: bool = True
     is_ordered: bool = False
+    has_int8_inputs: bool = False
 
     def block_of(self, shape: Shape, scales: Shape) -> Block | None:
         """Return the rows and columns that share a scale.
@@ -221,6 +223,7 @@ def _scheme(group: ConfigValues, name: str, layout: str) -> Scheme | None:
         block=block,
         is_symmetric=weights.flag("symmetric", True),
         is_ordered=_is_ordered(weights),
+        has_int8_inputs=_has_int8_inputs(group),
     )
 
 
@@ -247,6 +250,14 @@ def _strategy(weights: ConfigValues, group_size: int | None, block: Block | None
             "block_structure", block and list(block), f"{needed} with strategy {strategy!r}"
         )
     return strategy
+
+
+def _has_int8_inputs(group: ConfigValues) -> bool:
+    """Return whether the inputs of a group of layers are quantized to 8-bit integers."""
+    if not group.mapping("input_activations"):
+        return False
+    inputs = group.nested("input_activations")
+    return inputs.text("type", "int").lower() == "int" and inputs.whole("num_bits", 8) == 8
 
 
 def _is_ordered(weights: ConfigValues) -> bool:
