@@ -15,12 +15,16 @@ class CheckpointWords:
     """Names in a checkpoint's own files.
 
     Attributes:
-        config: Name of the file that has the config.
+        name: The checkpoint, or its file.
+        config: The file that has the config, or the part of it.
+        way_out: What to do about tensors that do not fit.
         keys: Names of keys that the file has under another one.
         rules: Rules from the names of tensors in the files to those of the layout of Hugging Face.
     """
 
+    name: str = "the checkpoint"
     config: str = CONFIG
+    way_out: str = ""
     keys: Mapping[str, str] = field(default_factory=dict)
     rules: WeightRules = field(default_factory=lambda: WeightRules(()))
 

@@ -124,9 +124,10 @@ def check_names(
             _layer_count(missing, unexpected, stored, config, words)
             or _untied_head(missing, config)
             or _quantization(unexpected, config)
+            or words.way_out
         )
         raise CheckpointCorruptError(
-            "the checkpoint does not fit the model: " + "; ".join(complaints) + reason
+            f"{words.name} does not fit the model: " + "; ".join(complaints) + reason
         )
 
 

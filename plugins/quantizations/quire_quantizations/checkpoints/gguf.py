@@ -86,7 +86,7 @@ def _weight(tensor: CheckpointTensor) -> CheckpointTensor:
 def _decoded(stored: Tensor, *, tensor: CheckpointTensor, blocks: _Blocks) -> QuantizedWeight:
     rows: Any = tensor.value(stored)  # uint8 [N, bytes of a row]
     codes, scales, offsets = blocks.decode(rows.reshape(-1, blocks.num_bytes))
-    groups, name = (len(rows), -1), tensor.stored[0].name
+    groups, name = (len(rows), -1), f"{tensor.stored[0].name} in {tensor.stored[0].file.name}"
     return QuantizedWeight(
         codes=codes.view(tensor.shape),
         scales=check_finite(scales, name).view(groups),

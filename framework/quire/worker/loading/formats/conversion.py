@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.compose.gguf.model_config import key_names
+from quire.compose.gguf.model_values import COPY_AGAIN
 from quire.compose.gguf.split_files import read_files
 from quire.interfaces.checkpoint_tensors import CheckpointTensor, StoredTensor, unchanged
 from quire.interfaces.quantization import PreparedQuantization
@@ -50,4 +51,10 @@ def checkpoint_words(folder: Path, config: Mapping[str, Any]) -> CheckpointWords
         return CheckpointWords()
     keys = dict(key_names(read_files(folder)))
     keys["vocab_size"] = "the number of rows of token_embd.weight"
-    return CheckpointWords("its metadata", keys, gguf_rules(config))
+    return CheckpointWords(
+        name=repr(str(folder)),
+        config="its metadata",
+        way_out=f"; {COPY_AGAIN}",
+        keys=keys,
+        rules=gguf_rules(config),
+    )
