@@ -15,6 +15,7 @@ from torch.nn import functional
 from quire_quantizations.formats import (
     BFLOAT16,
     BFLOAT16_DOT,
+    FLOAT16,
     FLOAT32,
     INT4,
     INT4_DOT,
@@ -24,7 +25,7 @@ from quire_quantizations.formats import (
 )
 
 FORMATS = {  # by name, those that this processor multiplies
-    "float32": FLOAT32, "bf16": BFLOAT16, "int8": INT8, "int8_dot": INT8_DOT,
+    "float32": FLOAT32, "float16": FLOAT16, "bf16": BFLOAT16, "int8": INT8, "int8_dot": INT8_DOT,
     "int4": INT4, "int4_dot": INT4_DOT,
 }  # fmt: skip
 if BF16_SETS_HERE:
@@ -111,6 +112,8 @@ def _sum_in_order(values: Tensor) -> Tensor:
 
 def round_weight(weight_format: Format, weight: Tensor) -> Tensor:  # [out, in] float32, both
     """Round a dense weight to the values that the format stores."""
+    if weight_format == FLOAT16:
+        return weight.half().float()
     rounded = {BFLOAT16: nearest_bf16, INT8: _rounded_int8, INT4: _rounded_int4}
     stored = replace(weight_format, inputs="float32")
     return weight if stored == FLOAT32 else rounded[stored](weight)

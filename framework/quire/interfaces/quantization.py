@@ -65,6 +65,8 @@ class QuantizationCapabilities:
         probe: Import string of a function without arguments that prepares what the method runs,
             such as compiled kernels, and returns the reason why this machine cannot run it, or
             None. It runs before the choice is final, in a thread, and must not import torch.
+        uses_weight_pages: True if packed weights are in `quire.machine.pages.WEIGHT_PAGES`, whose
+            pages are then allocated while torch is imported.
         priority: Rank for `auto`, which takes the supporting method with the highest one.
         deprecated: What to use instead of the method, if its name will be removed; None: the name
             stays.
@@ -85,6 +87,7 @@ class QuantizationCapabilities:
     bits_of_codes: str | None = None
     group_size_key: str | None = None
     probe: str | None = None
+    uses_weight_pages: bool = False
     priority: int = 0
     deprecated: str | None = None
 

@@ -84,6 +84,18 @@ class QuantizedWeight:
             offsets=None if self.offsets is None else self.offsets[:, groups],
         )
 
+    def padded(self, num_rows: int) -> QuantizedWeight:
+        """Return as many outputs; those behind the weight's own are zero."""
+        missing = num_rows - self.shape[0]
+        if not missing:
+            return self
+        return replace(
+            self,
+            codes=_with_zeros(self.codes, missing),
+            scales=_with_zeros(self.scales, missing),
+            offsets=None if self.offsets is None else _with_zeros(self.offsets, missing),
+        )
+
     def group_indices(self) -> Tensor:
         """Return the group of each input, `[K]` int64."""
         if self.groups is not None:
@@ -102,6 +114,12 @@ class QuantizedWeight:
                 values.add_(self.offsets[some][:, groups])
             out[some] = values
         return out
+
+
+def _with_zeros(tensor: Tensor, num_rows: int) -> Tensor:
+    padded = tensor.new_zeros(len(tensor) + num_rows, tensor.shape[1])
+    padded[: len(tensor)] = tensor
+    return padded
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from quire.interfaces.quantization import LinearMethod
 from quire.interfaces.quantized_weight import QuantizedWeight
 from quire.layers.context import LayerContext
 from quire.layers.layer import Layer, frozen
@@ -17,8 +18,9 @@ class VocabParallelEmbedding(Layer):
     """Token ids to vectors. Each device looks up the ids of its shard, and the results are summed.
 
     If linear layers are quantized and the checkpoint's dtype is narrower than the compute dtype,
-    the weight stays in the checkpoint's dtype and vectors are converted after lookup. The exception
-    is a weight that an LM head uses without quantization.
+    the weight stays in the checkpoint's dtype and vectors are converted after lookup. A quantized
+    weight stays quantized if its method has rows. The exception is a weight that an LM head uses
+    without quantization.
     """
 
     weight: Tensor  # [padded V / tp, hidden_size]
@@ -30,6 +32,7 @@ class VocabParallelEmbedding(Layer):
         self.vocab_size = vocab_size
         self.rows = VocabularyShard(vocab_size, context.tp).rows
         self._holder: tuple[LMHead, ...] = ()  # of the weight; a tuple, so that it is no child
+        self._method: LinearMethod | None = None  # of a quantized weight
         self._may_be_narrow = context.quantization is not None
         shape = (len(self.rows), hidden_size)
         self.register_parameter("weight", frozen(shape, context.dtype, context.device))
@@ -50,10 +53,15 @@ class VocabParallelEmbedding(Layer):
         return None
 
     def load_quantized(self, parameter: str, weight: QuantizedWeight, part: str) -> None:
-        """Load the rows of this device's ids; they are dequantized unless a head keeps them."""
+        """Load the rows of this device's ids; padding rows become zero."""
         if self._holder:
             return self._holder[0].load_quantized(parameter, weight, part)
-        return super().load_quantized(parameter, weight, part)
+        method = linear_method("embed_tokens", self.context)
+        if not self._may_be_narrow or not method.has_rows:
+            return super().load_quantized(parameter, weight, part)
+        self._method = method
+        method.create_weights(self, *self.weight.shape)
+        return method.load_quantized(self, _own_rows(weight, self.rows), 0)
 
     def stay_in_compute_type(self) -> None:
         """Keep the weight in the compute dtype, because another layer multiplies by it."""
@@ -64,9 +72,11 @@ class VocabParallelEmbedding(Layer):
         self._holder = (head,)
 
     def finish_loading(self) -> None:
-        """Drop the weight if a head has it."""
+        """Drop the weight if a head has it, or repack a quantized one."""
         if self._holder:
             self.register_parameter("weight", None)
+        elif self._method is not None:
+            self._method.finish_loading(self)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Return `[T, hidden_size]` for ids `[T]`."""
@@ -80,6 +90,8 @@ class VocabParallelEmbedding(Layer):
     def _vectors(self, rows: Tensor) -> Tensor:
         if self._holder:
             return self._holder[0].look_up(rows)
+        if self._method is not None:
+            return self._method.rows(self, rows)
         return functional.embedding(rows, self.weight).to(self.context.dtype)
 
 
@@ -171,20 +183,16 @@ class LMHead(Layer):
             return _load_rows(self.get_parameter(parameter), tensor, self.rows)
         mine = tensor[self.rows.start : self.rows.stop]
         self.method.load(self, mine, 0)
-        return self._load_padding(mine)
+        missing = len(self.rows) - len(mine)
+        if missing:
+            self.method.load(self, mine.new_zeros(missing, mine.shape[1]), len(mine))
+        return None
 
     def load_quantized(self, parameter: str, weight: QuantizedWeight, part: str) -> None:
         """Pass the rows of this device's ids to the method; padding rows become zero."""
         if parameter != "weight":
             return super().load_quantized(parameter, weight, part)
-        mine = torch.arange(self.rows.start, min(self.rows.stop, weight.shape[0]))
-        self.method.load_quantized(self, weight.rows(mine), 0)
-        return self._load_padding(torch.empty(len(mine), weight.shape[1]))
-
-    def _load_padding(self, loaded: Tensor) -> None:
-        count = len(self.rows) - len(loaded)
-        if count:
-            self.method.load(self, loaded.new_zeros(count, loaded.shape[1]), len(loaded))
+        return self.method.load_quantized(self, _own_rows(weight, self.rows), 0)
 
     def finish_loading(self) -> None:
         """Repack the weight. A tied one is shared with the embedding, or else copied.
@@ -216,6 +224,11 @@ class LMHead(Layer):
         else:
             embedding.stay_in_compute_type()
             self.method = plain_method("lm_head", context, is_shared=True)
+
+
+def _own_rows(weight: QuantizedWeight, rows: range) -> QuantizedWeight:
+    mine = torch.arange(rows.start, max(rows.start, min(rows.stop, weight.shape[0])))
+    return weight.rows(mine).padded(len(rows))
 
 
 def _load_rows(weight: Tensor, tensor: Tensor, rows: range) -> None:

@@ -23,7 +23,7 @@ def bits_of_codes(codes: WeightCodes | None, dtype: str) -> float:
         dtype: Dtype of the checkpoint's ordinary weights.
     """
     if codes is None:
-        return HALF_BITS if dtype == "bfloat16" else FLOAT_BITS
+        return FLOAT_BITS if dtype == "float32" else HALF_BITS
     for code_bits, one in _formats(codes):
         fits = codes.group_size is None or codes.group_size % one.group_size == 0
         if fits and (one.has_offsets or not codes.has_offsets):

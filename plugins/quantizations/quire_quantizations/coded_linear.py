@@ -21,7 +21,6 @@ class CodedLinear(PackedLinear):
 
     Args:
         memory: Memory of the packed weights.
-        has_rows: Whether an embedding may look up rows.
         inputs: Compute dtype that inputs are rounded to.
         has_int8_inputs: Whether the inputs of all integers are rounded to 8 bits instead. Those of
             weights that the checkpoint has made for it always are.
@@ -32,13 +31,12 @@ class CodedLinear(PackedLinear):
         self,
         memory: PackedMemory,
         *,
-        has_rows: bool,
         inputs: Inputs = "float32",
         has_int8_inputs: bool = False,
         may_round: bool = False,
     ) -> None:
         dense = replace(BFLOAT16, inputs=inputs)
-        super().__init__(dense, memory, has_rows=has_rows, may_round=may_round)
+        super().__init__(dense, memory, has_rows=True, may_round=may_round)
         self._inputs = inputs
         self._has_int8_inputs = has_int8_inputs
         self._pieces: dict[int, QuantizedWeight] = {}  # by first row

@@ -30,6 +30,7 @@ class Format:
 FLOAT32 = Format(0)
 BFLOAT16 = Format(1, is_bf16=True)
 BFLOAT16_DOT = replace(BFLOAT16, inputs="bfloat16")
+FLOAT16 = Format(4)
 INT8 = Format(2)
 INT8_DOT = replace(INT8, inputs="int8")
 INT4 = Format(3)

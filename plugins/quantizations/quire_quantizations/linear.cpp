@@ -22,7 +22,7 @@
 
 // A weight, described by the caller.
 struct Weight {
-    int64_t format;    // of the packed weight: 0 float32, 1 bfloat16, 2 int8, 3 int4; or of codes
+    int64_t format;    // of the packed weight: of `with_format`, or of codes
     int64_t products;  // 0 of float32, 1 of the format's own numbers, 2 by fused instructions, 3 by AMX
     const uint8_t* packed;
     int64_t inputs, outputs;
@@ -510,6 +510,7 @@ void with_format(int64_t format, const Work& work) {
         case 1: return work(BFloat16());
         case 2: return work(Int8());
         case 3: return work(Int4());
+        case 4: return work(Float16());
     }
 }
 
@@ -559,7 +560,7 @@ bool gives_equal_products(float tolerance) {
     fill(memory->weight, OUTPUTS * INPUTS);
     fill(memory->x, ROWS * INPUTS);
     const DenseSlice all = {memory->weight, OUTPUTS, INPUTS};
-    const Dense dense = {&all, false, INPUTS, OUTPUTS};
+    const Dense dense = {&all, NumberType::FLOAT32, INPUTS, OUTPUTS};
     pack_panels<Stored>(memory->packed, dense, 1);
     const uint8_t* packed = memory->packed;
     const float *x = memory->x, *bias = nullptr;
@@ -634,9 +635,9 @@ EXPORT void pack_codes(const Weight* weight, const CodedWeight* from, uint8_t* p
     });
 }
 #else
-// Packs a dense [outputs, inputs] weight in bfloat16 or float32 into `packed`.
-EXPORT void pack(const Weight* weight, const DenseSlice* slices, int64_t is_bf16, uint8_t* packed) {
-    const Dense from = {slices, is_bf16 != 0, (long)weight->inputs, (long)weight->outputs};
+// Packs a dense [outputs, inputs] weight of a `NumberType` into `packed`.
+EXPORT void pack(const Weight* weight, const DenseSlice* slices, int64_t type, uint8_t* packed) {
+    const Dense from = {slices, (NumberType)type, (long)weight->inputs, (long)weight->outputs};
     with_format(weight->format, [&](auto format) {
         pack_panels<decltype(format)>(packed, from, weight->threads);
     });

@@ -43,6 +43,13 @@ INLINE vf load_some_bf16(const uint16_t* p, long count) {
     return load(lanes);
 }
 
+INLINE vf load_some_f16(const uint16_t* p, long count) {
+    if (count >= LANES) return load_f16(p);
+    float lanes[LANES] = {};
+    for (long i = 0; i < count; i++) lanes[i] = from_f16(p[i]);
+    return load(lanes);
+}
+
 // Sums of products, and elements of x, of formats that multiply float32.
 struct FloatProducts {
     static constexpr bool IS_INTEGER = false, IS_BF16 = false;
@@ -100,6 +107,21 @@ struct BFloat16 : FloatProducts {
     INLINE void write(uint8_t* words, const float* x) {
         store_words(words, bf16_words(load(x)) | bf16_words(load(x + PANEL)) << 16);
     }
+};
+
+struct Float16 : FloatProducts {
+    static constexpr long STEP = 1, GROUP = BLOCK, WORD_BYTES = 2;
+    static constexpr long SLOT = 1;  // inputs per element of x
+    static constexpr bool SCALED = false;
+    typedef vf Words;
+    INLINE Words load_codes(const uint8_t* p) { return load_f16((const uint16_t*)p); }
+    INLINE vf value(Words words, int) { return words; }
+    static float read(const uint8_t* word, int) {
+        uint16_t half;
+        std::memcpy(&half, word, sizeof half);
+        return from_f16(half);
+    }
+    INLINE void write(uint8_t* words, const float* x) { store_f16((uint16_t*)words, load(x)); }
 };
 
 #if defined(QUIRE_AVX512) && (defined(__clang__) || __GNUC__ >= 10)

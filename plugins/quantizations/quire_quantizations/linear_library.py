@@ -40,7 +40,7 @@ FUNCTIONS = {
     "grouped_linear": (_POINTER, _POINTER, _POINTER, _POINTER),
     # weight, bytes
     "packed_bytes": (_POINTER, _POINTER),
-    # weight, slices, is_bf16, packed
+    # weight, slices, number type, packed
     "pack": (_POINTER, _POINTER, _INT64, _POINTER),
     # weight, ids, count, out, wrong_id
     "rows": (_POINTER, _POINTER, _INT64, _POINTER, _POINTER),

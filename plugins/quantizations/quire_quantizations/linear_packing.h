@@ -10,22 +10,28 @@ struct DenseSlice {
     int64_t outputs, stride;
 };
 
+enum class NumberType { FLOAT32, BFLOAT16, FLOAT16 };
+
 // A dense weight, [outputs, inputs], as slices one after another.
 struct Dense {
     const DenseSlice* slices;
-    bool is_bf16;
+    NumberType type;
     long inputs, outputs;
 
     const uint8_t* row(long output) const {
         const DenseSlice* slice = slices;
         for (; output >= slice->outputs; slice++) output -= slice->outputs;
-        return (const uint8_t*)slice->values + output * slice->stride * (is_bf16 ? 2 : 4);
+        return (const uint8_t*)slice->values + output * slice->stride * width();
     }
+
+    long width() const { return type == NumberType::FLOAT32 ? 4 : 2; }  // bytes of an element
 
     // A group of inputs of one panel: [size, PANEL], zeros beyond the last output.
     void read(float* to, long first_output, long k, long size) const {
         const auto read_some = [&](const uint8_t* row, long i, long count) {
-            if (is_bf16) return load_some_bf16((const uint16_t*)row + k + i, count);
+            const uint16_t* halves = (const uint16_t*)row + k + i;
+            if (type == NumberType::BFLOAT16) return load_some_bf16(halves, count);
+            if (type == NumberType::FLOAT16) return load_some_f16(halves, count);
             return load_some((const float*)row + k + i, count);
         };
         transpose_to((uint8_t*)to, PANEL * 4, first_output, size, read_some);
@@ -34,7 +40,7 @@ struct Dense {
     // The same without decoding: 32-bit words of the memory from input k on, of which `last` bytes
     // belong to the last of `count` words of an output.
     void read_words(uint8_t* to, long first_output, long k, long count, long last) const {
-        const long begin = k * (is_bf16 ? 2 : 4);
+        const long begin = k * width();
         transpose_to(to, PANEL * 4, first_output, count, [&](const uint8_t* row, long i, long some) {
             const uint8_t* from = row + begin + i * 4;
             if (some > LANES || (some == LANES && last == 4)) return load((const float*)from);
@@ -71,7 +77,8 @@ struct Dense {
 // Whether words of the packed weight are those of the dense one.
 template <class F>
 bool keeps_bits(const Dense& from) {
-    return F::IS_BF16 == from.is_bf16 && !F::SCALED;
+    if (F::SCALED || F::WORD_BYTES == 2) return false;
+    return from.type == (F::IS_BF16 ? NumberType::BFLOAT16 : NumberType::FLOAT32);
 }
 
 INLINE vf nearest_bf16(vf v) {

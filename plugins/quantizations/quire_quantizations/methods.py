@@ -11,6 +11,7 @@ from quire_quantizations.coded_linear import CodedLinear
 from quire_quantizations.formats import (
     BFLOAT16,
     BFLOAT16_DOT,
+    FLOAT16,
     FLOAT32,
     INT4,
     INT4_DOT,
@@ -58,7 +59,7 @@ class PackedWeights(Quantization):
         return cls()
 
     def lossless(self) -> PackedWeights:
-        """Return the method with float32 for layers that have a tensor wider than bfloat16."""
+        """Return the method with wider formats for layers that need them."""
         return type(self)(may_round=False)
 
     def linear_method(self, module_name: str) -> LinearMethod:
@@ -91,6 +92,18 @@ class BFloat16Weights(PackedWeights):
         """Return the method with inputs of products rounded to bfloat16."""
         del dtype
         return BFloat16Products(self.may_round)
+
+
+class Float16Weights(PackedWeights):
+    """Weights in float16: the exact values of a float16 checkpoint.
+
+    A layer with others is stored in bfloat16 or float32, without rounding.
+    """
+
+    weight_format = head = FLOAT16
+
+    def __init__(self, may_round: bool = False) -> None:
+        super().__init__(may_round)
 
 
 class Float32Weights(PackedWeights):
@@ -150,14 +163,14 @@ class CheckpointCodes(PackedWeights):
         return type(self)(self.may_round, "bfloat16")
 
     def lossless(self) -> CheckpointCodes:
-        """Return the method with float32 for layers that have a tensor wider than bfloat16."""
+        """Return the method with wider formats for layers that need them."""
         return type(self)(may_round=False, inputs=self.inputs)
 
     def linear_method(self, module_name: str) -> LinearMethod:
-        """Return the linear method of the named layer."""
+        """Return the linear method, which is the same for all layers."""
+        del module_name
         return CodedLinear(
             self._memory,
-            has_rows=module_name == HEAD,
             inputs=self.inputs,
             has_int8_inputs=self.has_int8_inputs,
             may_round=self.may_round and self.inputs != "float32",

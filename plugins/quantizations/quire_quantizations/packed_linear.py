@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.interfaces.quantization import GroupedProduct, GroupedWeight, LinearMethod
-from quire_quantizations.formats import FLOAT32, Format
+from quire_quantizations.formats import BFLOAT16, FLOAT16, FLOAT32, Format
 from quire_quantizations.grouped_codes import GroupedCodes
 from quire_quantizations.packed_experts import PackedExperts
 from quire_quantizations.packed_memory import PackedMemory
@@ -16,14 +16,14 @@ from quire_quantizations.packed_weight import PackedWeight
 
 
 class PackedLinear(LinearMethod):
-    """Products in float32 with a weight of fewer bits.
+    """Products with a packed weight, of any format.
 
     Args:
         weight_format: Format of the packed weight.
         memory: Memory of the packed weights.
         has_rows: Whether an embedding may look up rows.
-        may_round: Whether a wider tensor may be stored as bfloat16; if not, the whole layer is
-            stored in float32.
+        may_round: Whether weights may be rounded to the format; if not, a layer is stored in the
+            narrowest format of floats that has all its values.
     """
 
     def __init__(
@@ -62,10 +62,14 @@ class PackedLinear(LinearMethod):
         num_rows, needed = sum(map(len, dense)), len(layer.get_parameter("weight"))
         if num_rows != needed:
             raise RuntimeError(f"{num_rows} of {needed} rows of a linear layer were loaded")
-        is_wide = any(rows.dtype != torch.bfloat16 for rows in dense)
-        if self.weight_format.is_bf16 and not self._may_round and is_wide:
-            self.weight_format = FLOAT32
+        if not self._may_round:
+            self.weight_format = self._exact_format({rows.dtype for rows in dense})
         self._pack(layer, dense)
+
+    def _exact_format(self, types: set[torch.dtype]) -> Format:
+        if types == {torch.bfloat16}:
+            return self.weight_format if self.weight_format.is_bf16 else BFLOAT16
+        return FLOAT16 if types == {torch.float16} else FLOAT32
 
     def _pack(self, layer: nn.Module, weight: Sequence[Tensor] | GroupedCodes) -> None:
         self._packed = PackedWeight(weight, self.weight_format, self._memory.allocate)

@@ -15,6 +15,8 @@ from quire_quantizations.formats import Format
 from quire_quantizations.grouped_codes import GroupedCodes
 from quire_quantizations.linear_library import WeightStruct
 
+NUMBER_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in linear_packing.h
+
 
 def _torch_memory(num_bytes: int) -> Tensor:
     return torch.empty(num_bytes, dtype=torch.uint8)
@@ -71,8 +73,8 @@ class PackedWeight:
         if isinstance(weight, GroupedCodes):
             functions.pack_codes(self._address, weight.address, self.memory.data_ptr())
         else:
-            is_bf16 = all(dense.dtype == torch.bfloat16 for dense in weight)
-            slices = [_with_whole_rows(dense if is_bf16 else dense.float()) for dense in weight]
+            number_type = _number_type(weight)
+            slices = [_with_whole_rows(dense.to(number_type)) for dense in weight]
             structs = (library.DenseSliceStruct * len(slices))(
                 *(
                     library.DenseSliceStruct(dense.data_ptr(), len(dense), dense.stride(0))
@@ -80,7 +82,7 @@ class PackedWeight:
                 )
             )
             at = ctypes.addressof(structs)
-            functions.pack(self._address, at, is_bf16, self.memory.data_ptr())
+            functions.pack(self._address, at, NUMBER_TYPES[number_type], self.memory.data_ptr())
 
     def multiply(
         self,
@@ -136,6 +138,12 @@ def _shape(weight: Sequence[Tensor] | GroupedCodes) -> tuple[int, int]:
     if isinstance(weight, GroupedCodes):
         return weight.shape[0], weight.shape[1]
     return sum(map(len, weight)), weight[0].shape[1]
+
+
+def _number_type(slices: Sequence[Tensor]) -> torch.dtype:
+    """Return the type in which slices are packed: float32 if they have several, or another."""
+    types = {dense.dtype for dense in slices}
+    return types.pop() if len(types) == 1 and types <= NUMBER_TYPES.keys() else torch.float32
 
 
 def _with_whole_rows(dense: Tensor) -> Tensor:

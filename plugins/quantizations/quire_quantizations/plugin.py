@@ -15,6 +15,7 @@ _packed = partial(
     reads_prepared=False,
     kernels=frozenset({"native"}),  # without them, plain float32 weights are the fastest
     probe="quire_quantizations.linear_library:LIBRARY.unavailable_reason",
+    uses_weight_pages=True,
 )
 _READ_ANYWHERE = QuantizationCapabilities(
     devices=frozenset({"cpu", "cuda"}),
@@ -42,6 +43,15 @@ def register_quantizations(registry: Registrar[type[Quantization]]) -> None:
             lossless_for=frozenset({"float32", "float16"}),
             weight_bits=32,
             priority=10,
+        ),
+    )
+    registry.add(
+        "float16",
+        "quire_quantizations.methods:Float16Weights",
+        capabilities=_packed(
+            lossless_for=frozenset({"float16"}),
+            weight_bits=16,
+            priority=20,
         ),
     )
     registry.add(

@@ -17,6 +17,7 @@ from quire.interfaces.quantization import GroupedWeight
 from quire.interfaces.quantized_weight import QuantizedWeight
 from quire.layers import LMHead, VocabParallelEmbedding
 from quire.layers.linear.row_tiles import same_bits
+from quire.layers.parallel import TensorParallelGroup
 from quire.machine.instruction_sets import cpu_flags, here
 from quire.native.availability import native_unavailable_reason
 from quire_quantizations import linear_library as library
@@ -426,17 +427,40 @@ def test_the_rows_of_a_head_are_its_weights():
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_head_and_an_embedding_that_is_tied_to_it_keep_the_codes(tied):
-    weight = made("signed8", (40, 256))
-    context = replace(CONTEXT, quantization=CheckpointCodes.from_config({}))
-    embedding = VocabParallelEmbedding(40, 256, context)
-    head = LMHead(40, 256, context, tied_to=embedding if tied else None)
-    (embedding if tied else head).load_quantized("weight", weight, "lm_head")
-    embedding.finish_loading()
-    head.finish_loading()
-    check(head.method, head, weight)
-    assert head.get_buffer("packed_weight").dtype == torch.uint8
-    assert head.method.weight_format.group_size
-    if tied:
-        found = embedding(torch.tensor([3, 39]))
-        torch.testing.assert_close(found, weight.dequantized()[[3, 39]], rtol=1e-6, atol=1e-6)
+@pytest.mark.parametrize("table", ["signed8", "nf4", "e4m3"])
+def test_heads_and_embeddings_keep_the_codes(tied, table):
+    """So does a device with the padding behind the vocabulary."""
+    weight = made(table, (41, 256), has_offsets=table == "signed8")
+    dense, ids, parts = weight.dequantized(), torch.tensor([3, 0, 40]), []
+    for rank in range(2):
+        context = replace(CONTEXT, quantization=CheckpointCodes.from_config({}), tp=OneOfTwo(rank))
+        embedding = VocabParallelEmbedding(41, 256, context)
+        head = LMHead(41, 256, context, tied_to=embedding if tied else None)
+        embedding.load_quantized("weight", weight, "embed_tokens")
+        if not tied:
+            head.load_quantized("weight", weight, "lm_head")
+        embedding.finish_loading()
+        head.finish_loading()
+        assert head.method.weight_format.group_size
+        assert not list(embedding.parameters())
+        mine = dense[21 * rank : 21 * (rank + 1)]
+        x = inputs(5, 256)
+        expected = x @ mine.T
+        assert (head(x) - expected).abs().max() < 2e-6 * expected.abs().max()
+        parts.append(embedding(ids))
+    torch.testing.assert_close(sum(parts), dense[ids], rtol=1e-6, atol=1e-6)
+
+
+class OneOfTwo(TensorParallelGroup):
+    """A rank whose partial sums are returned as they are."""
+
+    size = 2
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        return [tensor, tensor]

@@ -14,6 +14,7 @@ from quire_quantizations.methods import (
     BFloat16Weights,
     CheckpointCodes,
     CheckpointCodesInt8,
+    Float16Weights,
     Float32Weights,
     Int4Products,
     Int4Weights,
@@ -32,6 +33,11 @@ class TestBfloat16(QuantizationContract):
     quantization = BFloat16Weights
     capabilities = OFFERED.entry("bf16").capabilities
     max_error = 2**-8
+
+
+class TestFloat16(QuantizationContract):
+    quantization = Float16Weights
+    capabilities = OFFERED.entry("float16").capabilities
 
 
 class TestFloat32(QuantizationContract):

@@ -237,14 +237,19 @@ def test_a_method_takes_no_options():
         REGISTRY.get("int8").from_config({"group": 3, "bits": 8})
 
 
-@pytest.mark.parametrize("name", [*METHODS, *INTEGERS, "bf16_dot"])
+@pytest.mark.parametrize("name", [*METHODS, *INTEGERS, "bf16_dot", "float16"])
 def test_each_method_declares_what_it_keeps(name):
     capabilities = REGISTRY.entry(name).capabilities
     assert capabilities.from_plain_checkpoint
     assert capabilities.devices == {"cpu"}
-    lossless = {"bf16": {"bfloat16"}, "float32": {"float32", "float16"}}
+    lossless = {
+        "bf16": {"bfloat16"},
+        "float16": {"float16"},
+        "float32": {"float32", "float16"},
+    }
     assert capabilities.lossless_for == lossless.get(name, frozenset())
-    bits = {"bf16": (16, None), "float32": (32, None), "bf16_dot": (16, None)}
+    bits = {"bf16": (16, None), "float16": (16, None), "float32": (32, None)}
+    bits |= {"bf16_dot": (16, None)}
     bits |= {"int8": (8.125, None), "int4": (4.5, 8.125)}
     found = (capabilities.weight_bits, capabilities.head_bits)
     assert found == bits[name.removesuffix("_weight_only")]

@@ -20,6 +20,7 @@ from quire.native.availability import native_unavailable_reason
 from quire_quantizations.formats import INT8, INT8_DOT, Format
 from quire_quantizations.methods import (
     BFloat16Weights,
+    Float16Weights,
     Float32Weights,
     Int4Products,
     Int4Weights,
@@ -92,14 +93,25 @@ def test_where_nothing_may_be_lost_a_wide_tensor_keeps_its_layer_wide(wide, is_w
     torch.testing.assert_close(layer(torch.eye(40)), weight.T, rtol=1e-7, atol=0)
 
 
-def test_where_nothing_may_be_lost_bfloat16_stays_bfloat16():
-    context = replace(CONTEXT, quantization=BFloat16Weights().lossless())
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("method", [BFloat16Weights, Float16Weights, Float32Weights])
+def test_where_nothing_may_be_lost_16_bits_stay_16_bits(method, dtype):
+    context = replace(CONTEXT, quantization=method().lossless())
     layer = ColumnParallelLinear("up", 128, 64, bias=False, context=context)
-    layer.load_weight("weight", numbers(64, 128).bfloat16(), "up")
+    layer.load_weight("weight", numbers(64, 128).to(dtype), "up")
     layer.finish_loading()
-    expected = numbers(64, 128).bfloat16().float().T
+    expected = numbers(64, 128).to(dtype).float().T
     torch.testing.assert_close(layer(torch.eye(128)), expected, rtol=0, atol=0)
     assert layer.get_buffer("packed_weight").nbytes == 2 * 64 * 128
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_what_float16_does_not_have_is_never_rounded_to_it(dtype):
+    weight = numbers(64, 128).mul(1e6).to(dtype)
+    layer = ColumnParallelLinear("up", 128, 64, bias=False, context=with_weights(Float16Weights))
+    layer.load_weight("weight", weight, "up")
+    layer.finish_loading()
+    torch.testing.assert_close(layer(torch.eye(128)), weight.float().T, rtol=0, atol=0)
 
 
 def test_a_checkpoint_in_float64_is_stored_in_float32():

@@ -12,6 +12,7 @@ from quire_quantizations import linear_library as library
 from quire_quantizations.formats import (
     BFLOAT16,
     BFLOAT16_DOT,
+    FLOAT16,
     FLOAT32,
     INT4,
     INT4_DOT,
@@ -281,3 +282,24 @@ def test_bf16_and_float32_keep_every_number(dtype):
 def test_a_weight_takes_the_bits_that_are_declared(weight_format, bits):
     packed = PackedWeight(torch.zeros(512, 1024), weight_format)
     assert packed.memory.numel() * 8 == bits * 512 * 1024
+
+
+def test_every_float16_is_kept():
+    """Zeros of both signs, the smallest numbers, infinities and NaN too."""
+    weight = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.float16).view(-1, 64)
+    packed = PackedWeight(weight, FLOAT16)
+    kept = packed.rows(torch.arange(len(weight)))
+    assert torch.equal(kept.isnan(), weight.isnan())
+    bits = [numbers.nan_to_num(0.5).view(torch.int32) for numbers in (kept, weight.float())]
+    assert torch.equal(*bits)
+    finite = torch.where(weight.isfinite(), weight, 0)
+    product = PackedWeight(finite, FLOAT16).multiply(torch.eye(64))
+    assert torch.equal(product.T, finite.float())
+
+
+def test_float16_is_rounded_to_nearest():
+    halves = torch.arange(0x7C00, dtype=torch.int16).view(torch.float16).float()
+    between = (halves[:-1].double() + halves[1:]) / 2
+    weight = torch.cat((between * (1 - 1e-7), between, between * (1 + 1e-7))).float().view(1, -1)
+    kept = PackedWeight(weight, FLOAT16).rows(torch.arange(1))
+    assert torch.equal(kept, weight.half().float())

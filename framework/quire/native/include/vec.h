@@ -97,6 +97,60 @@ INLINE vf load_bf16(const uint16_t* p) {
 #endif
 }
 
+// Exact, also for small numbers, infinities and NaN.
+INLINE float from_f16(uint16_t half) {
+    const uint32_t magnitude = half & 0x7fffu;
+    uint32_t word = (magnitude << 13) + (magnitude < 0x7c00u ? 112u << 23 : 224u << 23);
+    if (magnitude < 0x400u) word += 1u << 23;  // exponent 0: no hidden bit
+    float x;
+    std::memcpy(&x, &word, 4);
+    if (magnitude < 0x400u) x -= 6.103515625e-05f;
+    return half & 0x8000u ? -x : x;
+}
+// Rounds to nearest, ties to even; NaN stays NaN.
+INLINE uint16_t to_f16(float x) {
+    uint32_t word;
+    std::memcpy(&word, &x, 4);
+    const uint32_t sign = word >> 16 & 0x8000u, magnitude = word & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
+    if (magnitude < 113u << 23) {  // exponent 0: the last bit is worth as much as that of 1/2
+        const float moved = (x < 0.0f ? -x : x) + 0.5f;
+        std::memcpy(&word, &moved, 4);
+        return (uint16_t)(sign | (word & 0x7fffu));
+    }
+    const uint32_t rounded = (magnitude + 0xfffu + (magnitude >> 13 & 1) - (112u << 23)) >> 13;
+    return (uint16_t)(sign | (rounded < 0x7c00u ? rounded : 0x7c00u));
+}
+INLINE vf load_f16(const uint16_t* p) {
+#if defined(QUIRE_AVX512)
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#elif defined(QUIRE_AVX2)
+    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#elif defined(__ARM_NEON) && defined(__aarch64__)
+    float16x4_t halves;
+    std::memcpy(&halves, p, sizeof halves);
+    return (vf)vcvt_f32_f16(halves);
+#else
+    vf v;
+    for (int i = 0; i < LANES; i++) v[i] = from_f16(p[i]);
+    return v;
+#endif
+}
+
+// Rounds like `to_f16`.
+INLINE void store_f16(uint16_t* p, vf v) {
+#if defined(QUIRE_AVX512)
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(QUIRE_AVX2)
+    _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__ARM_NEON) && defined(__aarch64__)
+    const float16x4_t halves = vcvt_f16_f32((float32x4_t)v);
+    std::memcpy(p, &halves, sizeof halves);
+#else
+    for (int i = 0; i < LANES; i++) p[i] = to_f16(v[i]);
+#endif
+}
+
 // Rounds to nearest, ties to even; NaN stays NaN.
 INLINE uint16_t to_bf16(float x) {
     uint32_t word;

@@ -139,10 +139,10 @@ def test_float32_is_the_way_back():
 
 
 @pytest.mark.parametrize("stored", ["float32", "float16"])
-def test_other_checkpoints_are_computed_in_float32(stored):
+def test_other_checkpoints_are_computed_in_float32_with_their_own_weights(stored):
     composition = composed(config={"torch_dtype": stored})
     assert types(composition) == IN_FLOAT32
-    assert parts(composition) == ("native", "float32", "cpu")
+    assert parts(composition) == ("native", stored, "cpu")
 
 
 @pytest.mark.parametrize("stored", ["float32", "float16", "bfloat16"])

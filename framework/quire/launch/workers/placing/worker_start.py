@@ -106,18 +106,24 @@ def _start_helper(module: str) -> HelperProcess:
 def _make_only_worker(composed: Composed) -> Worker:
     """Build the worker of a grid of one in this process."""
     _prepare_weight_pages(composed)
-    from quire.layers.parallel import SingleDevice  # loads torch
-    from quire.worker.parts import WorkerParts
-    from quire.worker.worker import ModelWorker
+    try:
+        from quire.layers.parallel import SingleDevice  # loads torch
+        from quire.worker.parts import WorkerParts
+        from quire.worker.worker import ModelWorker
 
-    parts = WorkerParts.load(composed.settings, composed.composition, composed.plugins.registries)
-    return ModelWorker(composed.settings, parts, SingleDevice())
+        registries = composed.plugins.registries
+        parts = WorkerParts.load(composed.settings, composed.composition, registries)
+        return ModelWorker(composed.settings, parts, SingleDevice())
+    except BaseException:
+        WEIGHT_PAGES.close()
+        raise
 
 
 def _prepare_weight_pages(composed: Composed) -> None:
     """Let the system allocate the pages of packed weights while torch is imported."""
     composition = composed.composition
-    if composition.kernels.value != "native" or composition.quantization.value is None:
+    method = composition.quantization.value
+    if method is None or not method.entry.capabilities.uses_weight_pages:
         return
     num_bytes = weight_bytes(composition, composition.grid.tp_size) + WEIGHT_SLACK_BYTES
     if num_bytes < free_host_bytes():

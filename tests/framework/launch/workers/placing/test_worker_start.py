@@ -15,10 +15,13 @@ from quire.launch.workers.placing import ports
 from quire.launch.workers.placing.worker_start import start_workers
 from quire.launch.workers.worker_wire import WorkerConfig
 from quire.machine.node_identity import node_id
+from quire.machine.pages import WEIGHT_PAGES
+from quire.native.availability import native_unavailable_reason
 from quire.plugins.loading import load_plugins
 from quire.plugins.registry import Entry, Source
 from quire.process.ipc import decode
 from quire.testing.checkpoints import write_checkpoint
+from quire.worker.parts import WorkerParts
 from quire.worker.worker import ModelWorker
 
 PLAIN = {"threads": 1, "enforce_eager": True, "kernels": "torch", "dtype": "float32"}
@@ -60,6 +63,24 @@ def test_one_worker_in_this_process_needs_no_connection(composed):
     assert type(worker) is ModelWorker
     assert worker_processes() == []
     worker.shutdown()
+
+
+class FailingError(Exception):
+    """Raised in place of building the worker."""
+
+
+@pytest.mark.skipif(native_unavailable_reason() is not None, reason="weights are not packed")
+def test_memory_that_was_prepared_for_a_worker_is_released_if_it_cannot_be_built(
+    composed, monkeypatch
+):
+    def fail(*_):
+        assert WEIGHT_PAGES._memory is not None
+        raise FailingError
+
+    monkeypatch.setattr(WorkerParts, "load", fail)
+    with pytest.raises(FailingError):
+        start_workers(composed("in_process", kernels="native"))
+    assert WEIGHT_PAGES._memory is None
 
 
 def test_ranks_join_load_and_end_with_the_engine(composed):
