@@ -1,5 +1,5 @@
 // Peak rates of the processor: bytes read from memory, fused multiply-adds in registers, and
-// products of pairs of bfloat16.
+// products of pairs of bfloat16 and of four bytes.
 #include <atomic>
 
 #include "export.h"
@@ -38,26 +38,38 @@ EXPORT void multiply_add(int64_t repeats, float* total, int64_t threads) {
     *total = all;
 }
 
-// Each thread multiplies repeats * TILE_ROWS * TILE_COLUMNS pairs of bfloat16 in registers. Only for
-// processors with avx512_bf16; other builds do nothing.
-EXPORT void multiply_pairs(int64_t repeats, int64_t threads) {
 #if defined(QUIRE_AVX512)
-    in_parts(threads, [&](long, long) {
-        for (int64_t i = 0; i < repeats; i++) {
-#define PAIRS(sum) "vdpbf16ps %%zmm31, %%zmm30, %%zmm" #sum "\n"
-            asm volatile(
-                PAIRS(0) PAIRS(1) PAIRS(2) PAIRS(3) PAIRS(4) PAIRS(5) PAIRS(6) PAIRS(7)
-                PAIRS(8) PAIRS(9) PAIRS(10) PAIRS(11) PAIRS(12) PAIRS(13) PAIRS(14) PAIRS(15)
-                PAIRS(16) PAIRS(17) PAIRS(18) PAIRS(19) PAIRS(20) PAIRS(21) PAIRS(22) PAIRS(23)
-                :
-                :
-                : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9",
-                  "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15", "xmm16", "xmm17", "xmm18",
-                  "xmm19", "xmm20", "xmm21", "xmm22", "xmm23");
-#undef PAIRS
-        }
-    });
-    static_assert(TILE_ROWS * TILE_VECTORS == 24, "as many sums as above");
+#define PAIRS "vdpbf16ps %2, %1, %0"
+#define BYTES "vpdpbusd %2, %1, %0"
+#define REGISTER "v"
+#elif defined(QUIRE_AVX2)
+#define BYTES "%{vex%} vpdpbusd %2, %1, %0"
+#define REGISTER "x"
+#endif
+
+// Each thread adds repeats * TILE_ROWS * TILE_VECTORS results of an instruction on registers.
+#define REPEAT(INSTRUCTION)                                                                \
+    in_parts(threads, [&](long, long) {                                                    \
+        vi acc[TILE_ROWS * TILE_VECTORS] = {}, one = {}, other = {};                       \
+        for (int64_t i = 0; i < repeats; i++) {                                            \
+            _Pragma("GCC unroll 32") for (int a = 0; a < TILE_ROWS * TILE_VECTORS; a++)    \
+                asm volatile(INSTRUCTION : "+" REGISTER(acc[a]) : REGISTER(one), REGISTER(other)); \
+        }                                                                                  \
+    })
+
+// Products of pairs of bfloat16, only for processors with avx512_bf16; other builds do nothing.
+EXPORT void multiply_pairs(int64_t repeats, int64_t threads) {
+#if defined(PAIRS)
+    REPEAT(PAIRS);
+#else
+    (void)repeats, (void)threads;
+#endif
+}
+
+// Products of four bytes, only for processors with VNNI; other builds do nothing.
+EXPORT void multiply_bytes(int64_t repeats, int64_t threads) {
+#if defined(BYTES)
+    REPEAT(BYTES);
 #else
     (void)repeats, (void)threads;
 #endif

@@ -19,13 +19,19 @@ from pathlib import Path
 
 import torch
 
-from quire.machine.instruction_sets import bf16_unavailable_reason, cpu_flags, here
+from quire.machine.instruction_sets import (
+    InstructionSet,
+    bf16_unavailable_reason,
+    cpu_flags,
+    here,
+)
 from quire.machine.pages import own_pages
 from quire.native.library import NativeLibrary
 
 LARGE = 2**29  # bytes; no cache has as much
 REPEATS = 20_000  # short, so that some are not interrupted
 PIECE = 2**25  # bytes that are read at a time
+VNNI = {"amx": "avx512_vnni", "avx512": "avx512_vnni", "avx2": "avx_vnni"}  # by instruction set
 
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
 
@@ -39,6 +45,8 @@ LIBRARY = NativeLibrary(
         "multiply_add": (_NUMBER, _POINTER, _NUMBER),
         # repeats, threads
         "multiply_pairs": (_NUMBER, _NUMBER),
+        # repeats, threads
+        "multiply_bytes": (_NUMBER, _NUMBER),
         # count
         "elements_per_repeat": (_POINTER,),
     },
@@ -54,12 +62,14 @@ class MachineRates:
         bytes_per_s: Bytes read from memory per second.
         flops: Multiplications and additions in float32 per second.
         pair_flops: The same of pairs of bfloat16, by `vdpbf16ps`; 0 if the processor has none.
+        byte_flops: The same of bytes, by `vpdpbusd`; 0 if the processor has none.
     """
 
     threads: int
     bytes_per_s: float
     flops: float
     pair_flops: float = 0.0
+    byte_flops: float = 0.0
 
 
 def measure_machine(threads: int | None = None, seconds: float = 2.0) -> MachineRates:
@@ -83,11 +93,19 @@ def measure_machine(threads: int | None = None, seconds: float = 2.0) -> Machine
     functions.elements_per_repeat(ctypes.addressof(count))
     computing = best_time(lambda: functions.multiply_add(REPEATS, where, threads), seconds)
     flops = 2 * count.value * REPEATS * threads / computing
-    pair_flops = 0.0
+    pair_flops = byte_flops = 0.0
     if bf16_unavailable_reason(here(), cpu_flags()) is None:
         pairing = best_time(lambda: functions.multiply_pairs(REPEATS, threads), seconds)
         pair_flops = 4 * count.value * REPEATS * threads / pairing
-    return MachineRates(threads, PIECE / reading, flops, pair_flops)
+    if _multiplies_bytes():
+        multiplying = best_time(lambda: functions.multiply_bytes(REPEATS, threads), seconds)
+        byte_flops = 8 * count.value * REPEATS * threads / multiplying
+    return MachineRates(threads, PIECE / reading, flops, pair_flops, byte_flops)
+
+
+def _multiplies_bytes() -> bool:
+    chosen = here()
+    return isinstance(chosen, InstructionSet) and VNNI.get(chosen.name) in cpu_flags()
 
 
 def best_time(action: Callable[[], object], seconds: float, at_least: int = 5) -> float:
@@ -111,6 +129,8 @@ def main() -> None:
     wanted = parser.parse_args()
     rates = measure_machine(wanted.threads, wanted.seconds)
     pairs = f", {rates.pair_flops / 1e9:.0f} GFLOP/s of bfloat16" if rates.pair_flops else ""
+    if rates.byte_flops:
+        pairs += f", {rates.byte_flops / 1e9:.0f} GFLOP/s of int8"
     print(f"{rates.bytes_per_s / 1e9:.1f} GB/s, {rates.flops / 1e9:.0f} GFLOP/s{pairs}")
     if wanted.json:
         wanted.json.write_text(json.dumps(dataclasses.asdict(rates)) + "\n", encoding="utf-8")

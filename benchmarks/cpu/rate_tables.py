@@ -17,7 +17,11 @@ Record = Mapping[str, Any]
 BANDWIDTH_AIM, PEAK_AIM, PAIRS_AIM = 0.75, 0.70, 0.75
 FEW_ROWS, MANY_ROWS = 4, 16
 STOCK = ("F.linear", "mkldnn")
-PAIRS = "bf16_dot"
+PEAKS = {  # of the instructions that multiply: their names, and the aims
+    "FMA": ("the float32 FMA peak", PEAK_AIM),
+    "pairs": ("the peak of pairs of bfloat16", PAIRS_AIM),
+    "bytes": ("the peak of products of bytes", PAIRS_AIM),
+}
 
 
 def linear_table(records: Sequence[Record]) -> str:
@@ -47,12 +51,13 @@ def linear_aims(records: Sequence[Record]) -> str:
     ours = [record for record in records if not record["way"].startswith(STOCK)]
     few = [r["share_of_bandwidth"] for r in ours if r["rows"] <= FEW_ROWS]
     many = [r for r in ours if r["rows"] >= MANY_ROWS]
-    by_pairs = [r["share_of_peak"] for r in many if r["way"] == PAIRS]
-    many = [r["share_of_peak"] for r in many if r["way"] != PAIRS]
+    shares = {peak: [r["share_of_peak"] for r in many if r["peak"] == peak] for peak in PEAKS}
     return _lines(
         (f"up to {FEW_ROWS} rows, of the read bandwidth", few, BANDWIDTH_AIM),
-        (f"{MANY_ROWS} rows and more, of the float32 FMA peak", many, PEAK_AIM),
-        (f"the same with {PAIRS}, two products an instruction", by_pairs, 2 * PEAK_AIM),
+        *(
+            (f"{MANY_ROWS} rows and more, of {name}", shares[peak], aim)
+            for peak, (name, aim) in PEAKS.items()
+        ),
     )
 
 
@@ -101,7 +106,7 @@ def _weight_of(record: Record) -> tuple[int, int, str]:
 def _linear_cell(record: Record) -> str:
     is_reading = record["share_of_bandwidth"] > record["share_of_peak"]
     share = record["share_of_bandwidth" if is_reading else "share_of_peak"]
-    limit = "memory" if is_reading else "FMA"
+    limit = "memory" if is_reading else record["peak"]
     return f"{record['microseconds']:,.0f} us ({share:.0%} {limit})"
 
 

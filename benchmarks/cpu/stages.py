@@ -38,7 +38,7 @@ RATES: dict[str, tuple[str, ...]] = {  # modules that measure, and their options
     "torch_sdpa_steps": ("--seconds", "0.01", "--requests", "1"),
     "step_cost": ("--requests", "1"),
 }
-RATES_S = 300.0
+RATES_S = 500.0
 CLIENTS, QUICK_CLIENTS = (1, 8, 32, 64, 96), (1, 2)
 QUICK_LOAD = ("--shortened", "8", "--window", "0.5")
 CACHED_STARTS, COLD_STARTS = 7, 3

@@ -310,14 +310,22 @@ def test_what_was_not_measured_is_a_line_for_each_load(benchmark):
 def test_rates_of_other_kernels_count_for_no_aim_of_ours(benchmark):
     tables = benchmark("rate_tables")
     linear = [
-        {"way": "bf16", "rows": 1, "share_of_bandwidth": 0.8, "share_of_peak": 0.1},
-        {"way": "bf16", "rows": 4, "share_of_bandwidth": 0.6, "share_of_peak": 0.4},
-        {"way": "bf16", "rows": 16, "share_of_bandwidth": 0.2, "share_of_peak": 0.7},
-        {"way": "F.linear bf16", "rows": 1, "share_of_bandwidth": 1, "share_of_peak": 1},
+        {"way": way, "rows": rows, "share_of_bandwidth": of_memory, "share_of_peak": of_peak}
+        | {"peak": peak}
+        for way, rows, of_memory, of_peak, peak in (
+            ("bf16", 1, 0.8, 0.1, "FMA"),
+            ("bf16", 4, 0.6, 0.4, "FMA"),
+            ("bf16", 16, 0.2, 0.7, "FMA"),
+            ("bf16_dot", 16, 0.2, 0.7, "pairs"),
+            ("int8", 16, 0.2, 0.8, "bytes"),
+            ("F.linear bf16", 1, 1, 1, "pairs"),
+        )
     ]
     text = tables.linear_aims(linear)
     assert "read bandwidth: 1 of 2 reach the aim of 75%; minimum 60%, median 70%" in text
     assert "FMA peak: 1 of 1 reach the aim of 70%" in text
+    assert "of pairs of bfloat16: 0 of 1 reach the aim of 75%" in text
+    assert "of products of bytes: 1 of 1 reach the aim of 75%" in text
     attention = [
         {"backend": "cpu", "new": 1, "of_limit": 0.5},
         {"backend": "torch_sdpa", "new": 1, "of_limit": 0.9},
