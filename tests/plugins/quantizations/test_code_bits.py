@@ -138,33 +138,64 @@ def test_an_lm_head_that_is_quantized_counts_so(tmp_path, name):
     assert estimated == pytest.approx(held, rel=TOLERANCE)
 
 
-def in_head(**options: Any) -> list[bool]:
-    """Return for each group of layers whether the LM head is among them."""
+def parts(**options: Any) -> list[list[str]]:
+    """Return the parts of a model that have the codes of each group of layers."""
     made = {
         name: {"targets": targets, "weights": {"num_bits": 4, "group_size": 32}}
         for name, targets in options.items()
         if name != "ignore"
     }
     config = {"config_groups": made, "ignore": options.get("ignore", [])}
-    return [codes.in_head for codes in describe_compressed(config)]
+    return [sorted(codes.parts) for codes in describe_compressed(config)]
 
 
-def test_the_group_of_the_lm_head_is_the_likeliest_one_unless_it_is_ignored():
-    assert in_head(a=["Linear"], b=["re:.*proj"]) == [True, False]
-    assert in_head(a=["Linear"], b=["re:lm_.*"]) == [False, True]
-    assert in_head(a=["re:.*proj"]) == [False]
-    for ignored in ("lm_head", "re:.*head", "Linear"):
-        assert in_head(a=["Linear"], ignore=[ignored]) == [False]
-    assert in_head(a=["Linear"], ignore=["re:.*gate", "m.lm_head"]) == [True]
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"a": ["Linear"]}, [["attention", "head", "mlp"]]),
+        ({"a": ["Linear"], "ignore": ["lm_head"]}, [["attention", "mlp"]]),
+        ({"a": ["Linear"], "ignore": ["re:.*head", "re:.*self_attn"]}, [["mlp"]]),
+        ({"a": ["Linear"], "ignore": ["Linear"]}, [[]]),
+        (
+            {"a": ["Linear"], "ignore": ["re:.*gate$", "re:vision.*"]},
+            [["attention", "head", "mlp"]],
+        ),
+        ({"a": ["Linear"], "b": ["re:.*self_attn.*"]}, [["head", "mlp"], ["attention"]]),
+        ({"a": ["re:.*experts.*"], "b": ["re:.*self_attn.*"]}, [["mlp"], ["attention"]]),
+        ({"a": ["re:.*down_proj"], "b": ["re:.*(q|up)_proj"]}, [["mlp"], ["attention", "mlp"]]),
+        ({"a": ["re:language_model.*attn.*"], "b": ["re:lm_.*"]}, [["attention"], ["head"]]),
+    ],
+    ids=str,
+)
+def test_a_group_of_layers_is_for_the_parts_that_its_targets_name(options, expected):
+    assert parts(**options) == expected
 
 
-def test_layers_with_more_bits_by_dynamic_options_count_for_all():
-    config = {"bits": 4, "group_size": 128, "sym": True, "lm_head": True}
-    dynamic = {"+:.*down": {"bits": 8}, "-:.*gate": {}, "+:.*up": {"group_size": 64}}
-    (plain,) = describe_gptq(config)
-    both = describe_gptq(config | {"dynamic": dynamic})
-    assert plain == WeightCodes(INTEGERS, 4, 128, in_head=True)
-    assert set(both) == {plain, WeightCodes(INTEGERS, 8, 128)}
+def test_dynamic_options_are_for_the_parts_that_their_patterns_name():
+    config = {"bits": 4, "group_size": 128, "sym": True}
+    assert describe_gptq(config) == (WeightCodes(INTEGERS, 4, 128),)
+    attention, mlp = frozenset({"attention"}), frozenset({"mlp"})
+    dynamic = {"+:.*down": {"bits": 8}, "-:.*gate$": {}, "+:.*self_attn": {"group_size": 64}}
+    assert set(describe_gptq(config | {"dynamic": dynamic})) == {
+        WeightCodes(INTEGERS, 4, 128, parts=mlp), WeightCodes(INTEGERS, 8, 128, parts=mlp),
+        WeightCodes(INTEGERS, 4, 64, parts=attention),
+    }  # fmt: skip
+    excluded = config | {"dynamic": {"-:.*self_attn": {}}, "lm_head": True}
+    (left,) = describe_gptq(excluded)
+    assert left.parts == {"mlp", "head"}
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("name", ["gptq-4-128-True", "packed-4-128-True"])
+def test_layers_that_the_config_excludes_count_as_they_are(tmp_path, name):
+    kind, pattern = KINDS[name], ".*self_attn.*"
+    options = {"ignore": ["lm_head", f"re:{pattern}"], "dynamic": {f"-:{pattern}": {}}}
+    kind = replace(kind, config=kind.config | options)
+    folder = write(
+        tmp_path, kind, "bfloat16", ("gate_proj.weight", "up_proj.weight", "down_proj.weight")
+    )
+    estimated, held = estimated_and_held(folder)
+    assert estimated == pytest.approx(held, rel=TOLERANCE)
 
 
 @NEEDS_COMPILER

@@ -2,7 +2,8 @@
 
 All decoder layers count alike. With a quantization method, the embedding and other tables by token
 id count in the checkpoint's dtype. Other weights outside linear layers are small and count as
-linear layers. If layers of a quantized checkpoint have different codes, all count as the largest.
+linear layers. Of a quantized checkpoint, all layers of a part (attention, MLP, head) count as those
+with the largest codes.
 """
 
 from collections.abc import Callable
@@ -10,8 +11,8 @@ from dataclasses import dataclass
 
 from quire.compose.composition import Composition
 from quire.interfaces.kv_cache import DTYPE_BYTES, KVSpecCapabilities
-from quire.interfaces.model import ModelDescription
 from quire.interfaces.quantization import QuantizationCapabilities
+from quire.interfaces.weight_codes import ATTENTION, HEAD, MLP
 from quire.plugins.registry import Entry, import_reference
 
 BITS = 8
@@ -60,8 +61,8 @@ def weight_sizes(composition: Composition, tp_size: int) -> WeightSizes:
     tables = description.num_table_params
     inside = max(0, description.num_params - vocabulary - tables - description.hidden_size)
     inside += _replicated_params(composition, tp_size)
-    ordinary = min(inside, _attention_params(description)) if bits.experts_only else 0
-    inside_bits = (inside - ordinary) * bits.linear + ordinary * bits.ordinary
+    attention = min(inside, _attention_params(composition))
+    inside_bits = (inside - attention) * bits.linear + attention * bits.attention
     num_layers = max(1, description.num_layers)
     matrix = -(-description.vocab_size // tp_size) * description.hidden_size
     return WeightSizes(
@@ -82,42 +83,37 @@ class _WeightBits:
         linear: Of linear layers.
         head: Of the LM head.
         embedding: Of the embedding.
-        experts_only: Whether `linear` is that of experts, and attention has `ordinary` ones.
-        ordinary: Of linear layers that are not quantized.
+        attention: Of the projections of attention.
     """
 
     linear: float
     head: float
     embedding: int
-    experts_only: bool = False
-    ordinary: float = 0.0
+    attention: float
 
 
 def _weight_bits(composition: Composition) -> _WeightBits:
     own = BITS * DTYPE_BYTES[composition.hidden_dtype]
     if (choice := composition.quantization.value) is None:
-        return _WeightBits(own, own, own)
+        return _WeightBits(own, own, own, own)
     method: QuantizationCapabilities = choice.entry.capabilities
     linear = own if method.weight_bits is None else method.weight_bits
     head = linear if method.head_bits is None else method.head_bits
     embedding = min(own, BITS * DTYPE_BYTES.get(composition.description.checkpoint_dtype, own))
     if method.bits_of_codes is None:
-        return _WeightBits(linear, head, embedding)
+        return _WeightBits(linear, head, embedding, linear)
     bits_of = _bits_of_codes(choice.entry, method.bits_of_codes)
     dtype, codes = composition.description.checkpoint_dtype, composition.checkpoint_codes
     ordinary = bits_of(None, dtype) or own
     if codes is None:
-        return _WeightBits(linear, ordinary, embedding)
-    sizes = {each: bits_of(each, dtype) or own for each in codes}
-    is_tied = composition.description.has_tied_head
-    heads = [bits for each, bits in sizes.items() if each.in_head and not is_tied]
-    return _WeightBits(
-        linear=max(sizes.values(), default=ordinary),
-        head=max(heads, default=ordinary),
-        embedding=embedding,
-        experts_only=bool(codes) and all(each.experts_only for each in codes),
-        ordinary=ordinary,
-    )
+        return _WeightBits(linear, ordinary, embedding, linear)
+
+    def of_part(part: str) -> float:
+        sizes = (bits_of(each, dtype) or own for each in codes if part in each.parts)
+        return max(sizes, default=ordinary)
+
+    head = ordinary if composition.description.has_tied_head else of_part(HEAD)
+    return _WeightBits(of_part(MLP), head, embedding, of_part(ATTENTION))
 
 
 def _bits_of_codes(entry: Entry, reference: str) -> Callable[..., float | None]:
@@ -125,12 +121,17 @@ def _bits_of_codes(entry: Entry, reference: str) -> Callable[..., float | None]:
     return import_reference(reference, what)  # type: ignore[return-value]
 
 
-def _attention_params(description: ModelDescription) -> int:
-    """Return the number of parameters of the projections of attention, without biases."""
+def _attention_params(composition: Composition) -> int:
+    """Return the number of parameters of the projections of attention, without biases.
+
+    Latent attention, whose keys and values have other projections, counts as none.
+    """
+    layouts, description = _layouts(composition), composition.description
     hidden, heads = description.hidden_size, description.num_heads
     return sum(
         hidden * layer.head_dim * (QUERY_PROJECTIONS * heads + KV_PROJECTIONS * layer.num_kv_heads)
         for layer in description.kv_layers
+        if layouts[layer.spec] == "kv"
     )
 
 
@@ -139,15 +140,20 @@ def _replicated_params(composition: Composition, tp_size: int) -> int:
 
     With fewer key/value heads than ranks, each head's projections are on several ranks.
     """
-    layouts = {
-        choice.name: _layout(choice.entry.capabilities) for choice in composition.kv_cache_specs
-    }
+    layouts = _layouts(composition)
     hidden = composition.description.hidden_size
     return sum(
         KV_PROJECTIONS * layer.head_dim * hidden * max(0, tp_size - layer.num_kv_heads)
         for layer in composition.description.kv_layers
         if layouts[layer.spec] == "kv"
     )
+
+
+def _layouts(composition: Composition) -> dict[str, str]:
+    """Return the layout of each KV-cache spec."""
+    return {
+        choice.name: _layout(choice.entry.capabilities) for choice in composition.kv_cache_specs
+    }
 
 
 def _layout(capabilities: KVSpecCapabilities) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from quire.compose.checkpoint import Checkpoint
 from quire.compose.compose import compose
+from quire.compose.sizes.weight_bytes import weight_bytes
 from quire.config import Settings
 from quire.errors import QuireError
 from quire.machine.machine import Machine
@@ -141,10 +142,11 @@ def test_options_as_libraries_write_them_are_accepted(own):
 
 
 def test_plans_of_all_formats_need_no_torch():
+    assert weight_bytes(planned(GPTQ), 1) < weight_bytes(planned(FP8), 1)
     program = (
         "import sys; from test_configs import *\n"
         "for own in (GPTQ, AWQ, ROUND, BNB, FP8, compressed(), {'quant_method': 'mxfp4'}):\n"
-        "    planned(own)\n"
+        "    assert weight_bytes(planned(own), 1)\n"
         "assert 'torch' not in sys.modules"
     )
     here = str(Path(__file__).parent)

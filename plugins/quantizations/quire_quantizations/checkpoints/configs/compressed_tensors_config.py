@@ -13,9 +13,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quire.interfaces.weight_codes import E2M1, E4M3, INTEGERS, WeightCodes
+from quire.interfaces.weight_codes import (
+    ATTENTION,
+    E2M1,
+    E4M3,
+    HEAD,
+    INTEGERS,
+    MLP,
+    WeightCodes,
+)
 from quire.layers.config_values import ConfigValues
 from quire_quantizations.checkpoints.configs.fp8_config import Block, block_of
+from quire_quantizations.checkpoints.configs.layer_names import spellings_of
 from quire_quantizations.checkpoints.configs.values import group_size_of, refused, values_of
 
 METHOD = "compressed-tensors"
@@ -29,7 +38,6 @@ STRATEGIES = (TENSOR, CHANNEL, BLOCK, *GROUPS)
 INTEGER_BITS, FLOATS = range(2, 9), {4: E2M1, 8: E4M3}
 ORDERS = {"group": True, "dynamic": True, "weight": False, "static": False}  # by actorder
 PATTERN, LINEAR = "re:", "Linear"
-HEAD = "lm_head"
 NO_TARGET = 3  # rank of a group that does not have the layer
 
 Shape = tuple[int, ...]
@@ -153,13 +161,24 @@ class CompressedTensorsConfig:
     @property
     def codes(self) -> tuple[WeightCodes, ...]:
         """The codes of each group of layers."""
-        likeliest = min(self.schemes, key=lambda scheme: _rank(scheme, HEAD), default=None)
-        is_ignored = any(_rank_of(target, HEAD)[0] < NO_TARGET for target in self.ignored)
-        is_target = likeliest is not None and _rank(likeliest, HEAD)[0] < NO_TARGET
+        found: dict[str, set[str]] = {scheme.name: set() for scheme in self.schemes}
+        for part in (ATTENTION, MLP, HEAD):
+            for spellings in spellings_of(part):
+                scheme = self._scheme_of(spellings)
+                if scheme is not None:
+                    found[scheme.name].add(part)
         return tuple(
-            replace(one.codes, in_head=is_target and not is_ignored and one is likeliest)
-            for one in self.schemes
+            replace(scheme.codes, parts=frozenset(found[scheme.name])) for scheme in self.schemes
         )
+
+    def _scheme_of(self, spellings: tuple[str, ...]) -> Scheme | None:
+        """Return the likeliest scheme of a layer with one of these names; None: it has none."""
+        names = [(target, name) for target in self.ignored for name in spellings]
+        if any(_rank_of(target, name)[0] < NO_TARGET for target, name in names):
+            return None
+        ranked = [(_rank(one, name), one) for one in self.schemes for name in spellings]
+        rank, scheme = min(ranked, key=lambda each: each[0], default=((NO_TARGET, ""), None))
+        return scheme if rank[0] < NO_TARGET else None
 
     def __str__(self) -> str:
         return " or ".join(map(str, self.schemes)) or "config_groups, which have no weights"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quire.interfaces.weight_codes import INTEGERS, WeightCodes
+from quire.interfaces.weight_codes import HEAD, IN_LAYERS, INTEGERS, WeightCodes
 from quire.layers.config_values import ConfigValues
+from quire_quantizations.checkpoints.configs.layer_names import spellings_of
 from quire_quantizations.checkpoints.configs.values import group_size_of, refused, values_of
 
 LESS_ONE, AS_THEY_ARE = "gptq", "gptq_v2"  # values of checkpoint_format
@@ -72,23 +73,39 @@ class GPTQConfig:
 
     def option(self, module: str, key: str, default: Any) -> Any:
         """Return an option of one layer, which `dynamic` may set."""
-        for pattern, options in self.dynamic.items():
-            if re.match(pattern.removeprefix(EXCLUDED).removeprefix(INCLUDED), module):
-                return options.get(key, default) if isinstance(options, Mapping) else default
-        return default
+        _, options = self._dynamic_of(module)
+        return options.get(key, default)
 
     @property
     def codes(self) -> tuple[WeightCodes, ...]:
-        """The codes of most layers, and of those for which `dynamic` has other bits."""
-        options = [one for one in self.dynamic.values() if isinstance(one, Mapping)]
-        others = {one["bits"] for one in options if one.get("bits") in BITS}
-        return tuple(
-            WeightCodes(
-                INTEGERS, bits, self.group_size, has_offsets=self.is_symmetric is False,
-                in_head=self.has_head and bits == self.bits,
-            )
-            for bits in {self.bits} | others
-        )  # fmt: skip
+        """The codes of each part of the model, as `dynamic` has them."""
+        found: dict[WeightCodes, set[str]] = {}
+        for part in (*sorted(IN_LAYERS), *([HEAD] if self.has_head else [])):
+            for spellings in spellings_of(part):
+                if (codes := self._codes_of(spellings)) is not None:
+                    found.setdefault(codes, set()).add(part)
+        return tuple(replace(codes, parts=frozenset(parts)) for codes, parts in found.items())
+
+    def _codes_of(self, spellings: tuple[str, ...]) -> WeightCodes | None:
+        """Return the codes of a layer with one of these names; None: it is not quantized."""
+        matches = [self._dynamic_of(name) for name in spellings]
+        pattern, options = next((match for match in matches if match[0]), ("", {}))
+        if pattern.startswith(EXCLUDED):
+            return None
+        bits, size = options.get("bits"), options.get("group_size")
+        return WeightCodes(
+            INTEGERS,
+            bits if bits in BITS else self.bits,
+            size if type(size) is int and size > 0 else self.group_size,
+            has_offsets=options.get("sym", self.is_symmetric) is False,
+        )
+
+    def _dynamic_of(self, module: str) -> tuple[str, Mapping[str, Any]]:
+        """Return the first pattern of `dynamic` that a layer matches, and its options."""
+        for pattern, options in self.dynamic.items():
+            if re.match(pattern.removeprefix(EXCLUDED).removeprefix(INCLUDED), module):
+                return pattern, options if isinstance(options, Mapping) else {}
+        return "", {}
 
 
 def describe(config: Mapping[str, Any]) -> tuple[WeightCodes, ...]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from quire.interfaces.weight_codes import E2M1, WeightCodes
+from quire.interfaces.weight_codes import E2M1, MLP, WeightCodes
 
 BLOCK = 32
 
@@ -11,4 +11,4 @@ BLOCK = 32
 def describe(config: Mapping[str, Any]) -> tuple[WeightCodes, ...]:
     """Return the codes of the experts."""
     del config
-    return (WeightCodes(E2M1, 4, BLOCK, experts_only=True),)
+    return (WeightCodes(E2M1, 4, BLOCK, parts=frozenset({MLP})),)
