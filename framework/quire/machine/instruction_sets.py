@@ -8,7 +8,7 @@ imported.
 import os
 import platform
 import subprocess
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,7 @@ VARIABLE = "QUIRE_CPU_ISA"
 CPU_INFO = Path("/proc/cpuinfo")
 MAC_SYSCTL = "/usr/sbin/sysctl"
 MAC_KEYS = ("machdep.cpu.features", "machdep.cpu.leaf7_features")
+MAC_ARM_KEYS = {"asimddp": "hw.optional.arm.FEAT_DotProd"}  # by flag; their value is 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,13 @@ def _missing_flags(known: InstructionSet, flags: Set[str]) -> str:
 
 @cache
 def _mac_flags(sysctl: str) -> frozenset[str]:
-    """Return the flags from sysctl; a Mac with an Arm processor has none and needs none."""
-    command = (sysctl, "-n", *MAC_KEYS)
-    output = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout
-    return frozenset(output.lower().split())
+    """Return the flags from sysctl, which prints nothing for keys of other processors."""
+    listed = _value_on_mac(sysctl, MAC_KEYS).lower().split()
+    arm = (flag for flag, key in MAC_ARM_KEYS.items() if _value_on_mac(sysctl, (key,)) == "1")
+    return frozenset(listed).union(arm)
+
+
+def _value_on_mac(sysctl: str, keys: Sequence[str]) -> str:
+    command = (sysctl, "-n", *keys)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    return done.stdout.strip()

@@ -115,6 +115,19 @@ def test_a_mac_is_asked_in_its_own_way(monkeypatch, tmp_path):
     assert choose(cpu_flags(), "x86_64").name == "avx2"
 
 
+@pytest.mark.parametrize(("value", "flags"), [("1", {"asimddp"}), ("0", set()), ("", set())])
+def test_a_mac_with_an_arm_processor_says_whether_it_has_dot_products(
+    monkeypatch, tmp_path, value, flags
+):
+    sysctl = tmp_path / f"sysctl{value}"
+    sysctl.write_text(f'#!/bin/sh\n[ "$2" = hw.optional.arm.FEAT_DotProd ] && echo {value}\n')
+    sysctl.chmod(0o755)
+    monkeypatch.setattr(instruction_sets, "MAC_SYSCTL", str(sysctl))
+    monkeypatch.setattr(instruction_sets.platform, "system", lambda: "Darwin")
+    assert cpu_flags() == flags
+    assert choose(cpu_flags(), "arm64").name == "neon"
+
+
 def test_without_cpu_info_no_flags_are_assumed(monkeypatch, tmp_path):
     monkeypatch.setattr(instruction_sets, "CPU_INFO", tmp_path / "none")
     assert cpu_flags() == frozenset()
