@@ -3,17 +3,22 @@
 import subprocess
 import sys
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from quire.compose.checkpoint import Checkpoint
 from quire.compose.compose import compose
 from quire.compose.sizes.weight_bytes import weight_bytes
 from quire.config import Settings
 from quire.errors import QuireError
+from quire.interfaces.weight_codes import WeightCodes
 from quire.machine.machine import Machine
 from quire.plugins.loading import load_plugins
 
+REGISTRY = load_plugins().registries.quantizations
 MACHINE = Machine(frozenset({"avx2"}), has_cuda=False, native_unavailable_reason=None)
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 320, "hidden_size": 64,
@@ -104,11 +109,10 @@ def test_a_wrong_option_is_named_before_anything_is_loaded(own, field, value):
 
 @pytest.mark.parametrize(("own", "field", "value"), CASES, ids=str)
 def test_the_reader_refuses_it_likewise(own, field, value):
-    registry = load_plugins().registries.quantizations
     with pytest.raises(QuireError) as planning:
         planned(own)
     with pytest.raises(type(planning.value)) as reading:
-        registry.load(registry.entry(own["quant_method"])).from_config(own)
+        REGISTRY.load(REGISTRY.entry(own["quant_method"])).from_config(own)
     assert str(reading.value) == str(planning.value)
 
 
@@ -139,6 +143,49 @@ def test_the_reader_refuses_it_likewise(own, field, value):
 )
 def test_options_as_libraries_write_them_are_accepted(own):
     assert planned(own).checkpoint_codes is not None
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+FORMATS = (GPTQ, AWQ, ROUND, BNB, FP8, compressed(), {"quant_method": "mxfp4", "fmt": ""})
+OTHER_KEYS = (
+    "dynamic", "checkpoint_format", "lm_head", "pack_dtype", "ignore", "kv_cache_scheme",
+    "transform_config", "sparsity_config", "modules_to_not_convert",
+)  # fmt: skip
+
+
+@st.composite
+def any_config(draw):
+    """A config in which some fields, of groups too, are any JSON."""
+    config = dict(draw(st.sampled_from(FORMATS)))
+    keys = st.sampled_from((*list(config)[1:], *OTHER_KEYS))
+    config |= draw(st.dictionaries(keys, JSON, max_size=3))
+    if config["quant_method"] == METHOD and draw(st.booleans()):
+        inner = draw(
+            st.dictionaries(st.sampled_from((*WEIGHTS, "actorder", "block_structure")), JSON)
+        )
+        group = {"weights": WEIGHTS | inner, "targets": draw(JSON), "input_activations": draw(JSON)}
+        config["config_groups"] = {draw(st.text(max_size=3)): group}
+    return config
+
+
+@given(any_config())
+@settings(max_examples=300, deadline=None)
+def test_no_config_ends_in_an_error_of_another_kind(own):
+    describe = resolve_name(REGISTRY.entry(own["quant_method"]).capabilities.describe)
+    try:
+        described = describe(own)
+    except QuireError as error:
+        described = str(error)
+    if isinstance(described, str):
+        assert "in config.json" in described
+    else:
+        assert all(isinstance(codes, WeightCodes) for codes in described)
 
 
 def test_plans_of_all_formats_need_no_torch():
