@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from family_cases import FULL, SLIDING, YARN, longrope, partial
+from family_cases import FULL, GEMMA4_SMALL, SLIDING, YARN, longrope, partial
 from family_checkpoints import FamilyCase, write_family
 from gguf_checkpoints import plain, rotary_pairs
 from gguf_files import write_gguf
@@ -218,6 +218,21 @@ def choice_bias(name: str, tensor: Tensor) -> Named:
         yield name, tensor
 
 
+def gemma4_tensors(name: str, tensor: Tensor) -> Named:
+    """Write factors of the router under their own names, and which wavelengths are rotated."""
+    layer = name.split(".")[2] if name.startswith("model.layers.") else ""
+    if name.endswith("router.scale"):
+        yield f"blk.{layer}.ffn_gate_inp.scale", tensor
+    elif name.endswith("per_expert_scale"):
+        yield f"blk.{layer}.ffn_down_exps.scale", tensor
+    elif name.endswith("layer_scalar") or ".experts." in name:
+        yield f"{name}.weight", tensor
+    elif name != "lm_head.weight":
+        yield name, tensor
+    if name == "model.embed_tokens.weight":
+        yield "rope_freqs.weight", torch.tensor([1.0] * 4 + [1e30] * 12)
+
+
 def phi3_factors(name: str, tensor: Tensor) -> Named:
     """Write the factors of wavelengths beside the embedding."""
     yield name, tensor
@@ -251,6 +266,17 @@ SIGMOID = {
 }
 WINDOW = {"attention.sliding_window": 9}
 DOTS1 = SIGMOID | {"n_shared_experts": 2, "sliding_window": None, "num_key_value_heads": 4}
+GEMMA4 = {"head_dim": 16, "global_head_dim": 32, "sliding_window": 9}
+GEMMA4_KEYS = WINDOW | {
+    "attention.key_length": 32,
+    "attention.value_length": 32,
+    "attention.key_length_swa": 16,
+    "attention.value_length_swa": 16,
+    "rope.freq_base": 1_000_000.0,
+    "rope.freq_base_swa": 10_000.0,
+    "rope.dimension_count": 32,
+    "rope.dimension_count_swa": 16,
+}
 IMAGES = {"rope.dimension_sections": [4, 2, 2, 0], "n_deepstack_layers": 3}
 
 CASES = {
@@ -380,6 +406,67 @@ CASES = {
         WINDOW,
         shift=1.0,
         change=without_head,
+    ),
+    "gemma4": GgufCase(
+        "gemma4",
+        FamilyCase(
+            "gemma4_text",
+            GEMMA4
+            | {
+                "hidden_size_per_layer_input": 0,
+                "num_kv_shared_layers": 0,
+                "layer_types": [SLIDING, FULL] * 2,
+                "final_logit_softcapping": 4.0,
+            },
+        ),
+        GEMMA4_KEYS
+        | {
+            "embedding_length_per_layer_input": 0,
+            "attention.shared_kv_layers": 0,
+            "attention.sliding_window_pattern": [True, False] * 2,
+        },
+        change=gemma4_tensors,
+    ),
+    "gemma4 small": GgufCase(
+        "gemma4",
+        FamilyCase("gemma4_text", GEMMA4_SMALL),
+        GEMMA4_KEYS
+        | {
+            "embedding_length_per_layer_input": 16,
+            "attention.shared_kv_layers": 4,
+            "attention.sliding_window_pattern": [
+                each == SLIDING for each in GEMMA4_SMALL["layer_types"]
+            ],
+            "feed_forward_length": [96] * 4 + [192] * 4,
+        },
+        change=gemma4_tensors,
+    ),
+    "gemma4 experts": GgufCase(
+        "gemma4",
+        FamilyCase(
+            "gemma4_text",
+            GEMMA4
+            | {
+                "hidden_size_per_layer_input": 0,
+                "num_kv_shared_layers": 0,
+                "num_global_key_value_heads": 1,
+                "attention_k_eq_v": True,
+                "layer_types": [FULL, SLIDING, SLIDING, FULL],
+                "enable_moe_block": True,
+                "num_experts": 4,
+                "top_k_experts": 2,
+                "moe_intermediate_size": 48,
+            },
+        ),
+        GEMMA4_KEYS
+        | {
+            "embedding_length_per_layer_input": 0,
+            "attention.shared_kv_layers": 0,
+            "attention.sliding_window_pattern": [False, True, True, False],
+            "attention.head_count_kv": [1, 2, 2, 1],
+            "expert_used_count": 2,
+        },
+        change=gemma4_tensors,
     ),
     "phi3": GgufCase(
         "phi3",

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any
 
-from quire.compose.gguf.families import FAMILIES, WINDOW, Family, Key
+from quire.compose.gguf.families import FAMILIES, KV_HEADS, WIDTH, WINDOW, Family, Key
 from quire.compose.gguf.header import GgufTensor, StoredArray
 from quire.compose.gguf.model_values import ModelValues
-from quire.compose.gguf.rope_values import SCALING_KEYS, rope_scaling
+from quire.compose.gguf.rope_values import OWN_ROPE_KEYS, SCALING_KEYS, rope_scaling
 from quire.compose.gguf.split_files import GgufFiles
 from quire.errors import CheckpointCorruptError, UnsupportedModelError
 
@@ -27,13 +27,11 @@ HEADS, NUM_LAYERS, DRAFT_LAYERS = "attention.head_count", "block_count", "nextn_
 SIZES = {
     NUM_LAYERS: "num_hidden_layers",
     "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
+    WIDTH: "intermediate_size",
     HEADS: "num_attention_heads",
     "context_length": "max_position_embeddings",
 }
-KV_HEADS, HEAD_SIZE, VALUE_SIZE = (
-    "attention.head_count_kv", "attention.key_length", "attention.value_length",
-)  # fmt: skip
+HEAD_SIZE, VALUE_SIZE = "attention.key_length", "attention.value_length"
 THETA, ROTATED, PATTERN = (
     "rope.freq_base", "rope.dimension_count", "attention.sliding_window_pattern",
 )  # fmt: skip
@@ -120,7 +118,7 @@ class _Reader:
             "model_type": family.model_type,
             "hidden_act": "silu",
             **sizes,
-            "num_key_value_heads": values.count(KV_HEADS, sizes["num_attention_heads"]),
+            "num_key_value_heads": self._count(KV_HEADS, sizes["num_attention_heads"]),
             "head_dim": head_dim,
             "vocab_size": self._vocab_size(),
             family.epsilon.name: values.number(family.epsilon.key),
@@ -135,7 +133,7 @@ class _Reader:
         }
         if family.is_partly_rotated:
             config["partial_rotary_factor"] = rotary_dim / head_dim
-        return {**config, **family.derive(config)}
+        return {**config, **family.derive(config, values)}
 
     def _check_known(self) -> None:
         """Check that the metadata sets nothing of the model that is not read."""
@@ -144,6 +142,7 @@ class _Reader:
         known |= {KV_HEADS, HEAD_SIZE, VALUE_SIZE, THETA, ROTATED}
         known |= {*family.ignored, *family.rope_keys}
         known |= {WINDOW, PATTERN} if family.window_period else set()
+        known |= OWN_ROPE_KEYS if family.has_own_ropes else set()
         usual, prefix = {**USUAL, **family.usual}, values.key("")
         unknown = [
             whole
@@ -161,7 +160,7 @@ class _Reader:
     def _sizes(self) -> dict[str, int]:
         """Return the sizes that all families have, without layers that only predict drafts."""
         values = self._values
-        sizes = {ours: values.count(key) for key, ours in SIZES.items()}
+        sizes = {ours: self._count(key) for key, ours in SIZES.items()}
         num_layers, num_tensors = sizes["num_hidden_layers"], len(values.files.tensors)
         if num_layers > num_tensors:  # before anything is made for each of them
             raise CheckpointCorruptError(
@@ -174,6 +173,11 @@ class _Reader:
                 raise values.wrong(DRAFT_LAYERS, num_drafts, f"less than the {num_layers} layers")
             sizes["num_hidden_layers"] -= num_drafts
         return sizes
+
+    def _count(self, key: str, default: int | None = None) -> int:
+        """Return a whole number from 1, or the first of those of the layers."""
+        numbers = self._values.by_layer(key) if key in self._family.by_layer else None
+        return self._values.count(key, default) if numbers is None else numbers[0]
 
     def _rotary_dim(self, head_dim: int) -> int:
         """Return the number of elements of a head that are rotated.

@@ -44,6 +44,18 @@ class ModelValues:
             raise self.wrong(key, found, "a whole number from 1")
         return found
 
+    def by_layer(self, key: str) -> list[int] | None:
+        """Return the whole numbers from 1 of all layers; None: there is one, or none."""
+        found = self.get(key)
+        if not isinstance(found, StoredArray):
+            return None
+        numbers = found.read()
+        if len(numbers) < self.count("block_count") or not all(
+            type(number) is int and number > 0 for number in numbers
+        ):
+            raise self.wrong(key, found, "a whole number from 1, or one for each layer")
+        return numbers
+
     def whole(self, key: str, default: int | None = None) -> int:
         """Return a whole number from 0."""
         found = self._get(key, default)

@@ -23,6 +23,12 @@ YARN = {
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
+THETA, WINDOW_THETA = "rope.freq_base", "rope.freq_base_swa"
+WINDOW_ROTATED, WINDOW_HEAD_SIZE, WINDOW_VALUE_SIZE = (
+    "rope.dimension_count_swa", "attention.key_length_swa", "attention.value_length_swa",
+)  # fmt: skip
+OWN_ROPE_KEYS = frozenset({WINDOW_THETA, WINDOW_ROTATED, WINDOW_VALUE_SIZE})
+NEVER = 1e30  # factor of wavelengths that are not rotated
 SCALING_KEYS = frozenset({SCALING, FACTOR, ORIGINAL, *YARN})
 
 
@@ -42,6 +48,8 @@ def rope_scaling(
         CheckpointCorruptError: A value is missing or wrong.
     """
     kind = values.get(SCALING) or "none"
+    if family.has_own_ropes:
+        return {"rope_parameters": _own_ropes(values, kind, rotary_dim)}
     if values.has_tensor(ROPE_FACTORS):
         factors = _factors(values, ROPE_FACTORS, kind, rotary_dim)
         return {"rope_scaling": _by_wavelength(factors, factors, max_len, 1.0)}
@@ -76,6 +84,33 @@ def _long_and_short(values: ModelValues, kind: str, rotary_dim: int) -> Mapping[
     return {
         "rope_scaling": _by_wavelength(short, long, original, factor),
         "original_max_position_embeddings": original,
+    }
+
+
+def _own_ropes(values: ModelValues, kind: str, rotary_dim: int) -> Mapping[str, Any]:
+    """Return the embeddings of full layers, which rotate the short wavelengths, and of others."""
+    factors = _factors(values, ROPE_FACTORS, kind, rotary_dim)
+    num_rotated = factors.count(1.0)
+    if factors != [1.0] * num_rotated + [factors[-1]] * (len(factors) - num_rotated) or (
+        0 < num_rotated < len(factors) and factors[-1] < NEVER / 10
+    ):
+        raise UnsupportedModelError(
+            f"tensor {ROPE_FACTORS} in {values.where} must be ones, and {NEVER:g} behind them"
+        )
+    head_dim = values.count(WINDOW_HEAD_SIZE)
+    for key in (WINDOW_ROTATED, WINDOW_VALUE_SIZE):
+        if values.count(key, head_dim) != head_dim:
+            raise values.wrong(key, values.get(key), f"{head_dim}, as {WINDOW_HEAD_SIZE}")
+    return {
+        "full_attention": {
+            "rope_type": "proportional",
+            "rope_theta": values.number(THETA),
+            "partial_rotary_factor": num_rotated / len(factors),
+        },
+        "sliding_attention": {
+            "rope_type": "default",
+            "rope_theta": values.number(WINDOW_THETA, 10_000.0),
+        },
     }
 
 

@@ -3,13 +3,14 @@
 `gpt2` is byte-level BPE with its merges in order. `llama` is SentencePiece's BPE: a pair is merged
 if the whole is a token, that of the highest score first, and characters without a token are bytes.
 Its pairs are written as merges in the order of their scores, which is what transformers does when
-it converts a `tokenizer.model`, so ids are those of the original tokenizer.json.
+it converts a `tokenizer.model`, so ids are those of the original tokenizer.json. `gemma4` is the
+same with its merges in order.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from quire.compose.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
@@ -38,23 +39,23 @@ def tokenizer_json(vocabulary: GgufVocabulary) -> str:
     if vocabulary.model == "gpt2":
         return json.dumps(_byte_level(vocabulary), ensure_ascii=False)
     if vocabulary.model == "llama":
-        return json.dumps(_sentence_piece(vocabulary), ensure_ascii=False)
+        return json.dumps(_sentence_piece(vocabulary, scored_merges), ensure_ascii=False)
+    if vocabulary.model == "gemma4":
+        return json.dumps(_sentence_piece(vocabulary, _merges), ensure_ascii=False)
     raise UnsupportedModelError(
         f"{str(vocabulary.file)!r} has a tokenizer of the kind {vocabulary.model!r:.40}; quire "
-        f"reads gpt2 and llama of GGUF files; {OTHER_TOKENIZER}"
+        f"reads gpt2, llama and gemma4 of GGUF files; {OTHER_TOKENIZER}"
     )
 
 
 def adds_bos(vocabulary: GgufVocabulary) -> bool:
     """Return whether a text begins with the begin-of-text token."""
     pre = PRE_TOKENIZERS.get(vocabulary.values.get("pre", ""), PreTokenizer())
-    return vocabulary.flag("add_bos_token", vocabulary.model == "llama" or pre.adds_bos)
+    return vocabulary.flag("add_bos_token", vocabulary.model in ("llama", "gemma4") or pre.adds_bos)
 
 
 def _byte_level(vocabulary: GgufVocabulary) -> dict[str, Any]:
     pre = _pre_tokenizer(vocabulary)
-    merges = vocabulary.array("merges", str)
-    _check_pairs(vocabulary, merges)
     return {
         **_common(vocabulary),
         "normalizer": {"type": pre.normalizer} if pre.normalizer else None,
@@ -65,11 +66,20 @@ def _byte_level(vocabulary: GgufVocabulary) -> dict[str, Any]:
             "trim_offsets": True,
             "use_regex": True,
         },
-        "model": _bpe(vocabulary, merges) | {"ignore_merges": pre.ignores_merges},
+        "model": _bpe(vocabulary, _merges(vocabulary)) | {"ignore_merges": pre.ignores_merges},
     }
 
 
-def _sentence_piece(vocabulary: GgufVocabulary) -> dict[str, Any]:
+def _merges(vocabulary: GgufVocabulary) -> list[str]:
+    """Return the merges that the file lists, in their order."""
+    merges = vocabulary.array("merges", str)
+    _check_pairs(vocabulary, merges)
+    return merges
+
+
+def _sentence_piece(
+    vocabulary: GgufVocabulary, merges: Callable[[GgufVocabulary], Sequence[object]]
+) -> dict[str, Any]:
     has_prefix = vocabulary.flag("add_space_prefix", True)
     blanks = {"type": "Replace", "pattern": {"String": " "}, "content": BLANK}
     prefix = [{"type": "Prepend", "prepend": BLANK}] if has_prefix else []
@@ -87,7 +97,7 @@ def _sentence_piece(vocabulary: GgufVocabulary) -> dict[str, Any]:
         "normalizer": {"type": "Sequence", "normalizers": [*prefix, blanks]},
         "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": _bpe(vocabulary, scored_merges(vocabulary)) | fallback | {"unk_token": unknown},
+        "model": _bpe(vocabulary, merges(vocabulary)) | fallback | {"unk_token": unknown},
     }
 
 

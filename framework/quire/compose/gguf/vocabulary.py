@@ -23,7 +23,8 @@ ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # Control tokens that end a turn, by their texts: most files name only one of them by its id.
 END_TEXTS = frozenset(
     {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>",
-     "<|end_of_text|>", "<EOT>", "<end_of_utterance>", "<｜end▁of▁sentence｜>"}  # noqa: RUF001
+     "<|end_of_text|>", "<EOT>", "<end_of_utterance>", "<turn|>", "<|return|>",
+     "<|call|>", "<｜end▁of▁sentence｜>"}  # noqa: RUF001
 )  # fmt: skip
 LLAMA_IDS = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}  # where no ids are given
 

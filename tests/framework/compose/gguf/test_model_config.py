@@ -148,7 +148,7 @@ def test_linear_and_yarn_scaling_are_read(config):
         config(TENSORS | FACTORS, **linear)
 
 
-@pytest.mark.parametrize("architecture", ["gemma4", "deepseek2", "mamba", "", 7])
+@pytest.mark.parametrize("architecture", ["gemma3n", "deepseek2", "mamba", "", 7])
 def test_another_architecture_is_refused_with_those_that_are_read(config, architecture):
     with pytest.raises(UnsupportedModelError) as caught:
         config(general__architecture=architecture)
@@ -253,6 +253,61 @@ def test_only_the_largest_gemma_scales_scores_by_the_hidden_size(config):
     assert config(**named("gemma2"), **GEMMA2)["query_pre_attn_scalar"] == 16
     found = config(tensors, **(named("gemma2") | largest), **GEMMA2)
     assert found["query_pre_attn_scalar"] == 32
+
+
+GEMMA4 = {
+    "gemma4.attention.key_length": 16,
+    "gemma4.attention.value_length": 16,
+    "gemma4.attention.key_length_swa": 8,
+    "gemma4.attention.sliding_window": 4,
+    "gemma4.attention.sliding_window_pattern": [True, False],
+    "gemma4.attention.shared_kv_layers": 0,
+    "gemma4.embedding_length_per_layer_input": 0,
+}
+ROTATED = {"rope_freqs.weight": np.array([1.0, 1.0, 1e30, 1e30, 1e30, 1e30, 1e30, 1e30])}
+
+
+def test_layers_of_gemma_4_differ(config):
+    found = config(
+        TENSORS | ROTATED | {"blk.1.attn_v.weight": np.zeros((16, 64))},
+        **named("gemma4")
+        | GEMMA4
+        | {"gemma4.attention.head_count_kv": [4, 2], "gemma4.rope.freq_base_swa": 100.0},
+    )
+    assert (found["head_dim"], found["global_head_dim"]) == (8, 16)
+    assert (found["num_key_value_heads"], found["num_global_key_value_heads"]) == (4, 2)
+    assert (found["attention_k_eq_v"], found["enable_moe_block"]) == (False, False)
+    assert found["rope_parameters"] == {
+        "full_attention": {
+            "rope_type": "proportional", "rope_theta": 500000.0, "partial_rotary_factor": 0.25,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"feed_forward_length": [96]}, "must be a whole number from 1, or one for each layer"),
+        ({"feed_forward_length": [96, -1]}, "must be a whole number from 1, or one for each"),
+        ({"feed_forward_length": [96, 100]}, "must be equal, or twice in the last 0 layers"),
+        ({"attention.value_length_swa": 16}, "must be 8, as attention.key_length_swa"),
+        ({"rope.dimension_count_swa": 4}, "must be 8, as attention.key_length_swa"),
+        ({"attention.key_length_swa": None}, "lacks gemma4.attention.key_length_swa"),
+    ],
+)
+def test_layers_of_gemma_4_that_contradict_each_other_are_named(config, changes, message):
+    changes = {f"gemma4.{key}": value for key, value in changes.items()}
+    with pytest.raises(CheckpointCorruptError, match=message):
+        config(TENSORS | ROTATED, **named("gemma4") | GEMMA4 | changes)
+
+
+@pytest.mark.parametrize("factors", [[1.0, 2.0] * 4, [1.0] * 4 + [3.0] * 4])
+def test_factors_of_gemma_4_mark_what_is_rotated(config, factors):
+    with pytest.raises(
+        UnsupportedModelError, match=r"rope_freqs\.weight in .* must be ones, and 1e"
+    ):
+        config(TENSORS | {"rope_freqs.weight": np.array(factors)}, **named("gemma4") | GEMMA4)
 
 
 def test_a_part_of_a_head_is_rotated_in_families_that_have_it(config):

@@ -237,6 +237,39 @@ def test_sentence_piece_ids_are_those_of_its_algorithm(tmp_path_factory, has_pre
     same()
 
 
+def gemma4_metadata():
+    """The same vocabulary with the merges that its scores stand for, in their order."""
+    scores = {token: score for token, kind, score in scored_vocabulary() if kind == NORMAL}
+    found = [
+        (-score, end, f"{token[:end]} {token[end:]}")
+        for token, score in scores.items()
+        for end in range(1, len(token))
+        if token[:end] in scores and token[end:] in scores
+    ]
+    merges = [merge for *_, merge in sorted(found, key=lambda each: (each[0], -each[1]))]
+    metadata = sentence_piece_metadata(model="gemma4", merges=merges, add_space_prefix=False)
+    return metadata | {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2}
+
+
+def test_pieces_of_gemma_4_are_merged_in_the_order_of_the_file(tmp_path_factory):
+    ours = loaded(tmp_path_factory.mktemp("gguf") / "model.gguf", gemma4_metadata())
+
+    @settings(max_examples=300, deadline=None)
+    @given(text=LETTERS)
+    def same(text):
+        ids = ours.encode(text, add_special_tokens=False)
+        assert ids == sentence_piece_ids(text, "")
+        assert ours.decode(ids) == text
+        assert ours.encode(text) == [1, *ids]
+
+    same()
+
+
+def test_merges_of_gemma_4_are_of_its_tokens(file):
+    with pytest.raises(CheckpointCorruptError, match="there is no token 'Q'"):
+        loaded(file, gemma4_metadata() | {"tokenizer.ggml.merges": ["a Q"]})
+
+
 def test_sentence_piece_has_its_special_tokens_without_their_ids_in_the_file(file):
     tokenizer = loaded(file, sentence_piece_metadata())
     assert tokenizer.special_tokens == {
@@ -282,7 +315,7 @@ def test_a_file_without_a_tokenizer_has_no_such_file(file):
     [
         (
             {"model": "bert"},
-            "tokenizer of the kind 'bert'; quire reads gpt2 and llama .*--tokenizer",
+            "tokenizer of the kind 'bert'; quire reads gpt2, llama and gemma4 .*--tokenizer",
         ),
         ({"pre": "kimi-k2"}, "pre-tokenizer 'kimi-k2'.*quire knows llama-bpe"),
         ({"pre": None}, "names no pre-tokenizer .*--tokenizer"),

@@ -44,7 +44,10 @@ def gguf_rules(config: Mapping[str, Any]) -> WeightRules:
     """Return the rules from llama.cpp's names to those of the layout of Hugging Face."""
     own = BY_ARCHITECTURE[config["architectures"][0]].tensors
     names = {**own, **{theirs: ours for theirs, ours in TENSORS.items() if theirs not in own}}
-    return WeightRules(WeightRule(theirs, (ours,)) for theirs, ours in names.items())
+    return WeightRules(
+        WeightRule(theirs, (ours,) if isinstance(ours, str) else ours)
+        for theirs, ours in names.items()
+    )
 
 
 def from_gguf(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, CheckpointTensor]:
@@ -89,12 +92,12 @@ class _Layout:
         self._family = BY_ARCHITECTURE[config["architectures"][0]]
         self._head_dim = config["head_dim"]
         experts = self._family.keys.get(EXPERT_COUNT)
-        self._num_experts: Any = None if experts is None else config[experts.name]
+        self._num_experts: Any = None if experts is None else config.get(experts.name)
         self._num_heads = config["num_attention_heads"]
 
     def converted(self, tensor: CheckpointTensor, match: WeightMatch) -> Iterator[CheckpointTensor]:
         """Yield a tensor under its new name, or the entries of a stack."""
-        (name,) = match.part_names()
+        name = match.part_names()[0]
         if match.rule.stack is not None:
             yield from self._unstacked(tensor, match)
         elif self._family.is_paired and match.rule.checkpoint in (QUERIES, KEYS):
@@ -133,10 +136,22 @@ class _Layout:
                 f"tensor {tensor.name} in {stored.file.name} has shape {list(tensor.shape)}, and "
                 f"must be a stack of {what}; convert the model again"
             )
-        part = replace(stored, shape=tuple(rest), num_bytes=stored.num_bytes // count)
+        num_parts = len(match.rule.parts)  # in the rows of each entry
+        num_rows = rest[0] // num_parts
+        entry = replace(stored, shape=tuple(rest), num_bytes=stored.num_bytes // count // num_parts)
         for index in range(count):
-            (name,) = match.part_names(index)
-            yield CheckpointTensor(name, part.shape, (replace(part, index=index),))
+            for part, name in enumerate(match.part_names(index)):
+                rows = partial(_rows, start=part * num_rows, stop=(part + 1) * num_rows)
+                yield CheckpointTensor(
+                    name,
+                    (num_rows, *rest[1:]),
+                    (replace(entry, index=index),),
+                    rows if num_parts > 1 else None,
+                )
+
+
+def _rows(entry: Tensor, start: int, stop: int) -> Tensor:
+    return entry[start:stop]
 
 
 def _less(weight: Tensor, offset: float) -> Tensor:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 from gguf_checkpoints import plain
-from gguf_families import CASES, write_case
-from gguf_files import Blocks
+from gguf_families import CASES, metadata_of, tensors_of, write_case
+from gguf_files import Blocks, write_gguf
 from model_parts import make_model, random_tokens
 
 from quire.compose.gguf.families import ROWS
@@ -47,6 +47,36 @@ def test_logits_equal_those_of_transformers(tmp_path, name):
     )
 
 
+def one_by_one(name, stack):
+    """The experts as files had them until 2024."""
+    stem = name.removesuffix("_exps.weight")
+    return {f"{stem}.{i}.weight": matrix for i, matrix in enumerate(stack)}
+
+
+def gate_and_up_in_one(tensors):
+    """The experts with their inputs in one tensor."""
+    for name in [name for name in tensors if "gate_exps" in name]:
+        up = tensors.pop(name.replace("gate_exps", "up_exps"))
+        fused = np.concatenate([tensors.pop(name), up], 1)
+        tensors[name.replace("gate_exps", "gate_up_exps")] = fused
+    return tensors
+
+
+def test_experts_may_be_stored_one_by_one_or_fused(tmp_path):
+    file, written = write_case(tmp_path, CASES["mixtral"])
+    metadata = metadata_of(CASES["mixtral"], written.config)
+    tensors = tensors_of(CASES["mixtral"], written)
+    old = {}
+    for name, tensor in tensors.items():
+        old |= one_by_one(name, tensor) if "_exps" in name else {name: tensor}
+    tokens = random_tokens(20)
+    expected = logits_of(loaded(file), tokens)
+    for other in (old, gate_and_up_in_one(tensors)):
+        assert len(other) != len(read_files(file).tensors)
+        changed = write_gguf(tmp_path / "other.gguf", metadata, other)
+        assert torch.equal(logits_of(loaded(changed), tokens), expected)
+
+
 def rounded(tensor):
     """Scales and codes of blocks of eight bits."""
     groups = tensor.float().numpy().reshape(-1, 32)
@@ -72,7 +102,9 @@ def numbers(name, tensor):
     return (scales.astype(np.float32) * codes).reshape(tensor.shape)
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen2moe", "gemma3", "phi3", "gpt-oss", "granitemoe"])
+@pytest.mark.parametrize(
+    "name", ["mixtral", "qwen2moe", "gemma3", "phi3", "gpt-oss", "gemma4 experts"]
+)
 def test_blocks_are_the_numbers_that_they_stand_for(tmp_path, name):
     narrow, _ = write_case(tmp_path / "narrow", CASES[name], store=blocks)
     wide, _ = write_case(tmp_path / "wide", CASES[name], store=numbers)
