@@ -58,7 +58,7 @@ class QuantizationCapabilities:
         bits_of_codes: For a method with `stores_quantized`: import string of a torch-free function
             of `WeightCodes`, or None for a weight that is not quantized, and of the checkpoint's
             dtype. It returns the bits of a weight, scales included, or None: as in the compute
-            dtype. None: estimates use `weight_bits` and `head_bits`.
+            dtype. Without it, estimates use `weight_bits` and `head_bits`.
         group_size_key: Key of a checkpoint's `quantization_config` with the number of inputs that
             share a scale; the inputs of a tensor-parallel shard must be a multiple of it. None: a
             shard may have any number of inputs.

@@ -15,12 +15,15 @@ SMALLEST_GROUP = 16  # of Triton kernels
 TABLES = {NF4: (NARROW, formats.NF4), E2M1: (NARROW, formats.E2M1), E4M3: (WIDE, formats.E4M3)}
 
 
-def bits_of_codes(codes: WeightCodes | None, dtype: str) -> float:
+def bits_of_codes(codes: WeightCodes | None, dtype: str) -> float | None:
     """Return the bits of a weight that the method `codes` stores.
 
     Args:
         codes: Codes of the checkpoint; None: an ordinary weight.
         dtype: Dtype of the checkpoint's ordinary weights.
+
+    Returns:
+        The bits; None: those of the compute dtype, because no format keeps the codes.
     """
     if codes is None:
         return FLOAT_BITS if dtype == "float32" else HALF_BITS
@@ -28,7 +31,7 @@ def bits_of_codes(codes: WeightCodes | None, dtype: str) -> float:
         fits = codes.group_size is None or codes.group_size % one.group_size == 0
         if fits and (one.has_offsets or not codes.has_offsets):
             return code_bits + FLOAT_BITS * (1 + one.has_offsets) / one.group_size
-    return FLOAT_BITS
+    return None
 
 
 def bits_of_triton_codes(codes: WeightCodes | None, dtype: str) -> float | None:

@@ -51,9 +51,9 @@ SIZES = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 1}
 TOLERANCE = 0.02
 
 
-def block_fp8(weight: Tensor) -> QuantizedLayer:
-    codes, scale = weight.to(torch.float8_e4m3fn), torch.ones(-(-len(weight) // 128), 1)
-    scale = scale.repeat(1, -(-weight.shape[1] // 128))
+def block_fp8(weight: Tensor, size: int = 128) -> QuantizedLayer:
+    codes = weight.to(torch.float8_e4m3fn)
+    scale = torch.ones([-(-count // size) for count in weight.shape])
     return QuantizedLayer({"weight": codes, "weight_scale_inv": scale}, codes.float())
 
 
@@ -219,12 +219,22 @@ def test_experts_of_mxfp4_are_smaller_than_the_attention_beside_them(tmp_path):
     assert estimated == pytest.approx(held, rel=2 * TOLERANCE)
 
 
-def test_a_weight_that_no_format_keeps_is_dequantized_in_float32():
+@NEEDS_COMPILER
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+@pytest.mark.parametrize("stored", ["bfloat16", "float32"])
+def test_weights_that_are_dequantized_count_in_the_dtype_of_products(tmp_path, dtype, stored):
+    config = {"quant_method": "fp8", "weight_block_size": [64, 64]}
+    kind = CheckpointKind(BlockFP8, config, partial(block_fp8, size=64))
+    estimated, held = estimated_and_held(write(tmp_path, kind, stored), dtype=dtype)
+    assert estimated == pytest.approx(held, rel=TOLERANCE)
+
+
+def test_a_weight_that_no_format_keeps_is_dequantized():
     for codes in (
         WeightCodes(INTEGERS, 4, 24), WeightCodes(E2M1, 4, 16), WeightCodes("fp4", 4, 64),
         WeightCodes(E4M3, 8, 64), WeightCodes("e5m2", 8, 128),
     ):  # fmt: skip
-        assert bits_of_codes(codes, "bfloat16") == 32
+        assert bits_of_codes(codes, "bfloat16") is None
     assert bits_of_codes(WeightCodes(INTEGERS, 4, 16), "bfloat16") == 10
     assert bits_of_codes(WeightCodes(INTEGERS, 4, 16, has_offsets=True), "bfloat16") == 12
 

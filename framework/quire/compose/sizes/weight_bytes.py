@@ -104,12 +104,14 @@ def _weight_bits(composition: Composition) -> _WeightBits:
         return _WeightBits(linear, head, embedding, linear)
     bits_of = _bits_of_codes(choice.entry, method.bits_of_codes)
     dtype, codes = composition.description.checkpoint_dtype, composition.checkpoint_codes
-    ordinary = bits_of(None, dtype) or own
+    is_rounded = composition.rounds_inputs  # and dense weights with them
+    dense = BITS * DTYPE_BYTES[composition.dtype.value] if is_rounded else own
+    ordinary = min(bits_of(None, dtype) or dense, dense)
     if codes is None:
         return _WeightBits(linear, ordinary, embedding, linear)
 
     def of_part(part: str) -> float:
-        sizes = (bits_of(each, dtype) or own for each in codes if part in each.parts)
+        sizes = (bits_of(each, dtype) or dense for each in codes if part in each.parts)
         return max(sizes, default=ordinary)
 
     head = ordinary if composition.description.has_tied_head else of_part(HEAD)
