@@ -38,16 +38,16 @@ def with_weights(
         tensors: Tensors of the checkpoint.
         parts: Names of the parts.
         weights: Weights, by name.
-        method: Method that the config names, for the error.
+        method: Method whose format is read, for the error.
 
     Raises:
         CheckpointCorruptError: There are no quantized weights.
     """
     if not weights:
         raise CheckpointCorruptError(
-            f"quantization_config in config.json names {method!r}, and no tensor of the files is "
-            "quantized so; correct its quant_method, or remove quantization_config if the weights "
-            "are not quantized"
+            "no tensor of the files is quantized as quantization_config in config.json says, in "
+            f"the format of {method}; correct its quant_method, or remove quantization_config if "
+            "the weights are not quantized"
         )
     return without(tensors, parts) | dict(weights)
 
