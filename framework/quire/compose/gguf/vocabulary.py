@@ -26,6 +26,8 @@ END_TEXTS = frozenset(
      "<|end_of_text|>", "<EOT>", "<end_of_utterance>", "<turn|>", "<|return|>",
      "<|call|>", "<｜end▁of▁sentence｜>"}  # noqa: RUF001
 )  # fmt: skip
+# In the vocabulary of gpt-oss, which has these, <|end|> ends a part of a completion only.
+HARMONY_ENDS, END_OF_PART = frozenset({"<|return|>", "<|call|>"}), "<|end|>"
 LLAMA_IDS = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}  # where no ids are given
 
 
@@ -68,11 +70,14 @@ class GgufVocabulary:
     def end_ids(self) -> list[int]:
         """Return the ids of the tokens that end a completion, that of the end of a text first."""
         named = [i for i in map(self.token_id, ENDS) if i is not None]
-        by_text = (
-            i
+        ids = {
+            text: i
             for i, (text, kind) in enumerate(zip(self.tokens, self.types, strict=True))
             if kind in (CONTROL, USER_DEFINED) and text in END_TEXTS
-        )
+        }
+        if ids.keys() >= HARMONY_ENDS:
+            ids.pop(END_OF_PART, None)
+        by_text = ids.values()
         return list(dict.fromkeys([*named, *by_text]))
 
     def flag(self, key: str, default: bool) -> bool:

@@ -153,6 +153,16 @@ def test_ends_of_turns_are_found_by_id_and_by_text(file):
     assert loaded(file, metadata).eos_token_ids == (3, 5, end_id())  # the last is <|end|>
 
 
+def test_a_part_of_a_completion_of_gpt_oss_is_not_its_end(file):
+    tokens = byte_level_metadata("qwen2")["tokenizer.ggml.tokens"]
+    ours = [*tokens, "<|return|>", "<|call|>"]
+    types = [*byte_level_metadata("qwen2")["tokenizer.ggml.token_type"], CONTROL, CONTROL]
+    metadata = byte_level_metadata("qwen2", tokens=ours, token_type=types)
+    assert loaded(file, metadata).eos_token_ids == (len(tokens), len(tokens) + 1)
+    without = {"tokenizer.ggml.tokens": ours[:-1], "tokenizer.ggml.token_type": types[:-1]}
+    assert loaded(file, metadata | without).eos_token_ids == (end_id(), len(tokens))
+
+
 # SentencePiece: a vocabulary by hand, and its algorithm, one merge after the other.
 PIECES = [
     "▁",
