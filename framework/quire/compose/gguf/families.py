@@ -389,7 +389,6 @@ ROWS = (
         "phi3",
         keys={
             WINDOW: Key("sliding_window", is_optional=True),
-            "rope.scaling.attn_factor": Key("attention_factor", "number", is_optional=True),
         },
         tensors=FUSED_GATE_UP | {f"{BLOCK}.attn_qkv": f"{LAYER}.self_attn.qkv_proj"},
         is_partly_rotated=True,
@@ -402,7 +401,6 @@ ROWS = (
         | {
             EXPERT_COUNT: Key("num_local_experts"),
             WINDOW: Key("sliding_window", is_optional=True),
-            "rope.scaling.attn_factor": Key("attention_factor", "number", is_optional=True),
         },
         flags={"attention_bias": QUERY_BIAS, "lm_head_bias": HEAD_BIAS},
     ),

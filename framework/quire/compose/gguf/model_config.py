@@ -43,9 +43,13 @@ NAMES = SIZES | {
     WINDOW: "sliding_window",
     PATTERN: "layer_types",
 }
-USUAL = {"attention.causal": True}  # values of switches that change nothing, where not zero
+USUAL = {  # values that change nothing, where not zero
+    "attention.causal": True,
+    "rope.scaling.yarn_ext_factor": 1.0,
+}
 NO_EFFECT = frozenset(
     {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "pooling_type"}
+    | {"attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"}  # of the other norm
 )
 OTHER_LAYOUT = "use the model's files in the layout of Hugging Face"
 KINDS = {  # of general.type, and what they are

@@ -22,6 +22,8 @@ SCALING, FACTOR, ORIGINAL, ATTENTION_FACTOR = (
 YARN = {
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
+    "rope.scaling.yarn_attn_factor": "attention_factor",
+    ATTENTION_FACTOR: "attention_factor",
 }
 THETA, WINDOW_THETA = "rope.freq_base", "rope.freq_base_swa"
 WINDOW_ROTATED, WINDOW_HEAD_SIZE, WINDOW_VALUE_SIZE = (
@@ -55,6 +57,11 @@ def rope_scaling(
         return {"rope_scaling": _by_wavelength(factors, factors, max_len, 1.0)}
     if values.has_tensor(SHORT_FACTORS) or values.has_tensor(LONG_FACTORS):
         return _long_and_short(values, kind, rotary_dim)
+    if kind != "yarn" and values.get(ATTENTION_FACTOR) not in (None, 0, 1):
+        raise UnsupportedModelError(
+            f"{values.where} sets {values.key(ATTENTION_FACTOR)} with a {values.key(SCALING)} of "
+            f"{kind!r}; quire reads it with yarn, and with factors in a tensor"
+        )
     if kind == "none":
         return {"rope_scaling": {"rope_type": "default"}} if family.rope else {}
     scaling: dict[str, Any] = {"rope_type": kind, "factor": values.number(FACTOR)}
@@ -77,6 +84,7 @@ def _own_values(values: ModelValues, family: Family) -> Mapping[str, float]:
 def _long_and_short(values: ModelValues, kind: str, rotary_dim: int) -> Mapping[str, Any]:
     """Return the scaling of Phi 3: a list of factors for long contexts, and one for short ones."""
     original = values.count(ORIGINAL)
+    kind = "none" if kind == "longrope" else kind
     short, long = (
         _factors(values, name, kind, rotary_dim) for name in (SHORT_FACTORS, LONG_FACTORS)
     )

@@ -141,7 +141,16 @@ def test_linear_and_yarn_scaling_are_read(config):
         "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024,
         "beta_fast": 16.0,
     }  # fmt: skip
+    for key in ("yarn_attn_factor", "attn_factor"):
+        found = config(
+            **yarn, **{f"llama.rope.scaling.{key}": 1.5, "llama.rope.scaling.yarn_ext_factor": 1.0}
+        )
+        assert found["rope_scaling"]["attention_factor"] == 1.5
     assert "rope_scaling" not in config(**linear | {"llama__rope__scaling__type": "none"})
+    with pytest.raises(UnsupportedModelError, match=r"attn_factor with a .*type of 'linear'"):
+        config(**linear, **{"llama.rope.scaling.attn_factor": 1.5})
+    with pytest.raises(UnsupportedModelError, match=r"sets llama\.rope\.scaling\.yarn_ext_factor"):
+        config(**yarn, **{"llama.rope.scaling.yarn_ext_factor": 0.5})
     with pytest.raises(UnsupportedModelError, match="of 'longrope'; quire reads linear and yarn"):
         config(**linear | {"llama__rope__scaling__type": "longrope"})
     with pytest.raises(UnsupportedModelError, match=r"rope_freqs\.weight .* beside .* 'linear'"):
@@ -265,6 +274,25 @@ GEMMA4 = {
     "gemma4.embedding_length_per_layer_input": 0,
 }
 ROTATED = {"rope_freqs.weight": np.array([1.0, 1.0, 1e30, 1e30, 1e30, 1e30, 1e30, 1e30])}
+
+
+def test_long_and_short_factors_are_those_of_phi_3(config):
+    tensors = TENSORS | {
+        "rope_factors_long.weight": np.full(8, 4.0), "rope_factors_short.weight": np.full(8, 2.0),
+    }  # fmt: skip
+    scaling = {
+        "phi3.rope.scaling.original_context_length": 64, "phi3.rope.scaling.attn_factor": 1.25,
+    }  # fmt: skip
+    for kind in (None, "longrope"):
+        found = config(tensors, **named("phi3") | scaling | {"phi3.rope.scaling.type": kind})
+        assert found["original_max_position_embeddings"] == 64
+        assert found["rope_scaling"] == {
+            "rope_type": "longrope", "short_factor": [2.0] * 8, "long_factor": [4.0] * 8,
+            "original_max_position_embeddings": 64, "attention_factor": 1.25,
+        }  # fmt: skip
+    del tensors["rope_factors_long.weight"]
+    with pytest.raises(CheckpointCorruptError, match=r"lacks the tensor rope_factors_long\.weight"):
+        config(tensors, **named("phi3") | scaling)
 
 
 def test_layers_of_gemma_4_differ(config):
