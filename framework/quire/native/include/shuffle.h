@@ -48,6 +48,16 @@ INLINE vf sums(vf (&v)[LANES]) {
     return v[0];
 }
 
+// Returns a vector whose lane i is the largest of v[i]'s lanes; v is overwritten.
+template <int W = LANES / 2>
+INLINE vf largest_of_each(vf (&v)[LANES]) {
+    for (int i = 0; i < W; i++)
+        v[i] = max(first_of<W>(v[i], v[i + W], AllLanes()),
+                   second_of<W>(v[i], v[i + W], AllLanes()));
+    if constexpr (W > 1) return largest_of_each<W / 2>(v);
+    return v[0];
+}
+
 // Returns v with the lanes i and i ^ W swapped.
 template <int W, int... J>
 INLINE vf exchanged(vf v, std::integer_sequence<int, J...>) {

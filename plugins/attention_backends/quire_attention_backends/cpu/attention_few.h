@@ -15,23 +15,24 @@ constexpr int FEW_SUMS = 16;
 #endif
 constexpr int CHAINS = LANES < 8 ? LANES : 8;  // independent accumulation chains of scores
 constexpr long VALUE_KEYS = 16;  // keys whose values are processed while they are in the L1 cache
-constexpr long FEW_COLUMNS = FEW_KEYS + LANES;  // of a row of scores, which are stored in vectors
-static_assert(ITEM_ROWS * FEW_COLUMNS <= MANY_ROWS * MANY_KEYS && ITEM_ROWS <= MANY_ROWS, "");
 
-// A run of rows of one head, behind `skipped` keys that are not read, and the distance in bytes to
-// those that are prefetched meanwhile.
+// A run of rows of one head, behind `skipped` keys that are not read, and the distances to those that
+// are prefetched meanwhile.
 template <class Kind>
 struct Run {
     typedef typename Kind::Element Element;
     const Element* rows;
-    long stride, skipped, count, distance;
+    long stride, skipped, count;
+    Distances distances;
 
     long end() const { return skipped + count; }
     const Element* row(long j) const {
         return rows + std::max(0L, std::min(j - skipped, count - 1)) * stride;
     }
     void prefetch(const Element* address) const {
-        __builtin_prefetch(reinterpret_cast<const char*>(address) + distance, 0, 2);
+        if (distances.are_none()) return;
+        for (long bytes : distances.bytes)
+            __builtin_prefetch(reinterpret_cast<const char*>(address) + bytes, 0, 2);
     }
 };
 
@@ -190,22 +191,21 @@ public:
     typedef typename Multiply::Word Word;
     typedef typename Kind::Element Element;
 
-    Few(const Work& work, const Scratch& scratch, const State& state, const Item& item)
+    // `following` is the next item with few rows that the thread attends to, or null.
+    Few(const Work& work, const Scratch& scratch, const State& state, const Item& item,
+        const Item* following)
         : work(work), state(state), item(item), pages(work), table(work.table(item)),
-          ahead(pages, table, item), D(work.sizes.D), sum_row(work.sizes.row),
+          upcoming(work, pages, item, following), D(work.sizes.D), sum_row(work.sizes.row),
           q_row(Slots<Kind>::count(D) * LANES), q(reinterpret_cast<Word*>(scratch.q)),
           scores(scratch.scores) {
-        for (long row = 0; row < item.all_rows(); row++)
-            take_few<Kind>(q + row * q_row, work.query(item, row), work.layer.scale, D);
-        long run_bytes = std::min(pages.block_size, FEW_KEYS) * D * (long)sizeof(Element);
-        for (long bytes = run_bytes; bytes < AHEAD_BYTES; bytes += run_bytes) ahead.next();
+        for (long row = 0; row < item.all_rows(); row++) take_row(row);
     }
 
     void attend() {
         for (long key = item.begin; key < item.end;) {
             KeyTile tile = tile_at(item, key);
             read<0>(tile);
-            for (long head = 0; head < item.num_heads; head++) weigh_head(tile, head);
+            weigh_tile(tile);
             read<1>(tile);
             key = tile.end;
         }
@@ -217,10 +217,17 @@ private:
     const Item& item;
     const Pages<Kind> pages;
     const int32_t* table;
-    Ahead<Kind> ahead;
+    Upcoming<Kind> upcoming;
     const long D, sum_row, q_row;
     Word* q;
     float* scores;
+    TileRow rows[ITEM_ROWS];  // of the whole context
+
+    void take_row(long row) {
+        take_few<Kind>(q + row * q_row, work.query(item, row), work.layer.scale, D);
+        const long position = work.position(item, row % item.num_rows);
+        rows[row] = {{work.first_key(position), position + 1}, position, work.slope(item, row)};
+    }
 
     // Computes the scores of a tile from K (side 0), or adds its values to the sums (side 1).
     template <int SIDE>
@@ -230,10 +237,9 @@ private:
             for (long head = 0; head < item.num_heads; head++) {
                 const Element* rows =
                     pages.elements(keys.block, pages.row(SIDE, item.head + head) + keys.offset);
-                const Element* later = ahead.next();
-                long distance = later ? (const char*)later - (const char*)rows : 0;
                 const long at = key - tile.start, skipped = SIDE ? at % Multiply::STEP : 0;
-                read_run<SIDE>({rows, D, skipped, keys.count, distance}, head, at - skipped);
+                read_run<SIDE>({rows, D, skipped, keys.count, upcoming.next(rows)}, head,
+                               at - skipped);
             }
             key += keys.count;
         }
@@ -244,8 +250,8 @@ private:
         Element copies[FEW_KEYS * Multiply::SLOT];
         if (D < Multiply::SLOT) run = padded(copies, run);
         long row = head * item.num_rows, end = row + item.num_rows;
-        for (; row + 4 <= end; row += 4, run.distance = 0) read_rows<SIDE, 4>(run, row, at);
-        if (row + 2 <= end) read_rows<SIDE, 2>(run, row, at), row += 2, run.distance = 0;
+        for (; row + 4 <= end; row += 4, run.distances = {}) read_rows<SIDE, 4>(run, row, at);
+        if (row + 2 <= end) read_rows<SIDE, 2>(run, row, at), row += 2, run.distances = {};
         if (row < end) read_rows<SIDE, 1>(run, row, at);
     }
 
@@ -253,7 +259,7 @@ private:
         std::fill(copies, copies + run.count * Multiply::SLOT, Element());
         for (long j = 0; j < run.count; j++)
             std::memcpy(copies + j * Multiply::SLOT, run.rows + j * D, D * sizeof(Element));
-        return {copies, Multiply::SLOT, run.skipped, run.count, 0};
+        return {copies, Multiply::SLOT, run.skipped, run.count, {}};
     }
 
     template <int SIDE, int ROWS>
@@ -265,30 +271,59 @@ private:
         add_few<Kind, ROWS>(state.sum + row * sum_row, sum_row, weights, D, run);
     }
 
-    // Turns the scores of a head into weights, and multiplies its sums by the changes of scale.
-    void weigh_head(const KeyTile& tile, long head) {
-        float k_scales[FEW_COLUMNS], v_scales[FEW_COLUMNS];
-        KeyScales scales = {nullptr, nullptr};
-        if (Kind::HAS_ROW_SCALES) {
-            std::fill(k_scales, k_scales + FEW_COLUMNS, 1.0f);
-            std::fill(v_scales, v_scales + FEW_COLUMNS, 1.0f);
-            find_scales(k_scales, tile, 0, item.head + head);
-            find_scales(v_scales, tile, 1, item.head + head);
-            scales = {k_scales, v_scales};
-        }
-        const Span keys = {tile.begin - tile.start, tile.end - tile.start};
-        for (long r = 0; r < item.num_rows; r++) {
-            const long row = head * item.num_rows + r, position = work.position(item, r);
-            Span seen = {std::max(tile.begin, work.first_key(position)) - tile.start,
-                         std::min(tile.end, position + 1) - tile.start};
-            float factor = weigh<Multiply>(
-                scores + row * FEW_COLUMNS, work.layer, seen, keys, work.slope(item, row),
-                position - tile.start, scales, {state.largest + row, state.total + row});
-            if (factor == 1.0f) continue;
-            float* sum = state.sum + row * sum_row;
-            for (long i = 0; i < sum_row; i += LANES) store(sum + i, load(sum + i) * set1(factor));
+    // Turns scores into weights, and multiplies the sums by the changes of scale.
+    void weigh_tile(const KeyTile& tile) {
+        constexpr long SLOT = Multiply::SLOT;
+        const Span keys = {(tile.begin - tile.start) / SLOT * SLOT,
+                           rounded_up(tile.end - tile.start, SLOT)};
+        const Scales k_scales(*this, tile, 0), v_scales(*this, tile, 1);
+        for (long row = 0; row < item.all_rows(); row += LANES) {
+            const long num_rows = std::min<long>(LANES, item.all_rows() - row);
+            float *first = scores + row * FEW_COLUMNS, factors[LANES];
+            vf most[LANES];
+            for (vf& largest : most) largest = set1(-INFINITY);
+            for (long r = 0; r < num_rows; r++)
+                most[r] = finish(first + r * FEW_COLUMNS, keys, work.layer, of_tile(tile, row + r),
+                                 k_scales.of(row + r), most[r]);
+            weigh<Multiply>(first, FEW_COLUMNS, num_rows, keys, most,
+                            {state.largest + row, state.total + row}, factors,
+                            [&](long r) { return v_scales.of(row + r); });
+            for (long r = 0; r < num_rows; r++) rescale(row + r, factors[r]);
         }
     }
+
+    TileRow of_tile(const KeyTile& tile, long row) const {
+        const TileRow& all = rows[row];
+        return {{std::max(tile.begin, all.seen.first) - tile.start,
+                 std::min(tile.end, all.seen.last) - tile.start},
+                all.query - tile.start,
+                all.slope};
+    }
+
+    void rescale(long row, float factor) {
+        if (factor == 1.0f) return;
+        float* sum = state.sum + row * sum_row;
+        for (long i = 0; i < sum_row; i += LANES) store(sum + i, load(sum + i) * set1(factor));
+    }
+
+    // Scales of a tile's rows of K or V, for all heads of the item.
+    class Scales {
+    public:
+        Scales(const Few& few, const KeyTile& tile, long side) : num_rows(few.item.num_rows) {
+            if constexpr (Kind::HAS_ROW_SCALES)
+                for (long head = 0; head < few.item.num_heads; head++) {
+                    std::fill(scales[head], scales[head] + FEW_COLUMNS, 1.0f);
+                    few.find_scales(scales[head], tile, side, few.item.head + head);
+                }
+        }
+        const float* of(long row) const {
+            return Kind::HAS_ROW_SCALES ? scales[row / num_rows] : nullptr;
+        }
+
+    private:
+        const long num_rows;
+        float scales[Kind::HAS_ROW_SCALES ? ITEM_ROWS : 1][FEW_COLUMNS];
+    };
 
     void find_scales(float* out, const KeyTile& tile, long side, long head) const {
         for (long key = tile.begin; key < tile.end;) {

@@ -3,23 +3,26 @@
 // A tile of keys is packed once for all rows into panels of COLUMNS words: K is transposed,
 // [D / STEP][COLUMNS], and V has the words of STEP adjacent keys, [keys / STEP][COLUMNS]. Products
 // of rows and panels that are hidden from all queries are skipped, at the granularity of register
-// tiles. The order of the other steps is that of FlashAttention-2 (Dao 2023).
+// tiles. The scores of a register tile's rows stay in the L1 cache until their softmax weights are
+// multiplied with V, while panels are read from the L2 cache. The order of the other steps is that of
+// FlashAttention-2 (Dao 2023).
 #pragma once
 
 #include "attention_pages.h"
 #include "attention_softmax.h"
 #include "tile.h"
 
-// acc[r][v] += sum over k of a[r * a_row + k] * b[k * COLUMNS + v * LANES ...], which are words.
-template <class Multiply>
+// acc[r][v] += sum over k of a[r * A_ROW + k * A_STEP] * b[k * COLUMNS + v * LANES ...], which are
+// words. The distances are constants, so that one register addresses all rows.
+template <class Multiply, long A_ROW, long A_STEP>
 INLINE void add_tile(vf (&acc)[TILE_ROWS][TILE_VECTORS], const typename Multiply::Word* a,
-                     long a_row, const typename Multiply::Word* b, long size) {
+                     const typename Multiply::Word* b, long size) {
     for (long k = 0; k < size; k++) {
         typename Multiply::Words column[TILE_VECTORS];
         for (int v = 0; v < TILE_VECTORS; v++)
             column[v] = Multiply::load_words(b + k * COLUMNS + v * LANES);
         for (int r = 0; r < TILE_ROWS; r++) {
-            auto value = Multiply::repeat(a + r * a_row + k);
+            auto value = Multiply::repeat(a + r * A_ROW + k * A_STEP);
             for (int v = 0; v < TILE_VECTORS; v++)
                 acc[r][v] = Multiply::add(value, column[v], acc[r][v]);
         }
@@ -34,14 +37,17 @@ public:
     typedef typename Multiply::Word Word;
     typedef typename Multiply::Words Words;
     static constexpr long SLOT = Multiply::SLOT, STEP = Multiply::STEP;
+    static constexpr long GROUPS = (TILE_ROWS + LANES - 1) / LANES;  // of LANES rows
+    static constexpr long rows_of(long group) {
+        return std::min<long>(LANES, TILE_ROWS - group * LANES);
+    }
 
     Many(const Work& work, const Scratch& scratch, const State& state, const Item& item)
         : work(work), state(state), item(item), pages(work), table(work.table(item)),
           D(work.sizes.D), sum_row(work.sizes.row), q_row(words_of(D)),
           num_rows(rounded_up(item.num_rows, TILE_ROWS)),
           q(reinterpret_cast<Word*>(scratch.q)), k(reinterpret_cast<Word*>(scratch.k)),
-          v(reinterpret_cast<Word*>(scratch.v)), scores(scratch.scores),
-          factors(scratch.factors) {}
+          v(reinterpret_cast<Word*>(scratch.v)), scores(scratch.scores) {}
 
     void attend() {
         take_queries();
@@ -51,11 +57,7 @@ public:
             pack_keys(count);
             rows.find(pages, table, 1, item.head, at, count);
             pack_values(count);
-            for (long row = 0; row < num_rows; row += TILE_ROWS)
-                spans[row / TILE_ROWS] = span_of_tile(row, at, count);
-            score(count);
-            for (long row = 0; row < num_rows; row++) weigh_row(row, at, count);
-            add();
+            for (long row = 0; row < num_rows; row += TILE_ROWS) attend_rows(row, at, count);
         }
     }
 
@@ -66,28 +68,48 @@ private:
     const Pages<Kind> pages;
     const int32_t* table;
     const long D, sum_row, q_row, num_rows;
-    Word *q, *k, *v;
-    float *scores, *factors;
+    Word *q, *k, *v;  // q is [register tile][word][row]
+    float* scores;
     Rows<Kind> rows;
-    Span spans[MANY_ROWS / TILE_ROWS];
 
     static long words_of(long elements) { return (elements + STEP - 1) / STEP; }
 
     // Copies query rows, scaled, and pads them with zero rows to whole register tiles.
     void take_queries() {
-        for (long r = 0; r < num_rows; r++) {
-            const float* row = r < item.num_rows ? work.query(item, r) : nullptr;
-            for (long i = 0; i < D; i += SLOT) {
-                float elements[SLOT] = {};
-                const long end = row ? std::min(SLOT, D - i) : 0;
-                for (long j = 0; j < end; j++) elements[j] = row[i + j] * work.layer.scale;
-                vf parts[STEP];
-                for (int s = 0; s < STEP; s++) parts[s] = load(elements + s * LANES);
-                Words words = Multiply::pack(parts);
-                std::memcpy(q + r * q_row + i / STEP, &words,
-                            std::min<long>(LANES, q_row - i / STEP) * sizeof(Word));
-            }
+        for (long row = 0; row < num_rows; row += TILE_ROWS) {
+            const float* queries[GROUPS * LANES] = {};
+            for (long r = 0; r < std::min<long>(TILE_ROWS, item.num_rows - row); r++)
+                queries[r] = work.query(item, row + r);
+            for (long group = 0; group < GROUPS; group++)
+                for (long i = 0; i < D; i += SLOT)
+                    take_square(q + row * q_row + group * LANES, queries + group * LANES, group, i);
         }
+    }
+
+    // Copies a slot of the queries of a group of rows.
+    void take_square(Word* out, const float* const* queries, long group, long i) {
+        const long num_words = std::min<long>(LANES, q_row - i / STEP);
+        vf square[LANES] = {};
+        for (long r = 0; r < rows_of(group) && queries[r]; r++) {
+            Words words = scaled_words(queries[r] + i, std::min(SLOT, D - i));
+            std::memcpy(&square[r], &words, sizeof words);
+        }
+        transpose(square);
+        for (long w = 0; w < num_words; w++)
+            std::memcpy(out + (i / STEP + w) * TILE_ROWS, &square[w],
+                        rows_of(group) * sizeof(Word));
+    }
+
+    Words scaled_words(const float* elements, long count) const {
+        float copy[SLOT];
+        if (count < SLOT) {
+            std::fill(copy, copy + SLOT, 0.0f);
+            std::copy(elements, elements + count, copy);
+            elements = copy;
+        }
+        vf parts[STEP];
+        for (int s = 0; s < STEP; s++) parts[s] = load(elements + s * LANES) * set1(work.layer.scale);
+        return Multiply::pack(parts);
     }
 
     void pack_keys(long count) {
@@ -127,60 +149,88 @@ private:
         }
     }
 
-    Span span_of(long row, long at, long count) const {
-        if (row >= item.num_rows) return {0, 0};
-        const long position = work.position(item, row);
+    Span span_of(long position, long at, long count) const {
         return {std::max(0L, work.first_key(position) - at), std::min(count, position + 1 - at)};
     }
 
-    // The keys that are visible to any row of a register tile; positions never decrease from row to
-    // row.
-    Span span_of_tile(long row, long at, long count) const {
+    // Attends from the rows of a register tile to a tile of keys.
+    void attend_rows(long row, long at, long count) {
         const long last = std::min(row + TILE_ROWS, item.num_rows) - 1;
-        return {span_of(row, at, count).first, span_of(last, at, count).last};
+        const Span of_first = span_of(work.position(item, row), at, count);
+        const Span of_last = span_of(work.position(item, last), at, count);
+        // Positions never decrease from row to row.
+        const Span span = {of_first.first, of_last.last}, all = {of_last.first, of_first.last};
+        if (span.is_empty()) return;
+        const Span keys = {span.first / SLOT * SLOT, rounded_up(span.last, SLOT)};
+        vf most[GROUPS][LANES];
+        float factors[GROUPS * LANES];
+        for (auto& group : most)
+            for (vf& largest : group) largest = set1(-INFINITY);
+        score(most, row, span, all, at, count);
+        for (long group = 0; group < GROUPS; group++) {
+            const long first = group * LANES;
+            weigh<Multiply>(scores + first * MANY_COLUMNS, MANY_COLUMNS, rows_of(group), keys,
+                            most[group],
+                            {state.largest + row + first, state.total + row + first},
+                            factors + first, [](long) -> const float* { return nullptr; });
+        }
+        add(row, span, factors);
     }
 
-    void score(long count) {
-        for (long column = 0; column < count; column += COLUMNS)
-            for (long row = 0; row < num_rows; row += TILE_ROWS) {
-                const Span span = spans[row / TILE_ROWS];
-                if (column >= span.last || column + COLUMNS <= span.first) continue;
-                vf product[TILE_ROWS][TILE_VECTORS] = {};
-                add_tile<Multiply>(product, q + row * q_row, q_row, k + column * q_row, q_row);
+    // Computes the exponents of the keys in `span`, of which all rows see those in `all`.
+    void score(vf (&most)[GROUPS][LANES], long row, Span span, Span all, long at, long count) {
+        const Layer& layer = work.layer;
+        const bool are_changed = layer.cap != 0.0f || layer.slopes;
+        TileRow rows[TILE_ROWS];
+        long num_found = 0;  // rows are described if there is something to finish
+        for (long column = span.first / COLUMNS * COLUMNS; column < span.last; column += COLUMNS) {
+            vf product[TILE_ROWS][TILE_VECTORS] = {};
+            add_tile<Multiply, 1, TILE_ROWS>(product, q + row * q_row, k + column * q_row, q_row);
+            for (int r = 0; r < TILE_ROWS; r++)
+                for (int i = 0; i < TILE_VECTORS; i++)
+                    store(scores + r * MANY_COLUMNS + column + i * LANES, product[r][i]);
+            if (are_changed || column < all.first || column + COLUMNS > all.last) {
+                if (!num_found) num_found = describe(rows, row, at, count);
+                for (long r = 0; r < num_found; r++) {
+                    vf& largest = most[r / LANES][r % LANES];
+                    largest = finish(scores + r * MANY_COLUMNS, {column, column + COLUMNS}, layer,
+                                     rows[r], nullptr, largest);
+                }
+            } else {
                 for (int r = 0; r < TILE_ROWS; r++)
                     for (int i = 0; i < TILE_VECTORS; i++)
-                        store(scores + (row + r) * MANY_KEYS + column + i * LANES, product[r][i]);
+                        most[r / LANES][r % LANES] =
+                            max(product[r][i], most[r / LANES][r % LANES]);
             }
+        }
     }
 
-    void weigh_row(long row, long at, long count) {
-        const bool is_padding = row >= item.num_rows;
-        factors[row] = weigh<Multiply>(
-            scores + row * MANY_KEYS, work.layer, span_of(row, at, count), spans[row / TILE_ROWS],
-            is_padding ? 0.0f : work.slope(item, row),
-            is_padding ? 0 : work.position(item, row) - at, {nullptr, nullptr},
-            {state.largest + row, state.total + row});
+    // Describes the rows of a register tile that are no padding; returns their number.
+    long describe(TileRow (&rows)[TILE_ROWS], long row, long at, long count) const {
+        const long num_found = std::min<long>(TILE_ROWS, item.num_rows - row);
+        for (long r = 0; r < num_found; r++) {
+            const long position = work.position(item, row + r);
+            rows[r] = {span_of(position, at, count), position - at, work.slope(item, row + r)};
+        }
+        return num_found;
     }
 
-    void add() {
+    void add(long row, Span span, const float* factors) {
+        constexpr long WORDS_ROW = MANY_COLUMNS * (long)sizeof(float) / sizeof(Word);
         const Word* weights = reinterpret_cast<const Word*>(scores);
-        constexpr long WEIGHTS_ROW = MANY_KEYS * (long)sizeof(float) / sizeof(Word);
-        for (long panel = 0; panel < work.sizes.panels; panel++)
-            for (long row = 0; row < num_rows; row += TILE_ROWS) {
-                const Span span = spans[row / TILE_ROWS];
-                if (span.is_empty()) continue;
-                const long first = span.first / STEP, last = words_of(span.last);
-                float* out = state.sum + row * sum_row + panel * COLUMNS;
-                vf product[TILE_ROWS][TILE_VECTORS];
-                for (int r = 0; r < TILE_ROWS; r++)
-                    for (int i = 0; i < TILE_VECTORS; i++)
-                        product[r][i] =
-                            load(out + r * sum_row + i * LANES) * set1(factors[row + r]);
-                add_tile<Multiply>(product, weights + row * WEIGHTS_ROW + first, WEIGHTS_ROW,
-                                   v + (panel * MANY_KEYS + first) * COLUMNS, last - first);
-                for (int r = 0; r < TILE_ROWS; r++)
-                    for (int i = 0; i < TILE_VECTORS; i++)
-                        store(out + r * sum_row + i * LANES, product[r][i]);
-            }
+        const long first = span.first / STEP, last = words_of(span.last);
+        for (long panel = 0; panel < work.sizes.panels; panel++) {
+            float* out = state.sum + row * sum_row + panel * COLUMNS;
+            vf product[TILE_ROWS][TILE_VECTORS];
+            for (int r = 0; r < TILE_ROWS; r++)
+                for (int i = 0; i < TILE_VECTORS; i++)
+                    product[r][i] = load(out + r * sum_row + i * LANES) * set1(factors[r]);
+            add_tile<Multiply, WORDS_ROW, 1>(product, weights + first,
+                                             v + (panel * MANY_KEYS + first) * COLUMNS,
+                                             last - first);
+            for (int r = 0; r < TILE_ROWS; r++)
+                for (int i = 0; i < TILE_VECTORS; i++)
+                    store(out + r * sum_row + i * LANES, product[r][i]);
+        }
     }
 };

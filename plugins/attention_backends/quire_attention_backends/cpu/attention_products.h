@@ -27,7 +27,7 @@ struct Products {
     }
     INLINE vf add(Words a, Words b, vf sum) { return fma(a, b, sum); }
     INLINE Words pack(const vf (&x)[1]) { return x[0]; }
-    INLINE float maximum(float largest) { return largest; }
+    INLINE vf maxima(vf largest) { return largest; }
     INLINE vf weight(vf score, vf maximum) { return power_of_two(score - maximum); }
     INLINE vf add_weights(vf sum, const vf (&weights)[1], Words) { return sum + weights[0]; }
     // Brings sums over the vectors of `read_rows` into the order of the elements.
@@ -74,7 +74,9 @@ struct Products<BFloat16Pairs> {
         return words;
     }
     // Weights are relative to a whole power of two, so that they are rounded alike in all tiles.
-    INLINE float maximum(float largest) { return std::ceil(largest); }
+    INLINE vf maxima(vf largest) {
+        return (vf)_mm512_roundscale_ps((__m512)largest, _MM_FROUND_TO_POS_INF);
+    }
     INLINE vf weight(vf score, vf maximum) { return power_of_difference(score, maximum); }
     INLINE vf add_weights(vf sum, const vf (&)[2], Words rounded) {
         return add(rounded, set1i(0x3f803f80), sum);  // pairs of one

@@ -4,9 +4,11 @@
 #include "attention_products.h"
 #include "attention_work.h"
 
-// The factor for sums that are relative to the maximum `old` when the maximum becomes `now`.
-INLINE float rescaling(float old, float now) {
-    return old == -INFINITY ? 0.0f : power_of_two(old - now);
+// The factors for sums that are relative to the maxima `old` when the maxima become `now`.
+INLINE vf rescalings(vf old, vf now) {
+    vf zeros = zero(), ones = set1(1.0f);
+    vf factors = old == set1(-INFINITY) ? zeros : power_of_two(old - now);
+    return old == now ? ones : factors;
 }
 
 // tanh, with an absolute error of a few units of 2^-24.
@@ -42,58 +44,73 @@ INLINE vf hide_outside(vf scores, long at, Span seen) {
     return is_seen ? scores : hidden;
 }
 
-// Scales of the rows of K and V in a tile of keys, or null.
-struct KeyScales {
-    const float *k, *v;
+// A row of a tile: the keys that it sees and the position of its query, relative to the start of the
+// tile, and the slope of its linear bias.
+struct TileRow {
+    Span seen;
+    long query;
+    float slope;
 };
 
-// A row's online softmax: the largest score so far, and the sum of the weights relative to it.
-struct RowState {
-    float *largest, *total;
-};
-
-// Replaces the scores of a row by the words of its softmax weights: those of the keys in `seen`,
-// and zeros in the rest of `tile`. The query is at `query`, relative to the tile. Returns the
-// factor by which the row's sum must be multiplied.
-template <class Multiply>
-float weigh(float* scores, const Layer& layer, Span seen, Span tile, float slope, long query,
-            KeyScales scales, RowState state) {
-    typedef typename Multiply::Word Word;
-    constexpr long STEP = Multiply::STEP, SLOT = Multiply::SLOT;
-    Word* words = reinterpret_cast<Word*>(scores);  // written behind the scores that are read
-    const vf zeros[STEP] = {};
-    const long from = tile.first / SLOT * SLOT, to = rounded_up(tile.last, SLOT);
-    const long begin = seen.is_empty() ? to : seen.first / SLOT * SLOT;
-    const long end = seen.is_empty() ? to : rounded_up(seen.last, SLOT);
-    auto put = [&](long j, const vf(&weights)[STEP]) __attribute__((always_inline)) {
-        auto packed = Multiply::pack(weights);
-        std::memcpy(words + j / STEP, &packed, sizeof packed);
-        return packed;
-    };
-    for (long j = from; j < begin; j += SLOT) put(j, zeros);
-    if (seen.is_empty()) return 1.0f;
-    vf most = set1(*state.largest);
-    for (long j = begin; j < end; j += LANES) {
+// Turns products of a row with `keys`, whole vectors, into exponents: scales and biases are applied,
+// and keys that the row does not see are hidden. Returns a vector of the largest, `most` included.
+INLINE vf finish(float* scores, Span keys, const Layer& layer, const TileRow& row,
+                 const float* k_scales, vf most) {
+    const Span seen = row.seen;
+    for (long j = keys.first; j < keys.last; j += LANES) {
         vf score = load(scores + j);
-        if (scales.k) score = score * load(scales.k + j);
+        if (k_scales) score = score * load(k_scales + j);
         if (layer.cap != 0.0f) score = set1(layer.cap) * tanh_of(score);
-        if (slope != 0.0f) score = score + linear_bias(slope, j, query);
+        if (row.slope != 0.0f) score = score + linear_bias(row.slope, j, row.query);
         if (j < seen.first || j + LANES > seen.last) score = hide_outside(score, j, seen);
         most = max(score, most);
         store(scores + j, score);
     }
-    float now = Multiply::maximum(largest_lane(most)), factor = rescaling(*state.largest, now);
+    return most;
+}
+
+// Replaces the exponents of a row by the words of its softmax weights, which are relative to `most`.
+// Returns the sum of the weights, by lanes.
+template <class Multiply>
+INLINE vf weigh_row(float* scores, Span keys, float most, const float* v_scales) {
+    typedef typename Multiply::Word Word;
+    constexpr long STEP = Multiply::STEP;
+    Word* words = reinterpret_cast<Word*>(scores);  // written behind the scores that are read
     vf total = zero();
-    for (long j = begin; j < end; j += SLOT) {
+    for (long j = keys.first; j < keys.last; j += Multiply::SLOT) {
         vf weights[STEP], scaled[STEP];
         for (int i = 0; i < STEP; i++) {
-            scaled[i] = weights[i] = Multiply::weight(load(scores + j + i * LANES), set1(now));
-            if (scales.v) scaled[i] = weights[i] * load(scales.v + j + i * LANES);
+            scaled[i] = weights[i] = Multiply::weight(load(scores + j + i * LANES), set1(most));
+            if (v_scales) scaled[i] = weights[i] * load(v_scales + j + i * LANES);
         }
-        total = Multiply::add_weights(total, weights, put(j, scaled));
+        auto packed = Multiply::pack(scaled);
+        std::memcpy(words + j / STEP, &packed, sizeof packed);
+        total = Multiply::add_weights(total, weights, packed);
     }
-    for (long j = end; j < to; j += SLOT) put(j, zeros);
-    *state.total = *state.total * factor + sum_of_lanes(total);
-    *state.largest = now;
-    return factor;
+    return total;
+}
+
+// The online softmax of adjacent rows: their largest scores so far, and the sums of the weights
+// relative to them. Whole vectors are read and written, so there is room behind the last row.
+struct RowStates {
+    float *largest, *total;
+};
+
+// Replaces the exponents of up to LANES rows by the words of their softmax weights. `keys` are whole
+// slots, and the largest lane of most[r] is the largest of the row r. Writes the factors by which
+// the rows' sums must be multiplied. `v_scales_of(r)` are the scales of a row's values, or null.
+template <class Multiply, class ScalesOf>
+INLINE void weigh(float* scores, long columns, long num_rows, Span keys, vf (&most)[LANES],
+                  const RowStates& states, float* factors, ScalesOf v_scales_of) {
+    const vf old = load(states.largest), never = set1(-INFINITY), zeros = zero();
+    const vf now = Multiply::maxima(max(largest_of_each(most), old)), factor = rescalings(old, now);
+    float relative_to[LANES];
+    store(relative_to, now == never ? zeros : now);
+    vf totals[LANES] = {};
+    for (long r = 0; r < num_rows; r++)
+        totals[r] =
+            weigh_row<Multiply>(scores + r * columns, keys, relative_to[r], v_scales_of(r));
+    store(states.largest, now);
+    store(states.total, load(states.total) * factor + sums(totals));
+    store(factors, factor);
 }

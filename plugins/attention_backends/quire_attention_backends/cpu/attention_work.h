@@ -25,8 +25,14 @@ constexpr long ROW_COST = 8;  // cost of reading a key, in rows multiplied by it
 constexpr long PIECE_COST = 4096;  // minimum cost of a piece
 constexpr long PIECES = 4;  // per thread, so that other threads can take over from a delayed one
 constexpr long COLUMNS = TILE_COLUMNS;
+// Of a row of scores for many keys; padded, so that rows are in different sets of the L1 cache.
+constexpr long MANY_COLUMNS = MANY_KEYS + LANES;
+constexpr long FEW_COLUMNS = FEW_KEYS + LANES;  // of a row of scores for few rows
+constexpr long STATE_ROWS = MANY_ROWS + 16;  // behind the last row may be the rest of a vector
+constexpr long SCORES = std::max(TILE_ROWS * MANY_COLUMNS, ITEM_ROWS * FEW_COLUMNS);
 constexpr float LOG2_E = 1.44269504f;
 static_assert(MANY_ROWS % TILE_ROWS == 0 && MANY_KEYS % COLUMNS == 0 && FEW_KEYS % LANES == 0, "");
+static_assert(ITEM_ROWS <= MANY_ROWS && SCORES % 16 == 0, "");
 
 inline long rounded_up(long size, long unit) { return (size + unit - 1) / unit * unit; }
 
@@ -78,9 +84,9 @@ struct Sizes {
           row(rounded_up(head_dim, std::max<long>(COLUMNS, LANES))),
           panels((head_dim + COLUMNS - 1) / COLUMNS) {}
     long thread_floats() const {
-        return 2 * MANY_ROWS * row + MANY_ROWS * MANY_KEYS + 2 * MANY_KEYS * row + 4 * MANY_ROWS;
+        return 2 * MANY_ROWS * row + SCORES + 2 * MANY_KEYS * row + 2 * STATE_ROWS;
     }
-    long partial_floats() const { return MANY_ROWS * (row + 2); }
+    long partial_floats() const { return MANY_ROWS * row + 2 * STATE_ROWS; }
     long floats(long threads) const {
         return threads * (thread_floats() + PIECES * 2 * partial_floats()) + 16;
     }
@@ -98,7 +104,7 @@ struct State {
 };
 
 struct Scratch {
-    float *q, *scores, *k, *v, *factors;
+    float *q, *scores, *k, *v;
     State state;  // sized for MANY_ROWS rows
     Scratch(float* at, const Sizes& sizes) {
         auto take = [&](long size) {
@@ -108,12 +114,11 @@ struct Scratch {
         };
         q = take(MANY_ROWS * sizes.row);
         state.sum = take(MANY_ROWS * sizes.row);
-        scores = take(MANY_ROWS * MANY_KEYS);
+        scores = take(SCORES);
         k = take(MANY_KEYS * sizes.row);
         v = take(MANY_KEYS * sizes.row);
-        state.largest = take(MANY_ROWS);
-        state.total = take(MANY_ROWS);
-        factors = take(MANY_ROWS);
+        state.largest = take(STATE_ROWS);
+        state.total = take(STATE_ROWS);
     }
 };
 
@@ -123,7 +128,8 @@ inline State partial_state(float* scratch, const Sizes& sizes, long threads, lon
                            bool goes_on) {
     float* at = scratch + threads * sizes.thread_floats()
         + (2 * piece + goes_on) * sizes.partial_floats();
-    return {at, at + MANY_ROWS * sizes.row, at + MANY_ROWS * (sizes.row + 1)};
+    float* largest = at + MANY_ROWS * sizes.row;
+    return {at, largest, largest + STATE_ROWS};
 }
 
 // One item of the list: query rows of a request for some key/value heads, and the keys visible to

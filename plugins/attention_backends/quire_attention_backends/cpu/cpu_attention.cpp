@@ -55,7 +55,8 @@ void write_outputs(const Work& work, const Item& item, const State& state) {
 void merge_state(const State& all, const State& part, long num_rows, const Sizes& sizes) {
     for (long r = 0; r < num_rows; r++) {
         float most = std::max(all.largest[r], part.largest[r]);
-        float one = rescaling(all.largest[r], most), other = rescaling(part.largest[r], most);
+        float one = rescalings(set1(all.largest[r]), set1(most))[0];
+        float other = rescalings(set1(part.largest[r]), set1(most))[0];
         float *out = all.sum + r * sizes.row, *in = part.sum + r * sizes.row;
         for (long i = 0; i < sizes.row; i++) out[i] = std::fma(out[i], one, in[i] * other);
         all.total[r] = std::fma(all.total[r], one, part.total[r] * other);
@@ -68,19 +69,27 @@ void attend_piece(const Work& work, const Pieces& pieces, long piece, long threa
     const Heads& heads = work.heads;
     const Sizes& sizes = work.sizes;
     Scratch scratch(heads.scratch + thread * sizes.thread_floats(), sizes);
-    work.walk(pieces.begin(piece), pieces.begin(piece + 1), [&](Item part, const Item& whole) {
+    auto attend = [&](const Item& part, const Item& whole, const Item* following) {
         bool is_whole = part.begin == whole.begin && part.end == whole.end;
         State state = is_whole ? scratch.state
                                : partial_state(heads.scratch, sizes, heads.threads, piece,
                                                part.begin == whole.begin);
         state.clear(rounded_up(part.all_rows(), TILE_ROWS), sizes.row);
         if (part.is_few)
-            Few<Kind>(work, scratch, state, part).attend();
+            Few<Kind>(work, scratch, state, part, following).attend();
         else
             Many<Kind>(work, scratch, state, part).attend();
         if (is_whole) write_outputs<Kind>(work, part, state);
-        return true;
-    });
+    };
+    bool has_part = false;
+    Item part, whole;
+    work.walk(pieces.begin(piece), pieces.begin(piece + 1),
+              [&](const Item& next_part, const Item& next_whole) {
+                  if (has_part) attend(part, whole, next_part.is_few ? &next_part : nullptr);
+                  has_part = true, part = next_part, whole = next_whole;
+                  return true;
+              });
+    if (has_part) attend(part, whole, nullptr);
 }
 
 // Merges the item that is cut at the end of a piece, if it began in that piece.
