@@ -59,7 +59,7 @@ SECONDS = {
     "prompt-4096": Seconds(120, 700, 100),
     "prompt-16384": Seconds(600, 0, 600),
     "start": Seconds(300),
-    "load": Seconds(250),
+    "load": Seconds(480),
     **dict.fromkeys(FAMILY_STAGES, Seconds(200, 0, 80)),
 }
 

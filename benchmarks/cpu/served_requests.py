@@ -4,9 +4,9 @@
 
 Each client sends a request, waits for its last token, and sends the next one of an endless list,
 the same for every number of clients; every eight requests in a row have the same eight lengths.
-When as many requests run as can, the tokens of three windows of equal length are counted. The
-output is a line of JSON for each number of clients. 64 requests run at once, so some of 96 clients
-wait.
+All begin at once, so the first requests are in the same phase. When as many have ended as can run
+at once, the tokens of three windows of equal length are counted. The output is a line of JSON for
+each number of clients. 64 requests run at once, so some of 96 clients wait.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ async def main() -> None:
     parser.add_argument("engine", choices=ENGINES)
     parser.add_argument("folder")
     parser.add_argument("clients", type=int, nargs="+")
-    parser.add_argument("--window", type=float, default=4.0, help="seconds of each of three")
+    parser.add_argument("--window", type=float, default=8.0, help="seconds of each of three")
     parser.add_argument("--shortened", type=int, default=1, help="divide every length by this")
     arguments = parser.parse_args()
     engine = ENGINES[arguments.engine](arguments.folder)
@@ -79,7 +79,7 @@ async def measure(
 
     clients = [asyncio.create_task(client()) for _ in range(num_clients)]
     try:
-        await _until_running(requests, min(num_clients, MAX_NUM_SEQS), clients)
+        await _until_ended(requests, min(num_clients, MAX_NUM_SEQS), clients)
         started = time.perf_counter()
         resident = await _resident_bytes(started + NUM_WINDOWS * window_s)
         _raise_of(clients)
@@ -133,11 +133,11 @@ def spread(samples: list[float]) -> dict[str, float]:
     return {"least": min(samples), "median": statistics.median(samples), "most": max(samples)}
 
 
-async def _until_running(
+async def _until_ended(
     requests: list[SentRequest], wanted: int, clients: list[asyncio.Task[None]]
 ) -> None:
-    """Wait until some number of requests have tokens."""
-    while sum(bool(each.times) for each in requests) < wanted:
+    """Wait until some number of requests have all tokens."""
+    while sum(sum(each.tokens) == each.num_out for each in requests) < wanted:
         _raise_of(clients)
         await asyncio.sleep(0.01)
 
