@@ -1,201 +1,30 @@
 """Table of the architectures of GGUF files: the model class of each, its metadata and its tensors.
 
-A row says what differs from Llama. Metadata and tensors have llama.cpp's names on the left, and
-those of the layout of Hugging Face, or of quire's decoder, on the right.
+A row says what differs from Llama. Metadata has llama.cpp's keys on the left, and those of
+config.json on the right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
-
-from quire.compose.gguf.model_values import ModelValues
-
-WINDOW, EXPERT_COUNT = "attention.sliding_window", "expert_count"
-WIDTH, KV_HEADS = "feed_forward_length", "attention.head_count_kv"
-
-BLOCK, LAYER = "blk.{layer}", "model.layers.{layer}"
-EXPERT = f"{LAYER}.mlp.experts.{{expert}}"
-PARTS = ("gate", "up", "down")
-QUERIES, KEYS = f"{BLOCK}.attn_q", f"{BLOCK}.attn_k"
-TENSORS: Mapping[
-    str, str | tuple[str, ...]
-] = {  # of all families, unless they have another name for one
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    f"{BLOCK}.attn_norm": f"{LAYER}.input_layernorm",
-    f"{BLOCK}.ffn_norm": f"{LAYER}.post_attention_layernorm",
-    QUERIES: f"{LAYER}.self_attn.q_proj",
-    KEYS: f"{LAYER}.self_attn.k_proj",
-    f"{BLOCK}.attn_v": f"{LAYER}.self_attn.v_proj",
-    f"{BLOCK}.attn_output": f"{LAYER}.self_attn.o_proj",
-    f"{BLOCK}.attn_q_norm": f"{LAYER}.self_attn.q_norm",
-    f"{BLOCK}.attn_k_norm": f"{LAYER}.self_attn.k_norm",
-    f"{BLOCK}.ffn_gate_inp": f"{LAYER}.mlp.gate",
-    f"{BLOCK}.ffn_gate_inp_shexp": f"{LAYER}.mlp.shared_expert_gate",
-    f"{BLOCK}.exp_probs_b.bias": f"{LAYER}.mlp.gate.e_score_correction_bias",
-    **{f"{BLOCK}.ffn_{part}": f"{LAYER}.mlp.{part}_proj" for part in PARTS},
-    **{f"{BLOCK}.ffn_{part}_exps": f"{EXPERT}.{part}_proj" for part in PARTS},  # stacks of all
-    f"{BLOCK}.ffn_gate_up_exps": (f"{EXPERT}.gate_proj", f"{EXPERT}.up_proj"),
-    **{f"{BLOCK}.ffn_{part}.{{expert}}": f"{EXPERT}.{part}_proj" for part in PARTS},  # until 2024
-    **{f"{BLOCK}.ffn_{part}_shexp": f"{LAYER}.mlp.shared_expert.{part}_proj" for part in PARTS},
-}
-NORM_AFTER_ATTENTION = {f"{BLOCK}.post_attention_norm": f"{LAYER}.post_attention_layernorm"}
-SANDWICH = NORM_AFTER_ATTENTION | {
-    f"{BLOCK}.ffn_norm": f"{LAYER}.pre_feedforward_layernorm",
-    f"{BLOCK}.post_ffw_norm": f"{LAYER}.post_feedforward_layernorm",
-}
-FUSED_GATE_UP = {f"{BLOCK}.ffn_up": f"{LAYER}.mlp.gate_up_proj"}
-GEMMA4_EXPERT = f"{LAYER}.mlp.moe.experts.{{expert}}"
-GEMMA4_TENSORS: Mapping[str, str | tuple[str, ...]] = {
-    **SANDWICH,
-    "per_layer_token_embd": "model.embed_tokens_per_layer",
-    "per_layer_model_proj": "model.per_layer_model_projection",
-    "per_layer_proj_norm": "model.per_layer_projection_norm",
-    f"{BLOCK}.inp_gate": f"{LAYER}.per_layer_input_gate",
-    f"{BLOCK}.proj": f"{LAYER}.per_layer_projection",
-    f"{BLOCK}.post_norm": f"{LAYER}.post_per_layer_input_norm",
-    f"{BLOCK}.layer_output_scale.weight": f"{LAYER}.layer_scalar",
-    f"{BLOCK}.ffn_gate_inp": f"{LAYER}.router.proj",
-    f"{BLOCK}.ffn_gate_inp.scale": f"{LAYER}.router.scale",
-    f"{BLOCK}.ffn_down_exps.scale": f"{LAYER}.router.per_expert_scale",
-    f"{BLOCK}.pre_ffw_norm_2": f"{LAYER}.pre_feedforward_layernorm_2",
-    f"{BLOCK}.post_ffw_norm_1": f"{LAYER}.post_feedforward_layernorm_1",
-    f"{BLOCK}.post_ffw_norm_2": f"{LAYER}.post_feedforward_layernorm_2",
-    f"{BLOCK}.ffn_gate_up_exps": (f"{GEMMA4_EXPERT}.gate_proj", f"{GEMMA4_EXPERT}.up_proj"),
-    **{f"{BLOCK}.ffn_{part}_exps": f"{GEMMA4_EXPERT}.{part}_proj" for part in PARTS},
-}
-DRAFT_LAYERS = {
-    f"{BLOCK}.nextn.{name}": f"{LAYER}.{name}"
-    for name in (
-        "eh_proj", "embed_tokens", "enorm", "hnorm", "shared_head_head", "shared_head_norm",
-    )
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """A value of metadata that a family has.
-
-    Attributes:
-        name: Its key in the config.
-        kind: "count" from 1, "whole" from 0, "number" above 0, or "flag".
-        is_optional: Whether files may lack it, or have 0 in place of none.
-    """
-
-    name: str
-    kind: Literal["count", "whole", "number", "flag"] = "count"
-    is_optional: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Epsilon:
-    """Key of the epsilon of the norms, in the metadata and in the config."""
-
-    key: str = "attention.layer_norm_rms_epsilon"
-    name: str = "rms_norm_eps"
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """An architecture of GGUF.
-
-    Attributes:
-        name: Its name in `general.architecture`, which the keys of its metadata begin with.
-        architecture: Name of the model class.
-        model_type: Model type in config.json.
-        keys: Metadata beyond that of Llama.
-        tensors: Names of tensors that are not in `TENSORS`, or mean something else.
-        flags: Keys of the config that say whether there is a tensor, and this tensor.
-        constants: Values of the config that no file has, such as the activation.
-        derive: Function from the config, and from what the file says, to further values of it.
-        epsilon: Key of the epsilon of the norms.
-        usual: Further keys of metadata, and the only value of each that the family has.
-        ignored: Keys that change nothing for text.
-        rope: Values of a scaled rotary embedding that no file has.
-        rope_keys: Further values of a scaled rotary embedding, by their keys in the metadata.
-        has_own_ropes: Whether layers with a window have a rotary embedding of their own, and the
-            others one over a part of the wavelengths, which a tensor marks.
-        by_layer: Keys that may have a number for each layer; the config has that of the first.
-        window_period: Number of layers of which the last one has full attention, and the others a
-            sliding window; None: the family has no such layers.
-        is_paired: Whether rows of queries and keys are in rotary pairs.
-        is_partly_rotated: Whether a part of each head may be rotated.
-        norm_offset: Number that is added to the weights of norms in the file.
-        variants: Families that a file is of if it has a value for a key.
-    """
-
-    name: str
-    architecture: str
-    model_type: str
-    keys: Mapping[str, Key] = field(default_factory=dict)
-    tensors: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
-    flags: Mapping[str, str] = field(default_factory=dict)
-    constants: Mapping[str, Any] = field(default_factory=dict)
-    derive: Callable[[Mapping[str, Any], ModelValues], Mapping[str, Any]] = lambda *_: {}
-    epsilon: Epsilon = Epsilon()
-    usual: Mapping[str, Any] = field(default_factory=dict)
-    ignored: frozenset[str] = frozenset()
-    rope: Mapping[str, Any] = field(default_factory=dict)
-    rope_keys: Mapping[str, str] = field(default_factory=dict)
-    has_own_ropes: bool = False
-    by_layer: frozenset[str] = frozenset()
-    window_period: int | None = None
-    is_paired: bool = False
-    is_partly_rotated: bool = False
-    norm_offset: float = 0.0
-    variants: Mapping[str, Family] = field(default_factory=dict)
-
-
-def _scaled_by(
-    num_layers: int,
-) -> Callable[[Mapping[str, Any], ModelValues], Mapping[str, Any]]:
-    """Return the function for the scale of Gemma's scores, which no file has.
-
-    It is by the size of a head, and in the model of 27B, which is known by its number of layers,
-    by the hidden size over the number of heads.
-    """
-
-    def derive(config: Mapping[str, Any], _: ModelValues) -> Mapping[str, Any]:
-        is_largest = config["num_hidden_layers"] == num_layers
-        per_head = config["hidden_size"] // config["num_attention_heads"]
-        return {"query_pre_attn_scalar": per_head if is_largest else config["head_dim"]}
-
-    return derive
-
-
-def _gemma4(config: Mapping[str, Any], values: ModelValues) -> Mapping[str, Any]:
-    """Return what differs between the layers of Gemma 4.
-
-    Its full layers have larger heads, perhaps fewer of them for keys, and perhaps no values. Layers
-    without keys of their own may have a wider MLP.
-    """
-    types, num_shared = config["layer_types"], config["num_kv_shared_layers"]
-    full = types.index("full_attention") if "full_attention" in types else len(types) - 1
-    sliding = types.index("sliding_attention") if "sliding_attention" in types else 0
-    widths, kv_heads = values.by_layer(WIDTH), values.by_layer(KV_HEADS)
-    derived: dict[str, Any] = {
-        "global_head_dim": values.count("attention.key_length"),
-        "attention_k_eq_v": not values.has_tensor(f"blk.{full}.attn_v.weight"),
-        "enable_moe_block": "num_experts" in config,
-    }
-    if kv_heads is not None:
-        derived["num_key_value_heads"] = kv_heads[sliding]
-        derived["num_global_key_value_heads"] = kv_heads[full]
-    if widths is not None:
-        num_own = len(types) - num_shared
-        wider = [widths[0] * (2 if i >= num_own else 1) for i in range(len(types))]
-        derived["use_double_wide_mlp"] = widths[: len(types)] == wider
-        if widths[: len(types)] not in (wider, [widths[0]] * len(types)):
-            raise values.wrong(WIDTH, widths, f"equal, or twice in the last {num_shared} layers")
-    if config["hidden_size_per_layer_input"]:
-        derived["vocab_size_per_layer_input"] = values.tensor("per_layer_token_embd.weight").shape[
-            0
-        ]
-    return derived
-
+from quire.compose.gguf.family import (
+    EXPERT_COUNT,
+    KV_HEADS,
+    WIDTH,
+    WINDOW,
+    Epsilon,
+    Family,
+    Key,
+)
+from quire.compose.gguf.gemma_values import gemma4_values, scaled_by
+from quire.compose.gguf.tensor_names import (
+    BLOCK,
+    DRAFT_LAYERS,
+    FUSED_GATE_UP,
+    GEMMA4_TENSORS,
+    LAYER,
+    NORM_AFTER_ATTENTION,
+    SANDWICH,
+)
 
 LAYER_NORM = "attention.layer_norm_epsilon"
 HEAD_BIAS = "output.bias"
@@ -345,7 +174,7 @@ ROWS = (
         },
         tensors=SANDWICH,
         constants=GELU,
-        derive=_scaled_by(46),
+        derive=scaled_by(46),
         window_period=2,
         norm_offset=1.0,
     ),
@@ -359,7 +188,7 @@ ROWS = (
         },
         tensors=SANDWICH,
         constants=GELU | {"rope_local_base_freq": 10_000.0},
-        derive=_scaled_by(62),
+        derive=scaled_by(62),
         window_period=6,
         norm_offset=1.0,
     ),
@@ -378,7 +207,7 @@ ROWS = (
         },
         tensors=GEMMA4_TENSORS,
         constants=GELU,
-        derive=_gemma4,
+        derive=gemma4_values,
         has_own_ropes=True,
         by_layer=frozenset({WIDTH, KV_HEADS}),
         window_period=6,

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any
 
-from quire.compose.gguf.families import FAMILIES, KV_HEADS, WIDTH, WINDOW, Family, Key
+from quire.compose.gguf.families import FAMILIES
+from quire.compose.gguf.family import KV_HEADS, WIDTH, WINDOW, Family, Key
 from quire.compose.gguf.header import GgufTensor, StoredArray
 from quire.compose.gguf.model_values import ModelValues
 from quire.compose.gguf.rope_values import OWN_ROPE_KEYS, SCALING_KEYS, rope_scaling

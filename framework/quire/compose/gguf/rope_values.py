@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quire.compose.gguf.families import Family
+from quire.compose.gguf.family import Family
 from quire.compose.gguf.model_values import ModelValues
 from quire.errors import UnsupportedModelError
 

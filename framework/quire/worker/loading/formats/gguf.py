@@ -15,15 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.compose.gguf.families import (
-    BY_ARCHITECTURE,
-    EXPERT_COUNT,
-    KEYS,
-    QUERIES,
-    TENSORS,
-)
+from quire.compose.gguf.families import BY_ARCHITECTURE
+from quire.compose.gguf.family import EXPERT_COUNT
 from quire.compose.gguf.model_config import EMBEDDING
 from quire.compose.gguf.rope_values import FACTOR_TENSORS
+from quire.compose.gguf.tensor_names import KEYS, QUERIES, TENSORS
 from quire.errors import CheckpointCorruptError
 from quire.interfaces.checkpoint_tensors import CheckpointTensor, Tensors
 from quire.interfaces.weight_rules import WeightMatch, WeightRule, WeightRules
