@@ -12,7 +12,7 @@ import torch
 from format_reference import round_weight
 from model_parts import CONTEXT, random_tokens
 from native_libraries import BF16_SETS_HERE
-from quantized_checkpoints import KINDS, write_quantized
+from quantized_checkpoints import KINDS, CheckpointKind, write_quantized
 from safetensors.torch import save_file
 
 from quire.errors import SettingsError
@@ -143,14 +143,14 @@ def test_products_in_bfloat16_are_float32_products_of_rounded_inputs(checkpoint)
     assert 1e-3 < median(errors) < 0.05
 
 
-def codes_model(checkpoint: Any, folder: Path, kind: str, products: str) -> Any:
+def codes_model(checkpoint: Any, folder: Path, kind: CheckpointKind, products: str) -> Any:
     """Return a model whose quantized checkpoint is kept in codes."""
     method = REGISTRY.get("codes_int8" if products == "int8" else "codes").from_config({})
     if products == "bfloat16":
         method = method.for_dtype("bfloat16")
     context = replace(CONTEXT, quantization=method)
     model = DecoderForCausalLM(describe(checkpoint.config), context)
-    load_weights(model, folder, config=checkpoint.config, prepared=KINDS[kind].reader())
+    load_weights(model, folder, config=checkpoint.config, prepared=kind.reader())
     bind_dense_attention(model)
     return model
 
@@ -171,10 +171,34 @@ def test_a_model_of_codes_computes_as_its_dequantized_weights_do(tmp_path, kind,
     write_quantized(written.folder, folder, KINDS[kind], lambda name: name.endswith("_proj.weight"))
     tokens = random_tokens(40)
     expected = logits_of(model_of(written, None), tokens)
-    found = difference(logits_of(codes_model(written, folder, kind, products), tokens), expected)
+    model = codes_model(written, folder, KINDS[kind], products)
+    found = difference(logits_of(model, tokens), expected)
     is_exact = products == "float32" or (products, kind) == ("int8", "nf4")
     assert found < (1e-5 if is_exact else limit)
     assert is_exact or found > 1e-4
+
+
+def test_a_checkpoint_that_was_made_for_integers_is_multiplied_as_such(tmp_path):
+    """W8A8: without an option."""
+    written = write_checkpoint(tmp_path / "plain", "Qwen3ForCausalLM", **SIZES)
+    scheme = {
+        "targets": ["Linear"],
+        "weights": {"num_bits": 8, "strategy": "channel"},
+        "input_activations": {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True},
+    }
+    kind = replace(KINDS["int-quantized"], config={"config_groups": {"group_0": scheme}})
+    folder = tmp_path / "quantized"
+    write_quantized(written.folder, folder, kind, lambda name: name.endswith("_proj.weight"))
+    model = codes_model(written, folder, kind, "float32")
+    inputs = {
+        path: module.method.weight_format.inputs
+        for path, module in model.named_modules()
+        if isinstance(module, ParallelLinear | LMHead)
+    }
+    assert {path for path, name in inputs.items() if name != "int8"} == {"lm_head"}
+    tokens = random_tokens(40)
+    expected = logits_of(model_of(written, None), tokens)
+    assert 1e-4 < difference(logits_of(model, tokens), expected) < 0.1
 
 
 @NEEDS_PAIRS
