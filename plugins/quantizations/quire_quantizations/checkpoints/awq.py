@@ -29,6 +29,7 @@ from quire_quantizations.checkpoints.weight_parts import (
     check_finite,
     check_part,
     group_size_of,
+    in_file,
     integers,
     modules_with,
     part,
@@ -77,7 +78,7 @@ class AWQ(PreparedQuantization):
             module + WEIGHT,
             (outputs, inputs),
             (*codes.stored, *scales.stored, *zeros.stored),
-            partial(_decoded, module=module, group_size=size),
+            partial(_decoded, name=in_file(scales), group_size=size),
             is_quantized=True,
         )
 
@@ -87,10 +88,10 @@ def _decoded(
     scales: Tensor,  # [G, N]
     zeros: Tensor,  # [G, N / 8]
     *,
-    module: str,
+    name: str,
     group_size: int,
 ) -> QuantizedWeight:
-    factors = check_finite(scales, module + SCALES).T.contiguous()  # [N, G]
+    factors = check_finite(scales, name).T.contiguous()  # [N, G]
     return QuantizedWeight(
         codes=_outputs(packed),
         scales=factors,

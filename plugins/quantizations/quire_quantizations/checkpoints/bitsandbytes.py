@@ -9,7 +9,8 @@ A linear layer with 4 bits (`nf4` or `fp4`; Dettmers et al., 2023) has
 
 and with `bnb_4bit_use_double_quant` the scales are codes, too: uint8, with a table and scales of
 their own, `weight.nested_quant_map` and `weight.nested_absmax`, and an offset in the JSON. With 8
-bits it has `weight`, int8 `[N, K]`, and `SCB`, float32 `[N]`: `w = weight * SCB / 127`.
+bits it has `weight`, int8 `[N, K]`, and `SCB`, float32 `[N]`: `w = weight * SCB / 127`. Its
+`weight_format` must be 0, rows; others are orders of elements for the tiles of some GPUs.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ from quire.interfaces.quantized_weight import QuantizedWeight
 from quire_quantizations.checkpoints.configs.bitsandbytes_config import describe
 from quire_quantizations.checkpoints.unpacking import unpacked
 from quire_quantizations.checkpoints.weight_parts import (
+    GET_ANOTHER,
     WEIGHT,
     check_finite,
     check_part,
     check_positive,
+    in_file,
     integers,
     modules_with,
     part,
@@ -86,7 +89,7 @@ class BitsAndBytes(PreparedQuantization):
         parts = {name + end for name in states for end in ends} | set(states.values())
         parts |= {module + end for module in in_bytes for end in (ROW_SCALES, LAYOUT)}
         weights = {name: _in_blocks(name, state, tensors, read) for name, state in states.items()}
-        weights |= {module + WEIGHT: _in_rows(module, tensors) for module in in_bytes}
+        weights |= {module + WEIGHT: _in_rows(module, tensors, read) for module in in_bytes}
         return with_weights(tensors, parts, weights, "bitsandbytes")
 
 
@@ -110,7 +113,7 @@ def _in_blocks(name: str, state_name: str, tensors: Tensors, read: Read) -> Chec
     num_elements = state.outputs * state.inputs
     if codes.stored[0].num_bytes != -(-num_elements // 2):
         raise CheckpointCorruptError(
-            f"tensor {name} in {codes.stored[0].file.name} has {codes.stored[0].num_bytes} bytes, "
+            f"tensor {in_file(codes)} has {codes.stored[0].num_bytes} bytes, "
             f"but 4 bits of a weight {[state.outputs, state.inputs]} are {-(-num_elements // 2)}"
         )
     scales, table = (part(tensors, name + end, codes) for end in (SCALES, TABLE))
@@ -129,7 +132,7 @@ def _in_blocks(name: str, state_name: str, tensors: Tensors, read: Read) -> Chec
         name,
         (state.outputs, state.inputs),
         tuple(tensor.stored[0] for tensor in stored),
-        partial(_decoded, name=name, state=state),
+        partial(_decoded, names=tuple(map(in_file, stored)), state=state),
         is_quantized=True,
     )
 
@@ -152,17 +155,16 @@ def _state(content: Tensor, tensor: CheckpointTensor) -> _State:
         )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise CheckpointCorruptError(
-            f"tensor {tensor.name} in {tensor.stored[0].file.name} must be the JSON of a weight's "
-            f"shape and blocksize: {error!r}"
+            f"tensor {in_file(tensor)} must be the JSON of a weight's shape and blocksize: "
+            f"{error!r}; {GET_ANOTHER}"
         ) from error
     if not isfinite(found.nested_offset):
         raise CheckpointCorruptError(
-            f"tensor {tensor.name} in {tensor.stored[0].file.name} has a nested_offset of "
-            f"{found.nested_offset}; download the checkpoint again"
+            f"tensor {in_file(tensor)} has a nested_offset of {found.nested_offset}; {GET_ANOTHER}"
         )
     if min(found.outputs, found.inputs, found.block_size, found.nested_block_size) < 1:
         raise CheckpointCorruptError(
-            f"tensor {tensor.name} in {tensor.stored[0].file.name} has sizes below 1: {values}"
+            f"tensor {in_file(tensor)} has sizes below 1: {values}; {GET_ANOTHER}"
         )
     return found
 
@@ -172,20 +174,20 @@ def _decoded(
     table: Tensor,
     scales: Tensor,
     *nested: Tensor,
-    name: str,
+    names: tuple[str, ...],  # of these tensors
     state: _State,
 ) -> QuantizedWeight:
     shape = (state.outputs, state.inputs)
     fields = unpacked(packed.contiguous().view(torch.uint8).view(1, -1), 4).view(-1, 2)
     codes = fields.flip(1).flatten()[: prod(shape)].view(shape)
-    table = check_finite(table, name + TABLE)
+    table = check_finite(table, names[1])
     if nested:
-        factors = check_finite(nested[0], name + NESTED_SCALES)
-        values = check_finite(nested[1], name + NESTED_TABLE)
+        factors = check_finite(nested[0], names[3])
+        values = check_finite(nested[1], names[4])
         block = torch.arange(len(scales)) // state.nested_block_size
         scales = values[scales.int()] * factors[block] + state.nested_offset
     else:
-        scales = check_positive(scales, name + SCALES)
+        scales = check_positive(scales, names[2])
     size = gcd(state.inputs, state.block_size)  # inputs that are in one block in every row
     starts = torch.arange(prod(shape) // size) * size
     return QuantizedWeight(
@@ -196,17 +198,24 @@ def _decoded(
     )
 
 
-def _in_rows(module: str, tensors: Tensors) -> CheckpointTensor:
+def _in_rows(module: str, tensors: Tensors, read: Read) -> CheckpointTensor:
     """Return a weight of 8 bits."""
     either = tensors.get(module + WEIGHT) or tensors[module + ROW_SCALES]
     codes, scales = (part(tensors, module + end, either) for end in (WEIGHT, ROW_SCALES))
     check_part(codes, ("I8",), (None, None), "bitsandbytes with 8 bits")
     check_part(scales, ("F32",), (codes.shape[0],), "bitsandbytes with 8 bits")
+    layout = tensors.get(module + LAYOUT)
+    if layout is not None and bool((order := read(layout.stored[0])).any()):
+        raise CheckpointCorruptError(
+            f"tensor {in_file(layout)} is {order.tolist()}, so the elements of {codes.name} are in "
+            "the order of a GPU's tiles (col32, col_turing or col_ampere); quire reads rows (0): "
+            "quantize the model again, or use another checkpoint"
+        )
     return CheckpointTensor(
         module + WEIGHT,
         codes.shape,
         (*codes.stored, *scales.stored),
-        partial(_decoded_rows, name=scales.name),
+        partial(_decoded_rows, name=in_file(scales)),
         is_quantized=True,
     )
 

@@ -27,6 +27,7 @@ from quire_quantizations.checkpoints.weight_parts import (
     check_part,
     check_positive,
     check_scaled,
+    in_file,
     part,
     with_weights,
 )
@@ -59,15 +60,22 @@ class BlockFP8(PreparedQuantization):
         weights = {
             name: self._weight(tensor, tensors)
             for name, tensor in tensors.items()
-            if tensor.stored[0].dtype in FLOAT8 and len(tensor.shape) > 1
+            if tensor.stored[0].dtype in FLOAT8
+            and len(tensor.shape) > 1
+            and not name.endswith((SCALE, OTHER_SCALE))
         }
         parts = {name + end for name in weights for end in (SCALE, OTHER_SCALE)}
         parts |= {name for name in tensors if name.endswith(ACTIVATION_SCALES)}
         return with_weights(tensors, parts, weights, "fp8")
 
     def _weight(self, weight: CheckpointTensor, tensors: Tensors) -> CheckpointTensor:
-        other = weight.name + OTHER_SCALE
-        scale = tensors[other] if other in tensors else part(tensors, weight.name + SCALE, weight)
+        other = tensors.get(weight.name + OTHER_SCALE)
+        scale = other or part(tensors, weight.name + SCALE, weight)
+        if other is not None and weight.name + SCALE in tensors:
+            raise CheckpointCorruptError(
+                f"tensor {in_file(weight)} has two scales, {weight.name}{SCALE} and {other.name}; "
+                "remove the one that is not its own"
+            )
         check_part(scale, (*FLOATS, POWERS), (None,) * len(scale.shape), "fp8")
         rows, columns = self.block or weight.shape[-2:]
         block = (max(rows, 1), max(columns, 1))
@@ -75,14 +83,14 @@ class BlockFP8(PreparedQuantization):
         expected = (*weight.shape[:-2], *blocks)
         if scale.shape not in ((), (1,), expected):
             raise CheckpointCorruptError(
-                f"tensor {scale.name} in {scale.stored[0].file.name} has shape "
-                f"{list(scale.shape)}, but a weight of shape {list(weight.shape)} in blocks of "
-                f"{list(block)} needs {list(expected)}; weight_block_size in config.json is "
-                f"{self.block and list(self.block)}: correct it, or copy the checkpoint completely"
+                f"tensor {in_file(scale)} has shape {list(scale.shape)}, but a weight of shape "
+                f"{list(weight.shape)} in blocks of {list(block)} needs {list(expected)}; "
+                f"weight_block_size in config.json is {self.block and list(self.block)}: correct "
+                "it, or copy the checkpoint completely"
             )
         is_matrix = len(weight.shape) == 2
         decode = partial(
-            decoded if is_matrix else _stack, block=block, names=(weight.name, scale.name)
+            decoded if is_matrix else _stack, block=block, names=(in_file(weight), in_file(scale))
         )
         stored = (*weight.stored, *scale.stored)
         return CheckpointTensor(weight.name, weight.shape, stored, decode, is_quantized=is_matrix)
@@ -113,7 +121,7 @@ def decoded(
         weight: Elements.
         scale: Scales.
         block: Rows and columns that share a scale.
-        names: Names of both tensors, for errors.
+        names: Names of both tensors and of their files, for errors.
 
     Raises:
         CheckpointCorruptError: Elements or scales are not those of a weight.

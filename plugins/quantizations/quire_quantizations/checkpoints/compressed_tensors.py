@@ -43,9 +43,11 @@ from quire_quantizations.checkpoints.weight_parts import (
     FLOATS,
     WEIGHT,
     check_finite,
+    check_groups,
     check_part,
     check_positive,
     check_scaled,
+    in_file,
     integers,
     modules_with,
     part,
@@ -139,7 +141,9 @@ class CompressedTensors(PreparedQuantization):
             check_part(groups, WHOLE_NUMBERS, (inputs,), PACK_QUANTIZED)
         return parts.weight(
             (codes, zeros, groups),
-            partial(_decoded_integers, name=module + GROUPS, bits=bits, is_stream=is_stream),
+            partial(
+                _decoded_integers, name=in_file(groups or codes), bits=bits, is_stream=is_stream
+            ),
         )
 
     def _packing(
@@ -152,8 +156,8 @@ class CompressedTensors(PreparedQuantization):
                 if codes.shape == (outputs, _words(inputs, bits, is_stream=is_stream)):
                     return [one for one in schemes if one.num_bits == bits], is_stream
         raise CheckpointCorruptError(
-            f"tensor {codes.name} in {codes.stored[0].file.name} has shape {list(codes.shape)}, "
-            f"which is not that of a weight {[outputs, inputs]} ({module}{SHAPE}) with the "
+            f"tensor {in_file(codes)} has shape {list(codes.shape)}, which is not that of a "
+            f"weight {[outputs, inputs]} ({module}{SHAPE}) with the "
             f"num_bits of quantization_config in config.json: {self.options}; correct it, or copy "
             "the checkpoint completely"
         )
@@ -176,7 +180,7 @@ class CompressedTensors(PreparedQuantization):
             zeros = part(tensors, module + ZEROS, codes)
         if zeros is not None:
             parts.check_zeros(zeros)
-        return parts.weight((codes, zeros, None), partial(_decoded_bytes, name=codes.name))
+        return parts.weight((codes, zeros, None), partial(_decoded_bytes, name=in_file(codes)))
 
     def _floats(self, module: str, tensors: Tensors) -> CheckpointTensor:
         """Return a weight of 4-bit floats."""
@@ -191,7 +195,9 @@ class CompressedTensors(PreparedQuantization):
             check_part(whole, FLOATS, (1,), "nvfp4")
         schemes = self.options.schemes_of(module, is_float=True, num_bits=4)
         parts = _Parts(module, outputs, inputs, scales, schemes)
-        return parts.weight((codes, whole, None), partial(_decoded_floats, name=module + WHOLE))
+        return parts.weight(
+            (codes, whole, None), partial(_decoded_floats, name=in_file(whole or codes))
+        )
 
 
 class _Parts:
@@ -226,8 +232,8 @@ class _Parts:
                 self.scheme, self.block = scheme, block
                 return
         raise CheckpointCorruptError(
-            f"tensor {scales.name} in {scales.stored[0].file.name} has shape {list(scales.shape)}, "
-            f"which does not fit a weight of shape {list(self.shape)} by quantization_config in "
+            f"tensor {in_file(scales)} has shape {list(scales.shape)}, which does not fit a "
+            f"weight of shape {list(self.shape)} by quantization_config in "
             f"config.json: {' or '.join(map(str, schemes)) or 'no group has such weights'}; "
             "correct it, or copy the checkpoint completely"
         )
@@ -274,9 +280,9 @@ class _Parts:
 
     def _floats(self, scales: Tensor) -> Tensor:
         if self.scales.stored[0].dtype == POWERS:
-            return powers_of_two(scales, self.scales.name)
+            return powers_of_two(scales, in_file(self.scales))
         is_float = self.scheme.is_float
-        return (check_positive if is_float else check_finite)(scales, self.scales.name)
+        return (check_positive if is_float else check_finite)(scales, in_file(self.scales))
 
 
 def _modules_in_bytes(tensors: Tensors) -> dict[str, None]:
@@ -345,13 +351,7 @@ def _order(groups: Tensor | None, num_groups: int, name: str) -> Tensor | None:
     """
     if groups is None or not len(groups) or bool((groups == NO_GROUP).all()):
         return None
-    lowest, highest = groups.aminmax()
-    if lowest < 0 or highest >= num_groups:
-        raise CheckpointCorruptError(
-            f"tensor {name} has groups from {int(lowest)} to {int(highest)}, but there are scales "
-            f"for {num_groups}; download the checkpoint again, or use another one"
-        )
-    return groups.long()
+    return check_groups(groups, num_groups, name)
 
 
 def _decoded_bytes(

@@ -45,8 +45,10 @@ from quire_quantizations.checkpoints.weight_parts import (
     WEIGHT,
     check_complete,
     check_finite,
+    check_groups,
     check_part,
     group_size_of,
+    in_file,
     integers,
     modules_with,
     part,
@@ -115,6 +117,7 @@ class GPTQ(PreparedQuantization):
         decode = partial(
             self._decoded,
             module=module,
+            names=(in_file(scales), in_file(groups or scales)),
             bits=bits,
             group_size=size,
             has_zeros=zeros is not None,
@@ -139,8 +142,8 @@ class GPTQ(PreparedQuantization):
         bits, rest = divmod(zeros.shape[1] * WORD_BITS, outputs)
         if rest or bits not in BITS:
             raise CheckpointCorruptError(
-                f"tensor {zeros.name} in {zeros.stored[0].file.name} has shape "
-                f"{list(zeros.shape)}; for {outputs} outputs and {named} bits GPTQ needs "
+                f"tensor {in_file(zeros)} has shape {list(zeros.shape)}; for {outputs} "
+                f"outputs and {named} bits GPTQ needs "
                 f"{outputs * self.options.bits // WORD_BITS} columns"
             )
         return bits
@@ -151,12 +154,13 @@ class GPTQ(PreparedQuantization):
         scales: Tensor,  # [G, N]
         *others: Tensor,
         module: str,
+        names: tuple[str, str],  # of scales and groups
         bits: int,
         group_size: int,
         has_zeros: bool,
     ) -> QuantizedWeight:
         codes = unpacked(packed.T, bits)  # [N, K]
-        factors = check_finite(scales, module + SCALES).T.contiguous()  # [N, G]
+        factors = check_finite(scales, names[0]).T.contiguous()  # [N, G]
         middle = 1 << (bits - 1)
         zeros = self._zeros(others[0], codes, bits, module) if has_zeros else None
         groups = others[-1] if len(others) > has_zeros else None
@@ -166,7 +170,7 @@ class GPTQ(PreparedQuantization):
             table=integers(2 * middle, middle if zeros is None else 0),
             group_size=group_size,
             offsets=None if zeros is None else -zeros * factors,
-            groups=_groups(groups, factors.shape[1], group_size, module),
+            groups=_groups(groups, factors.shape[1], group_size, names[1]),
         )
 
     def _zeros(self, packed: Tensor, codes: Tensor, bits: int, module: str) -> Tensor | None:
@@ -199,7 +203,7 @@ class GPTQ(PreparedQuantization):
         return is_found
 
 
-def _groups(stored: Tensor | None, num_groups: int, group_size: int, module: str) -> Tensor | None:
+def _groups(stored: Tensor | None, num_groups: int, group_size: int, name: str) -> Tensor | None:
     """Return the group of each input; None: groups are consecutive.
 
     Raises:
@@ -207,12 +211,6 @@ def _groups(stored: Tensor | None, num_groups: int, group_size: int, module: str
     """
     if stored is None:
         return None
-    groups = stored.long()
-    lowest, highest = groups.aminmax() if len(groups) else (groups.new_zeros(()),) * 2
-    if lowest < 0 or highest >= num_groups:
-        raise CheckpointCorruptError(
-            f"tensor {module}{GROUPS} has groups from {int(lowest)} to {int(highest)}, but there "
-            f"are scales for {num_groups}; download the checkpoint again, or use another one"
-        )
+    groups = check_groups(stored, num_groups, name)
     in_order = torch.arange(len(groups)) // group_size
     return None if torch.equal(groups, in_order) else groups

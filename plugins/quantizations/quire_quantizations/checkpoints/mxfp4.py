@@ -19,7 +19,13 @@ from quire.interfaces.checkpoint_tensors import CheckpointTensor, Read, Tensors
 from quire.interfaces.quantization import PreparedQuantization
 from quire.interfaces.quantized_weight import QuantizedStack, QuantizedWeight
 from quire_quantizations.checkpoints.unpacking import unpacked
-from quire_quantizations.checkpoints.weight_parts import part, with_weights
+from quire_quantizations.checkpoints.weight_parts import (
+    GET_ANOTHER,
+    check_part,
+    in_file,
+    part,
+    with_weights,
+)
 
 BLOCKS, SCALES = "_blocks", "_scales"
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # e2m1; the fourth bit is the sign
@@ -64,7 +70,7 @@ def powers_of_two(
     """
     if (exponents == NO_NUMBER).any():
         raise CheckpointCorruptError(
-            f"tensor {name} has scales that are NaN ({NO_NUMBER}); download the checkpoint again"
+            f"tensor {name} has scales that are NaN ({NO_NUMBER}); {GET_ANOTHER}"
         )
     return torch.ldexp(torch.ones(exponents.shape), exponents.int() - EXPONENT_BIAS)
 
@@ -72,24 +78,21 @@ def powers_of_two(
 def _weights(base: str, tensors: Tensors) -> CheckpointTensor:
     blocks = tensors[base + BLOCKS]
     scales = part(tensors, base + SCALES, blocks)
-    for tensor in (*blocks.stored, *scales.stored):
-        if tensor.dtype != "U8":
-            raise CheckpointCorruptError(
-                f"tensor {tensor.name} has the dtype {tensor.dtype}; mxfp4 needs U8"
-            )
+    for tensor in (blocks, scales):
+        check_part(tensor, ("U8",), (None,) * len(tensor.shape), "mxfp4")
     are_blocks = len(blocks.shape) == 4 and blocks.shape[3] == BLOCK_BYTES
     if not are_blocks or scales.shape != blocks.shape[:3]:
         raise CheckpointCorruptError(
-            f"tensors {blocks.name} and {scales.name} have shapes {list(blocks.shape)} and "
+            f"tensors {in_file(blocks)} and {in_file(scales)} have shapes {list(blocks.shape)} and "
             f"{list(scales.shape)}; mxfp4 needs [E, rows, K / {BLOCK}, {BLOCK_BYTES}] and "
-            f"[E, rows, K / {BLOCK}]"
+            f"[E, rows, K / {BLOCK}]; {GET_ANOTHER}"
         )
     num_experts, rows, num_blocks, _ = blocks.shape
     return CheckpointTensor(
         base,
         (num_experts, rows, num_blocks * BLOCK),
         (*blocks.stored, *scales.stored),
-        partial(_stack, name=scales.name),
+        partial(_stack, name=in_file(scales)),
         is_quantized=True,
     )
 

@@ -13,6 +13,7 @@ from quire.interfaces.quantized_weight import QuantizedWeight
 
 FLOATS = ("F16", "BF16", "F32")
 WEIGHT = ".weight"
+GET_ANOTHER = "download the checkpoint again, or use another one"
 HIGHEST_MAGNITUDE = 127  # of a code of float8, whose highest bit is the sign
 
 
@@ -78,8 +79,8 @@ def part(tensors: Tensors, name: str, of: CheckpointTensor) -> CheckpointTensor:
     found = tensors.get(name)
     if found is None:
         raise CheckpointCorruptError(
-            f"tensor {of.name} in {_file(of)} is quantized, and {name} is missing; copy the "
-            "checkpoint completely"
+            f"tensor {in_file(of)} is quantized, and {name} is missing; copy the checkpoint "
+            "completely"
         )
     return found
 
@@ -98,11 +99,11 @@ def check_part(
     Raises:
         CheckpointCorruptError: They are others.
     """
-    where = f"tensor {tensor.name} in {_file(tensor)}"
+    where = f"tensor {in_file(tensor)}"
     dtype = tensor.stored[0].dtype
     if dtype not in dtypes:
         raise CheckpointCorruptError(
-            f"{where} has the dtype {dtype}; {of} needs {' or '.join(dtypes)}"
+            f"{where} has the dtype {dtype}; {of} needs {' or '.join(dtypes)}: {GET_ANOTHER}"
         )
     fits = len(tensor.shape) == len(shape) and all(
         needed in (None, size) for size, needed in zip(tensor.shape, shape, strict=True)
@@ -110,12 +111,16 @@ def check_part(
     if not fits:
         needed = ", ".join("any" if size is None else str(size) for size in shape)
         raise CheckpointCorruptError(
-            f"{where} has shape {list(tensor.shape)}; {of} needs [{needed}]"
+            f"{where} has shape {list(tensor.shape)}; {of} needs [{needed}]: {GET_ANOTHER}"
         )
 
 
 def check_finite(values: Tensor, name: str) -> Tensor:
     """Return scales in float32.
+
+    Args:
+        values: Scales.
+        name: Name of their tensor and of its file, as in the functions below.
 
     Raises:
         CheckpointCorruptError: Some are infinite or no numbers.
@@ -125,7 +130,7 @@ def check_finite(values: Tensor, name: str) -> Tensor:
         wrong = values.numel() - int(torch.isfinite(values).sum())
         raise CheckpointCorruptError(
             f"tensor {name} has {wrong} values that are infinite or NaN, so the weight that it "
-            "scales cannot be computed; download the checkpoint again, or use another one"
+            f"scales cannot be computed; {GET_ANOTHER}"
         )
     return values
 
@@ -140,7 +145,7 @@ def check_positive(values: Tensor, name: str) -> Tensor:
     if values.numel() and float(values.min()) < 0:
         raise CheckpointCorruptError(
             f"tensor {name} has {int((values < 0).sum())} scales below 0, which its format does "
-            "not have; download the checkpoint again, or use another one"
+            f"not have; {GET_ANOTHER}"
         )
     return values
 
@@ -150,7 +155,7 @@ def check_scaled(weight: QuantizedWeight, name: str) -> QuantizedWeight:
 
     Args:
         weight: Weight of float8.
-        name: Name of its tensor with the codes.
+        name: Name of its tensor with the codes, and of the file.
 
     Raises:
         CheckpointCorruptError: Codes are infinite or NaN, or have scales of 0.
@@ -159,14 +164,12 @@ def check_scaled(weight: QuantizedWeight, name: str) -> QuantizedWeight:
     if len(wrong) and weight.codes.numel() and _has_magnitude(weight.codes, int(wrong[0])):
         num_wrong = int((weight.codes & HIGHEST_MAGNITUDE >= wrong[0]).sum())
         raise CheckpointCorruptError(
-            f"tensor {name} has {num_wrong} values that are infinite or NaN; download the "
-            "checkpoint again, or use another one"
+            f"tensor {name} has {num_wrong} values that are infinite or NaN; {GET_ANOTHER}"
         )
     erased = (weight.scales == 0)[:, weight.group_indices()] if (weight.scales == 0).any() else None
     if erased is not None and bool((weight.table[weight.codes.int()][erased] != 0).any()):
         raise CheckpointCorruptError(
-            f"tensor {name} has numbers other than 0 whose scales are 0; download the checkpoint "
-            "again, or use another one"
+            f"tensor {name} has numbers other than 0 whose scales are 0; {GET_ANOTHER}"
         )
     return weight
 
@@ -178,6 +181,26 @@ def _has_magnitude(codes: Tensor, magnitude: int) -> bool:
     """
     highest = int(codes.amax()) - HIGHEST_MAGNITUDE - 1, int(codes.view(torch.int8).amax())
     return max(highest) >= magnitude
+
+
+def check_groups(groups: Tensor, num_groups: int, name: str) -> Tensor:
+    """Return the group of each input, `[K]` int64.
+
+    Args:
+        groups: Groups as they are stored.
+        num_groups: Number of groups that have scales.
+        name: Name of their tensor and of its file.
+
+    Raises:
+        CheckpointCorruptError: There are no such groups.
+    """
+    lowest, highest = map(int, groups.aminmax()) if groups.numel() else (0, num_groups - 1)
+    if lowest < 0 or highest >= num_groups:
+        raise CheckpointCorruptError(
+            f"tensor {name} has groups from {lowest} to {highest}, but there are scales for "
+            f"{num_groups}; {GET_ANOTHER}"
+        )
+    return groups.long()
 
 
 def integers(num_values: int, zero: int = 0) -> Tensor:
@@ -202,11 +225,12 @@ def group_size_of(inputs: int, groups: int, wanted: object, scales: CheckpointTe
     if groups and inputs % groups == 0:
         return inputs // groups
     raise CheckpointCorruptError(
-        f"tensor {scales.name} in {_file(scales)} has scales for {groups} groups of inputs, and "
+        f"tensor {in_file(scales)} has scales for {groups} groups of inputs, and "
         f"the {inputs} inputs of the weight cannot be divided so by the group_size {wanted!r} of "
         "config.json; correct it in quantization_config"
     )
 
 
-def _file(tensor: CheckpointTensor) -> str:
-    return tensor.stored[0].file.name
+def in_file(tensor: CheckpointTensor) -> str:
+    """Return the name of a tensor and of its file, for errors."""
+    return f"{tensor.name} in {tensor.stored[0].file.name}"

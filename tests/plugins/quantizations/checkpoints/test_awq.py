@@ -34,7 +34,10 @@ def test_outputs_are_in_their_order_and_have_their_groups_scales(tmp_path, group
         ({"scales": torch.ones(3, 32)}, "[3, 32]; awq needs [any, 64]"),
         ({"qzeros": torch.ones(3, 7).int()}, "[3, 7]; awq needs [3, 8]"),
         ({"qweight": torch.ones(96, 8).half()}, "has the dtype F16; awq needs I32"),
-        ({"scales": torch.full((3, 64), torch.inf)}, "layer.scales has 192 values"),
+        (
+            {"scales": torch.full((3, 64), torch.inf)},
+            "layer.scales in model.safetensors has 192 values",
+        ),
     ],
 )
 def test_a_damaged_layer_is_refused_by_the_name_of_its_tensor(tmp_path, changes, message):

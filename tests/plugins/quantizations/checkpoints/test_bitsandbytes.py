@@ -38,6 +38,19 @@ def test_int8_is_read(tmp_path):
     assert set(every) == {"layer.weight"}
 
 
+@pytest.mark.parametrize("code", [1, 2, 3])
+def test_int8_in_the_order_of_tiles_is_refused(tmp_path, code):
+    tensors = llm_int8(weight()).tensors
+    for wrong in (torch.tensor(code).byte(), torch.tensor([code]).byte()):
+        refusal = refusal_of(tmp_path, METHOD, tensors | {"weight_format": wrong})
+        assert "tensor layer.weight_format in model.safetensors is" in refusal
+        assert "the elements of layer.weight are in the order of a GPU's tiles" in refusal
+    in_rows = tensors | {"weight_format": torch.tensor(0).byte()}
+    assert torch.equal(
+        read_layer(tmp_path, METHOD, in_rows).dequantized(), llm_int8(weight()).weight
+    )
+
+
 def state(**values):
     content = {"shape": [64, 96], "blocksize": 64} | values
     return torch.tensor(list(json.dumps(content).encode())).byte()
@@ -51,8 +64,14 @@ def state(**values):
         ({"weight.quant_map": torch.ones(8)}, "quant_map in model.safetensors has shape [8]"),
         ({"weight.absmax": torch.ones(95)}, "absmax in model.safetensors has shape [95]"),
         ({"weight.absmax": torch.ones(96).byte()}, "layer.weight.nested_absmax is missing"),
-        ({"weight.absmax": torch.full((96,), torch.nan)}, "weight.absmax has 96 values"),
-        ({"weight.quant_map": torch.full((16,), torch.inf)}, "weight.quant_map has 16 values"),
+        (
+            {"weight.absmax": torch.full((96,), torch.nan)},
+            "absmax in model.safetensors has 96 values",
+        ),
+        (
+            {"weight.quant_map": torch.full((16,), torch.inf)},
+            "map in model.safetensors has 16 values",
+        ),
         ({STATE: state(shape=[64, 95])}, "4 bits of a weight [64, 95] are 3040"),
         ({STATE: state(shape=[64])}, "must be the JSON of a weight's shape and blocksize"),
         ({STATE: state(blocksize=0)}, "has sizes below 1"),

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from model_parts import CONTEXT, make_model, random_tokens
-from prepared_tensors import read_layer
+from prepared_tensors import read_layer, refusal_of
 from safetensors.torch import save_file
 
 from quire.errors import CheckpointCorruptError, UnsupportedModelError
@@ -71,6 +71,26 @@ def test_powers_of_two_as_scales_are_factors(tmp_path):
     weight = torch.ones(2, 2).to(torch.float8_e4m3fn)
     scale = torch.tensor([[0.25]]).to(torch.float8_e8m0fnu)
     assert torch.equal(read(tmp_path, weight, scale, (2, 2)), torch.full((2, 2), 0.25))
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.int32, torch.int64, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2]
+)
+@pytest.mark.parametrize("name", ["weight_scale", "weight_scale_inv"])
+def test_scales_of_a_dtype_without_factors_are_refused(tmp_path, dtype, name):
+    tensors = {"weight": torch.ones(4, 4).to(torch.float8_e4m3fn)}
+    tensors[name] = torch.ones(2, 2).to(dtype)
+    method = BlockFP8.from_config({"weight_block_size": [2, 2]})
+    refusal = refusal_of(tmp_path, method, tensors)
+    assert f"tensor layer.{name} in model.safetensors has the dtype" in refusal
+    assert "download the checkpoint again" in refusal
+
+
+def test_two_scales_of_one_weight_are_refused(tmp_path):
+    tensors = {"weight": torch.ones(4, 4).to(torch.float8_e4m3fn)}
+    tensors |= {"weight_scale": torch.tensor(0.5), "weight_scale_inv": torch.tensor(2.0)}
+    refusal = refusal_of(tmp_path, BlockFP8.from_config(QUANTIZATION), tensors)
+    assert "layer.weight in model.safetensors has two scales, layer.weight_scale_inv and" in refusal
 
 
 def quantized(tensor):
@@ -187,7 +207,7 @@ def test_elements_that_are_no_numbers_are_refused(tmp_path, dtype, is_stack):
     weight = torch.zeros(2, 3, 4) if is_stack else torch.zeros(3, 4)
     weight[..., 1, 1] = torch.nan
     with pytest.raises(
-        CheckpointCorruptError, match=r"layer\.weight has \d values that are infini"
+        CheckpointCorruptError, match=r"layer\.weight in model\.safetensors has \d values"
     ):
         read(tmp_path, weight.to(dtype), torch.tensor(1.0))
 
@@ -197,10 +217,10 @@ def test_a_scale_of_zero_is_for_zeros_only(tmp_path):
     assert torch.equal(read(tmp_path, weight, scale, (2, 2)), torch.eye(4))
     with pytest.raises(CheckpointCorruptError, match="numbers other than 0 whose scales are 0"):
         read(tmp_path, weight, scale * torch.tensor([1.0, 0.0]), (2, 2))
-    with pytest.raises(CheckpointCorruptError, match="weight_scale_inv has 2 scales below 0"):
+    with pytest.raises(CheckpointCorruptError, match=r"scale_inv in .* has 2 scales below 0"):
         read(tmp_path, weight, -scale, (2, 2))
 
 
 def test_scales_that_are_no_numbers_are_refused(checkpoint):
     text = refused(checkpoint, **{NAME + "_scale_inv": torch.full((4, 3), torch.nan)})
-    assert f"tensor {NAME}_scale_inv has 12 values that are infinite or NaN" in text
+    assert f"{NAME}_scale_inv in model.safetensors has 12 values that are infinite" in text

@@ -159,9 +159,15 @@ def test_inputs_in_the_order_of_their_activations_have_the_groups_of_g_idx(tmp_p
         ({"weight_scale": torch.ones(64, 6)}, "(num_bits 4, int, group of 32)"),
         ({"weight_scale": torch.ones(64, 1)}, "[64, 1], which does not fit a weight of shape"),
         ({"weight_scale": torch.ones(7, 3)}, "[7, 3], which does not fit a weight of shape"),
-        ({"weight_g_idx": torch.full((96,), 3)}, "weight_g_idx has groups from 3 to 3, but there"),
-        ({"weight_g_idx": torch.arange(-1, 95) // 32}, "weight_g_idx has groups from -1 to 2"),
-        ({"weight_scale": torch.full((64, 3), torch.nan)}, "weight_scale has 192 values"),
+        ({"weight_g_idx": torch.full((96,), 3)}, "has groups from 3 to 3, but there"),
+        (
+            {"weight_g_idx": torch.arange(-1, 95) // 32},
+            "g_idx in model.safetensors has groups from -1 to 2",
+        ),
+        (
+            {"weight_scale": torch.full((64, 3), torch.nan)},
+            "scale in model.safetensors has 192 values",
+        ),
         (
             {"weight_zero_point": torch.ones(7, 3).int()},
             "has shape [7, 3]; pack-quantized needs [8, 3]",
@@ -207,11 +213,13 @@ def test_numbers_that_are_none_and_scales_below_zero_are_refused(tmp_path):
     refusal = refusal_of(
         tmp_path, reader, layer.tensors | {"weight": wrong.to(torch.float8_e4m3fn)}
     )
-    assert "layer.weight has 1 values that are infinite or NaN" in refusal
+    assert "layer.weight in model.safetensors has 1 values that are infinite or NaN" in refusal
     below = layer.tensors | {"weight_scale": -layer.tensors["weight_scale"]}
-    assert "weight_scale has 64 scales below 0" in refusal_of(tmp_path, reader, below)
+    assert "scale in model.safetensors has 64 scales below 0" in refusal_of(tmp_path, reader, below)
     none = layer.tensors | {"weight_scale": torch.zeros(64, 1)}
-    assert "layer.weight has numbers other than 0" in refusal_of(tmp_path, reader, none)
+    assert "layer.weight in model.safetensors has numbers other than 0" in refusal_of(
+        tmp_path, reader, none
+    )
 
 
 def test_a_weight_that_was_not_compressed_is_refused_with_its_scale(tmp_path):
@@ -246,7 +254,8 @@ def test_a_factor_of_zero_of_all_scales_is_refused(tmp_path):
         "weight_global_scale": torch.zeros(1),
     }
     reader = method(**FLOAT4, group_size=16)
-    assert "layer.weight_global_scale has 32 values" in refusal_of(tmp_path, reader, tensors)
+    refusal = refusal_of(tmp_path, reader, tensors)
+    assert "layer.weight_global_scale in model.safetensors has 32 values" in refusal
 
 
 def groups(**targets):

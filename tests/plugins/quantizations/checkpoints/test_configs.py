@@ -60,6 +60,12 @@ CASES = [
     *wrong(GPTQ, "is_marlin_format", True),
     *wrong(GPTQ, "dynamic", ["-:a"], "a"),
     (GPTQ | {"dynamic": {"+:(": {}}}, "dynamic", "+:("),
+    *(
+        (GPTQ | {"dynamic": {"+:a": {field: value}}}, f"dynamic.+:a.{field}", value)
+        for field, values in (("bits", (4.0, 5, "4", [4])), ("group_size", (0, 1.5, "x")))
+        for value in values
+    ),
+    (GPTQ | {"dynamic": {"+:a": 3}}, "dynamic.+:a", 3),
     *wrong(AWQ, "bits", 3, "4"),
     *wrong(AWQ, "w_bit", 8),
     *wrong(AWQ, "group_size", 0, "x"),

@@ -141,9 +141,12 @@ def test_rows_and_columns_are_those_of_the_weight(tmp_path):
             r"qzeros .* \[2, 8\]; gptq with 4 bits needs \[3, 8\]",
         ),
         ({"g_idx": torch.zeros(95).int()}, r"g_idx .* \[95\]; gptq with 4 bits needs \[96\]"),
-        ({"g_idx": torch.full((96,), 3).int()}, "g_idx has groups from 3 to 3, .* scales for 3;"),
-        ({"g_idx": torch.full((96,), -1).int()}, "g_idx has groups from -1 to -1"),
-        ({"scales": torch.full((3, 64), torch.nan)}, "scales has 192 values .* infinite or NaN"),
+        ({"g_idx": torch.full((96,), 3).int()}, "g_idx in .* has groups from 3 to 3, .* for 3;"),
+        ({"g_idx": torch.full((96,), -1).int()}, "g_idx in .* has groups from -1 to -1"),
+        (
+            {"scales": torch.full((3, 64), torch.nan)},
+            "scales in .* has 192 values .* infinite or NaN",
+        ),
         (
             {"g_idx": None, "scales": torch.ones(5, 64), "qzeros": torch.ones(5, 8).int()},
             "scales for 5 groups .* 96 inputs .* cannot be divided so by the group_size 32",

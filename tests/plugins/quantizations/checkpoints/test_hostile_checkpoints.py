@@ -223,7 +223,7 @@ def test_groups_that_do_not_exist_are_named(case):
         for value in (-2, -1, INPUTS, 2**31 - 1):
             wrong = tensors[end].clone()
             wrong[5] = value
-            with pytest.raises(QuireError, match=rf"layer\.{end} has groups from"):
+            with pytest.raises(QuireError, match=rf"layer\.{end} in \S+ has groups from"):
                 loaded(folder, config, tensors | {end: wrong})
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from quire.compose.gguf.model_config import key_names
 from quire.compose.gguf.model_values import COPY_AGAIN
 from quire.compose.gguf.split_files import read_files
+from quire.errors import UnsupportedModelError
 from quire.interfaces.checkpoint_tensors import CheckpointTensor, StoredTensor, unchanged
 from quire.interfaces.quantization import PreparedQuantization
 from quire.worker.loading.checkpoint_words import CheckpointWords
@@ -31,9 +32,18 @@ def converted_tensors(
 
     Raises:
         CheckpointCorruptError: Tensors do not fit together.
+        UnsupportedModelError: Quantized weights have Mistral's own layout.
     """
     tensors = unchanged(stored)
     if is_consolidated(tensors):
+        if prepared is not None:
+            file = next(iter(stored.values())).file
+            raise UnsupportedModelError(
+                f"{file.name} has Mistral's own layout, and quantization_config in config.json "
+                "says that its weights are quantized; quire reads quantized weights in the layout "
+                "of Hugging Face: download the files model*.safetensors of the model, or use one "
+                "that is not quantized"
+            )
         tensors = from_consolidated(tensors, config)
     elif is_gguf_layout(tensors):
         tensors = from_gguf(tensors, config)

@@ -57,12 +57,9 @@ class GPTQConfig:
             raise refused(values, "is_marlin_format", "false")
         if values.text("pack_dtype", WORDS) != WORDS:
             raise refused(values, "pack_dtype", WORDS)
-        bits = config.get("bits")
-        if type(bits) is not int or bits not in BITS:
-            raise refused(values, "bits", "2, 3, 4 or 8 bits")
         is_symmetric = values.flag("sym", False) if values.has("sym") else None
         return cls(
-            bits,
+            _bits_of(values),
             group_size_of(values),
             named,
             is_symmetric,
@@ -113,17 +110,35 @@ def describe(config: Mapping[str, Any]) -> tuple[WeightCodes, ...]:
     return GPTQConfig.read(config).codes
 
 
-def _dynamic(values: ConfigValues) -> Mapping[str, Any]:
-    """Return the options by layer, whose patterns are valid.
+def _bits_of(values: ConfigValues, default: int | None = None) -> int:
+    """Return the bits of a code.
 
     Raises:
-        UnsupportedModelError: They are not.
+        RefusedError: The number is not supported.
+    """
+    bits = values.config.get("bits", default)
+    if type(bits) is not int or bits not in BITS:
+        raise refused(values, "bits", "2, 3, 4 or 8 bits")
+    return bits
+
+
+def _dynamic(values: ConfigValues) -> Mapping[str, Any]:
+    """Return the options by layer, which are valid, as their patterns are.
+
+    Raises:
+        RefusedError: A number of bits is not supported.
+        UnsupportedModelError: Options or patterns are of other types than they must be.
     """
     if values.config.get("dynamic") in (None, False):
         return {}
     dynamic = values.mapping("dynamic")
     for pattern, wrong in _wrong_patterns(dynamic):
         raise values.wrong("dynamic", pattern, f"an object of regular expressions ({wrong})")
+    for pattern in dynamic:
+        if not pattern.startswith(EXCLUDED):
+            own = values.nested("dynamic").nested(pattern)
+            _bits_of(own, BITS[0])
+            group_size_of(own)
     return dynamic
 
 

@@ -6,7 +6,8 @@ from model_parts import load_model, make_model, random_tokens
 from safetensors.torch import save_file
 from torch import Tensor
 
-from quire.errors import CheckpointCorruptError
+from quire.errors import CheckpointCorruptError, UnsupportedModelError
+from quire.interfaces.quantization import PreparedQuantization
 from quire.testing.checkpoints import WrittenCheckpoint, write_checkpoint
 from quire.testing.model.dense_attention import logits_of
 from quire.worker.loading.formats.consolidated import halves_from_pairs
@@ -125,3 +126,21 @@ def test_rows_that_are_no_whole_heads_are_an_error(written, folder):
         CheckpointCorruptError, match=r"wk\.weight has shape \[15, 64\].* head_dim 16"
     ):
         load_weights(make_model(written.config), folder, config=written.config)
+
+
+class Reader(PreparedQuantization):
+    """A reader that takes any checkpoint as it is."""
+
+    @classmethod
+    def from_config(cls, config):
+        return cls()
+
+    def read(self, tensors, read):
+        return dict(tensors)
+
+
+def test_quantized_weights_in_this_layout_are_refused_with_the_way_out(written, folder):
+    with pytest.raises(
+        UnsupportedModelError, match=r"consolidated\.safetensors has .* download the files model\*"
+    ):
+        load_weights(make_model(written.config), folder, config=written.config, prepared=Reader())
