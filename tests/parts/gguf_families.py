@@ -233,6 +233,17 @@ def gemma4_tensors(name: str, tensor: Tensor) -> Named:
         yield "rope_freqs.weight", torch.tensor([1.0] * 4 + [1e30] * 12)
 
 
+def latent_parts(name: str, tensor: Tensor) -> Named:
+    """Write the keys of latent attention, turned, and its values as stacks of the heads."""
+    if name.endswith("kv_b_proj.weight"):
+        stem = f"blk.{name.split('.')[2]}"
+        keys, values = tensor.view(4, -1, tensor.shape[1]).split([32, 24], 1)
+        yield f"{stem}.attn_k_b.weight", keys.transpose(1, 2)
+        yield f"{stem}.attn_v_b.weight", values
+    else:
+        yield from choice_bias(name, tensor)
+
+
 def phi3_factors(name: str, tensor: Tensor) -> Named:
     """Write the factors of wavelengths beside the embedding."""
     yield name, tensor
@@ -276,6 +287,29 @@ GEMMA4_KEYS = WINDOW | {
     "rope.freq_base_swa": 10_000.0,
     "rope.dimension_count": 32,
     "rope.dimension_count_swa": 16,
+}
+LATENT = {
+    "q_lora_rank": 28,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 24,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.7,
+}
+LATENT_KEYS = {
+    "attention.kv_lora_rank": 32,
+    "attention.head_count_kv": 1,
+    "attention.key_length": 40,
+    "attention.value_length": 32,
+    "attention.key_length_mla": 40,
+    "attention.value_length_mla": 24,
+    "rope.dimension_count": 8,
 }
 IMAGES = {"rope.dimension_sections": [4, 2, 2, 0], "n_deepstack_layers": 3}
 
@@ -332,6 +366,53 @@ CASES = {
         {"attention.sliding_window": 0},
     ),
     "phi2": GgufCase("phi2", FamilyCase("phi", {})),
+    "deepseek2": GgufCase(
+        "deepseek2",
+        FamilyCase("deepseek_v2", LATENT | {"q_lora_rank": None, "n_group": 1, "topk_group": 1}),
+        LATENT_KEYS | {"expert_weights_norm": False},
+        change=latent_parts,
+    ),
+    "deepseek2 groups": GgufCase(
+        "deepseek2",
+        FamilyCase(
+            "deepseek_v2",
+            LATENT
+            | {
+                "n_group": 4,
+                "topk_group": 2,
+                "topk_method": "group_limited_greedy",
+                "rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 0.7},
+            },
+        ),
+        LATENT_KEYS
+        | {
+            "attention.q_lora_rank": 28,
+            "expert_gating_func": 1,
+            "rope.scaling.yarn_log_multiplier": 0.07,
+        },
+        change=latent_parts,
+    ),
+    "deepseek3": GgufCase(
+        "deepseek2",
+        FamilyCase("deepseek_v3", LATENT | {"n_group": 4, "topk_group": 2}),
+        LATENT_KEYS
+        | {"attention.q_lora_rank": 28, "expert_gating_func": 2, "expert_weights_norm": True},
+        change=latent_parts,
+    ),
+    "deepseek3 whole": GgufCase(
+        "deepseek2",
+        FamilyCase("deepseek_v3", LATENT | {"n_group": 1, "topk_group": 1}),
+        {
+            "attention.q_lora_rank": 28,
+            "attention.kv_lora_rank": 32,
+            "attention.key_length": 40,
+            "attention.value_length": 24,
+            "rope.dimension_count": 8,
+            "expert_gating_func": 2,
+            "expert_weights_norm": True,
+        },
+        change=choice_bias,
+    ),
     "dots1": GgufCase(
         "dots1",
         FamilyCase("dots1", DOTS1),

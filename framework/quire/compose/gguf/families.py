@@ -16,11 +16,18 @@ from quire.compose.gguf.family import (
     Key,
 )
 from quire.compose.gguf.gemma_values import gemma4_values, scaled_by
+from quire.compose.gguf.latent_values import (
+    MAGNITUDE,
+    OWN_KEY_SIZE,
+    OWN_VALUE_SIZE,
+    latent_values,
+)
 from quire.compose.gguf.tensor_names import (
     BLOCK,
     DRAFT_LAYERS,
     FUSED_GATE_UP,
     GEMMA4_TENSORS,
+    LATENT_TENSORS,
     LAYER,
     NORM_AFTER_ATTENTION,
     SANDWICH,
@@ -78,6 +85,23 @@ MINISTRAL3 = Family(
     is_paired=True,
 )
 OLMO3 = Family("olmo2", "Olmo3ForCausalLM", "olmo3", tensors=SANDWICH, window_period=4)
+LATENT_KEYS = SIGMOID_EXPERTS | {
+    "attention.kv_lora_rank": Key("kv_lora_rank"),
+    "attention.q_lora_rank": Key("q_lora_rank", is_optional=True),
+}
+LATENT_SIZES = frozenset({OWN_KEY_SIZE, OWN_VALUE_SIZE, MAGNITUDE})
+DEEPSEEK3 = Family(
+    "deepseek2",
+    "DeepseekV3ForCausalLM",
+    "deepseek_v3",
+    keys=LATENT_KEYS,
+    tensors=LATENT_TENSORS,
+    constants=ONE_GROUP,
+    derive=latent_values,
+    usual=SIGMOID,
+    ignored=LATENT_SIZES,
+    is_latent=True,
+)
 ROWS = (
     Family(
         "llama",
@@ -406,6 +430,19 @@ ROWS = (
         },
         usual=SIGMOID,
         is_partly_rotated=True,
+    ),
+    Family(
+        "deepseek2",
+        "DeepseekV2ForCausalLM",
+        "deepseek_v2",
+        keys=LATENT_KEYS,
+        tensors=LATENT_TENSORS,
+        constants=ONE_GROUP,
+        derive=latent_values,
+        usual=SOFTMAX,
+        ignored=LATENT_SIZES,
+        is_latent=True,
+        variants={"expert_gating_func": DEEPSEEK3},
     ),
     Family(
         "ernie4_5",

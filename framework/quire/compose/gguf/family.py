@@ -59,12 +59,13 @@ class Family:
         has_own_ropes: Whether layers with a window have a rotary embedding of their own, and the
             others one over a part of the wavelengths, which a tensor marks.
         by_layer: Keys that may have a number for each layer; the config has that of the first.
+        is_latent: Whether attention is latent, with sizes of heads of its own.
         window_period: Number of layers of which the last one has full attention, and the others a
             sliding window; None: the family has no such layers.
         is_paired: Whether rows of queries and keys are in rotary pairs.
         is_partly_rotated: Whether a part of each head may be rotated.
         norm_offset: Number that is added to the weights of norms in the file.
-        variants: Families that a file is of if it has a value for a key.
+        variants: Families that a file is of if it has a value for a key: any, or the usual one.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Family:
     rope_keys: Mapping[str, str] = field(default_factory=dict)
     has_own_ropes: bool = False
     by_layer: frozenset[str] = frozenset()
+    is_latent: bool = False
     window_period: int | None = None
     is_paired: bool = False
     is_partly_rotated: bool = False

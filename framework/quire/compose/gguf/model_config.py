@@ -98,8 +98,11 @@ def family_of(files: GgufFiles) -> Family:
             f"quire reads {', '.join(FAMILIES)}; {OTHER_LAYOUT}"
         )
     family = FAMILIES[name]
-    found = (other for key, other in family.variants.items() if files.metadata.get(f"{name}.{key}"))
-    return next(found, family)
+    for key, other in family.variants.items():
+        value = files.metadata.get(f"{name}.{key}")
+        if value and other.usual.get(key, value) == value:
+            return other
+    return family
 
 
 class _Reader:
@@ -117,7 +120,7 @@ class _Reader:
         head_dim = values.count(
             HEAD_SIZE, max(1, sizes["hidden_size"] // sizes["num_attention_heads"])
         )
-        rotary_dim = self._rotary_dim(head_dim)
+        rotary_dim = values.count(ROTATED) if family.is_latent else self._rotary_dim(head_dim)
         config = {
             "architectures": [family.architecture],
             "model_type": family.model_type,

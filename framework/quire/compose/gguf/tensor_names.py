@@ -60,6 +60,16 @@ GEMMA4_TENSORS: TensorNames = {
     f"{BLOCK}.ffn_gate_up_exps": (f"{GEMMA4_EXPERT}.gate_proj", f"{GEMMA4_EXPERT}.up_proj"),
     **{f"{BLOCK}.ffn_{part}_exps": f"{GEMMA4_EXPERT}.{part}_proj" for part in PARTS},
 }
+KEY_PARTS, VALUE_PARTS = f"{BLOCK}.attn_k_b.weight", f"{BLOCK}.attn_v_b.weight"
+KEYS_AND_VALUES = f"{LAYER}.self_attn.kv_b_proj"
+LATENT_TENSORS = {
+    f"{BLOCK}.attn_q_a": f"{LAYER}.self_attn.q_a_proj",
+    f"{BLOCK}.attn_q_a_norm": f"{LAYER}.self_attn.q_a_layernorm",
+    f"{BLOCK}.attn_q_b": f"{LAYER}.self_attn.q_b_proj",
+    f"{BLOCK}.attn_kv_a_mqa": f"{LAYER}.self_attn.kv_a_proj_with_mqa",
+    f"{BLOCK}.attn_kv_a_norm": f"{LAYER}.self_attn.kv_a_layernorm",
+    f"{BLOCK}.attn_kv_b": KEYS_AND_VALUES,  # until 2025, then in two parts
+}
 DRAFT_LAYERS = {
     f"{BLOCK}.nextn.{name}": f"{LAYER}.{name}"
     for name in (

@@ -13,7 +13,7 @@ high ones those behind them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import CheckpointCorruptError
-from quire.interfaces.checkpoint_tensors import CheckpointTensor, Read, Tensors
+from quire.interfaces.checkpoint_tensors import CheckpointTensor, Read, StoredTensor, Tensors
 from quire.interfaces.quantization import PreparedQuantization
 from quire.interfaces.quantized_weight import QuantizedWeight
 from quire_quantizations.checkpoints.unpacking import unpacked
@@ -70,6 +70,8 @@ class _Blocks:
 
 def _weight(tensor: CheckpointTensor) -> CheckpointTensor:
     """Return a weight in place of a tensor in blocks."""
+    if len(tensor.stored) > 1:
+        return replace(tensor, compute=partial(_of_numbers, tensor=tensor))
     blocks = BLOCKS.get(tensor.stored[0].dtype)
     if blocks is None:
         return tensor
@@ -81,6 +83,21 @@ def _weight(tensor: CheckpointTensor) -> CheckpointTensor:
         )
     decode = partial(_decoded, tensor=tensor, blocks=blocks)
     return CheckpointTensor(tensor.name, tensor.shape, tensor.stored, decode, is_quantized=True)
+
+
+def _of_numbers(*stored: Tensor, tensor: CheckpointTensor) -> Any:
+    """Return a tensor that is computed from several, each of which is dequantized first."""
+    return tensor.value(*map(_numbers, stored, tensor.stored))
+
+
+def _numbers(rows: Tensor, stored: StoredTensor) -> Tensor:
+    """Return the numbers of a tensor, which may be in blocks."""
+    if stored.dtype not in BLOCKS:
+        return rows.float()
+    flat = rows.flatten(0, -2)
+    tensor = CheckpointTensor(stored.name, (len(flat), stored.shape[-1]), (stored,))
+    weight = _decoded(flat, tensor=tensor, blocks=BLOCKS[stored.dtype])
+    return weight.dequantized().view(stored.shape)
 
 
 def _decoded(stored: Tensor, *, tensor: CheckpointTensor, blocks: _Blocks) -> QuantizedWeight:

@@ -157,7 +157,7 @@ def test_linear_and_yarn_scaling_are_read(config):
         config(TENSORS | FACTORS, **linear)
 
 
-@pytest.mark.parametrize("architecture", ["gemma3n", "deepseek2", "mamba", "", 7])
+@pytest.mark.parametrize("architecture", ["gemma3n", "lfm2", "mamba", "", 7])
 def test_another_architecture_is_refused_with_those_that_are_read(config, architecture):
     with pytest.raises(UnsupportedModelError) as caught:
         config(general__architecture=architecture)
@@ -293,6 +293,26 @@ def test_long_and_short_factors_are_those_of_phi_3(config):
     del tensors["rope_factors_long.weight"]
     with pytest.raises(CheckpointCorruptError, match=r"lacks the tensor rope_factors_long\.weight"):
         config(tensors, **named("phi3") | scaling)
+
+
+def test_latent_attention_has_sizes_of_its_own(config):
+    keys = {
+        "attention.kv_lora_rank": 32, "attention.key_length": 40, "attention.value_length": 32,
+        "attention.key_length_mla": 24, "attention.value_length_mla": 12, "rope.dimension_count": 8,
+        "expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32,
+        "expert_shared_count": 1, "expert_weights_scale": 1.5, "leading_dense_block_count": 1,
+    }  # fmt: skip
+    latent = named("deepseek2") | {f"deepseek2.{key}": value for key, value in keys.items()}
+    found = config(**latent)
+    sizes = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank", "q_lora_rank")
+    assert [found[size] for size in sizes] == [16, 8, 12, 32, None]
+    assert found["architectures"] == ["DeepseekV2ForCausalLM"]
+    sigmoid = config(**latent | {"deepseek2.expert_gating_func": 2})
+    assert sigmoid["architectures"] == ["DeepseekV3ForCausalLM"]
+    with pytest.raises(
+        CheckpointCorruptError, match=r"more than rope\.dimension_count \(8\), got 8"
+    ):
+        config(**latent | {"deepseek2.attention.key_length_mla": 8})
 
 
 def test_layers_of_gemma_4_differ(config):

@@ -19,7 +19,14 @@ from quire.compose.gguf.families import BY_ARCHITECTURE
 from quire.compose.gguf.family import EXPERT_COUNT
 from quire.compose.gguf.model_config import EMBEDDING
 from quire.compose.gguf.rope_values import FACTOR_TENSORS
-from quire.compose.gguf.tensor_names import KEYS, QUERIES, TENSORS
+from quire.compose.gguf.tensor_names import (
+    KEY_PARTS,
+    KEYS,
+    KEYS_AND_VALUES,
+    QUERIES,
+    TENSORS,
+    VALUE_PARTS,
+)
 from quire.errors import CheckpointCorruptError
 from quire.interfaces.checkpoint_tensors import CheckpointTensor, Tensors
 from quire.interfaces.weight_rules import WeightMatch, WeightRule, WeightRules
@@ -62,9 +69,10 @@ def from_gguf(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, Checkpoi
             is not of as many matrices as there are experts, or two tensors mean the same.
     """
     layout, rules = _Layout(config), gguf_rules(config)
-    converted: dict[str, CheckpointTensor] = {}
+    converted = layout.keys_and_values(tensors)
+    taken = {stored.name for tensor in converted.values() for stored in tensor.stored}
     for name, tensor in tensors.items():
-        if name in FACTOR_TENSORS:
+        if name in FACTOR_TENSORS or name in taken:
             continue
         match = rules.match(name)
         for new in [tensor] if match is None else layout.converted(tensor, match):
@@ -90,6 +98,29 @@ class _Layout:
         experts = self._family.keys.get(EXPERT_COUNT)
         self._num_experts: Any = None if experts is None else config.get(experts.name)
         self._num_heads = config["num_attention_heads"]
+        self._num_layers = config["num_hidden_layers"]
+
+    def keys_and_values(self, tensors: Tensors) -> dict[str, CheckpointTensor]:
+        """Return the matrices of latent attention that files have in two parts."""
+        found: dict[str, CheckpointTensor] = {}
+        for layer in range(self._num_layers if self._family.is_latent else 0):
+            name = f"{KEYS_AND_VALUES}.weight".format(layer=layer)
+            parts = [tensors.get(part.format(layer=layer)) for part in (KEY_PARTS, VALUE_PARTS)]
+            keys, values = parts
+            if keys is None or values is None:
+                continue
+            if not len(keys.shape) == len(values.shape) == 3 or (
+                (keys.shape[0], keys.shape[1]) != (values.shape[0], values.shape[2])
+            ):
+                raise CheckpointCorruptError(
+                    f"tensors {keys.name} and {values.name} in {keys.stored[0].file.name} have "
+                    f"shapes {list(keys.shape)} and {list(values.shape)}; the first must be "
+                    "[heads, rank, size], the second [heads, size, rank]; convert the model again"
+                )
+            num_rows = keys.shape[0] * (keys.shape[2] + values.shape[1])
+            stored = (*keys.stored, *values.stored)
+            found[name] = CheckpointTensor(name, (num_rows, keys.shape[1]), stored, _joined)
+        return found
 
     def converted(self, tensor: CheckpointTensor, match: WeightMatch) -> Iterator[CheckpointTensor]:
         """Yield a tensor under its new name, or the entries of a stack."""
@@ -144,6 +175,14 @@ class _Layout:
                     (replace(entry, index=index),),
                     rows if num_parts > 1 else None,
                 )
+
+
+def _joined(
+    keys: Tensor,  # [H, rank, D]
+    values: Tensor,  # [H, D, rank]
+) -> Tensor:  # [H * (key D + value D), rank]
+    """Return the rows of each head's keys, followed by those of its values."""
+    return torch.cat((keys.transpose(1, 2), values), 1).flatten(0, 1)
 
 
 def _rows(entry: Tensor, start: int, stop: int) -> Tensor:

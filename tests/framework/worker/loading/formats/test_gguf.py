@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from gguf_checkpoints import folder_as_gguf, model_metadata, model_tensors
+from gguf_families import CASES, metadata_of, tensors_of, write_case
 from gguf_files import Blocks, write_gguf
 from model_parts import make_model, random_tokens
 from safetensors.torch import load_file, save_file
@@ -238,6 +239,18 @@ def test_a_stack_of_another_number_of_experts_is_named(tmp_path, shape):
     )
     with pytest.raises(
         CheckpointCorruptError, match=r"ffn_up_exps\.weight .* a stack of 2 experts"
+    ):
+        loaded(file)
+
+
+def test_parts_of_latent_attention_that_do_not_fit_are_named(tmp_path):
+    pytest.importorskip("gguf")
+    case = CASES["deepseek3"]
+    file, written = write_case(tmp_path, case)
+    tensors = tensors_of(case, written) | {"blk.1.attn_v_b.weight": np.zeros((4, 24, 31))}
+    write_gguf(file, metadata_of(case, written.config), tensors)
+    with pytest.raises(
+        CheckpointCorruptError, match=r"attn_k_b\.weight and blk\.1\.attn_v_b\.weight"
     ):
         loaded(file)
 

@@ -103,7 +103,7 @@ def numbers(name, tensor):
 
 
 @pytest.mark.parametrize(
-    "name", ["mixtral", "qwen2moe", "gemma3", "phi3", "gpt-oss", "gemma4 experts"]
+    "name", ["mixtral", "qwen2moe", "gemma3", "phi3", "gpt-oss", "gemma4 experts", "deepseek3"]
 )
 def test_blocks_are_the_numbers_that_they_stand_for(tmp_path, name):
     narrow, _ = write_case(tmp_path / "narrow", CASES[name], store=blocks)
