@@ -142,8 +142,9 @@ class _Layout:
         """Return the function that turns rotary pairs of rows into halves of heads."""
         if tensor.shape[0] % self._head_dim:
             raise CheckpointCorruptError(
-                f"tensor {tensor.name} has shape {list(tensor.shape)}, whose rows are no whole "
-                f"heads of {self._head_dim}"
+                f"tensor {tensor.name} in {tensor.stored[0].file.name} has shape "
+                f"{list(tensor.shape)}, whose rows are no whole heads of {self._head_dim}; "
+                "convert the model again"
             )
         return partial(halves_from_pairs, head_dim=self._head_dim)
 

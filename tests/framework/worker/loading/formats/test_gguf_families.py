@@ -9,6 +9,7 @@ from gguf_files import Blocks, write_gguf
 from model_parts import make_model, random_tokens
 
 from quire.compose.gguf.families import ROWS
+from quire.compose.gguf.family import EXPERT_COUNT
 from quire.compose.gguf.model_config import config_of
 from quire.compose.gguf.split_files import read_files
 from quire.testing.model.dense_attention import logits_of
@@ -36,6 +37,14 @@ def test_every_architecture_has_a_case():
     assert {case.name for case in CASES.values()} | {"qwen2", "qwen3"} == {
         family.name for family in ROWS
     }
+
+
+def test_families_of_one_model_class_have_the_same_layout():
+    families = [family for row in ROWS for family in (row, *row.variants.values())]
+    layouts = {}
+    for one in families:
+        layout = (one.tensors, one.is_paired, one.norm_offset, one.keys.get(EXPERT_COUNT))
+        assert layouts.setdefault(one.architecture, layout) == layout
 
 
 @pytest.mark.parametrize("name", CASES)
