@@ -31,7 +31,7 @@ from quire.engine.core import EngineCore
 from quire.engine.scheduling.scheduler import Scheduler
 from quire.frontend.dispatch.shared_core import SharedCore
 from quire.frontend.offline_frontend import _BatchRun
-from quire.native.recording import CallTrace
+from quire.native.tracing import CallTrace
 from quire.worker import model_runner
 from quire.worker.model_runner import ModelRunner
 

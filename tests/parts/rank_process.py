@@ -33,7 +33,7 @@ from quire.errors import CollectiveError, QuireError
 from quire.interfaces.model import StageTensors
 from quire.layers import VocabParallelEmbedding
 from quire.native.collectives.shared_segment import SegmentHandle
-from quire.native.recording import CallTrace, trace_calls
+from quire.native.tracing import CallTrace, trace_calls
 from quire.worker.device.distributed_group import DistributedGroup
 from quire.worker.device.distributed_link import DistributedLink
 from quire.worker.device.group_place import GroupPlace, StageShape

@@ -254,7 +254,7 @@ def _divided(composition: Composition, settings: Settings, registries: Registrie
             build_spec(registries, composition, layer, tp_size)
 
     divided = divided_sizes(description, settings.parallel.enable_expert_parallel)
-    check_shards(divided, composition.quantization.value, grid.tp_size, check_specs)
+    check_shards(divided, grid.tp_size, check_specs)
     executor = composition.executor.entry.capabilities
     specs = layer_specs(settings, composition, registries)
     layers = stage_layers(settings, composition, specs)

@@ -59,9 +59,6 @@ class QuantizationCapabilities:
             of `WeightCodes`, or None for a weight that is not quantized, and of the checkpoint's
             dtype. It returns the bits of a weight, scales included, or None: as in the compute
             dtype. Without it, estimates use `weight_bits` and `head_bits`.
-        group_size_key: Key of a checkpoint's `quantization_config` with the number of inputs that
-            share a scale; the inputs of a tensor-parallel shard must be a multiple of it. None: a
-            shard may have any number of inputs.
         probe: Import string of a function without arguments that prepares what the method runs,
             such as compiled kernels, and returns the reason why this machine cannot run it, or
             None. It runs before the choice is final, in a thread, and must not import torch.
@@ -85,7 +82,6 @@ class QuantizationCapabilities:
     head_bits: float | None = None
     describe: str | None = None
     bits_of_codes: str | None = None
-    group_size_key: str | None = None
     probe: str | None = None
     uses_weight_pages: bool = False
     priority: int = 0

@@ -16,8 +16,8 @@ from quire.native.availability import POOL_SOURCE
 from quire.native.build import Build
 from quire.native.compiler import CppCompiler, find_compiler
 from quire.native.logged_reasons import LoggedReasons
-from quire.native.recording import traceable, traceable_compiled
 from quire.native.stored_calls import Check, ReplayableFunction, letters_of
+from quire.native.tracing import traceable, traceable_compiled
 
 __all__ = ["NativeLibrary", "NativeUnavailableError"]
 

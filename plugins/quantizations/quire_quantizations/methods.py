@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from quire.errors import SettingsError
 from quire.interfaces.quantization import LinearMethod, Quantization
@@ -26,26 +26,19 @@ from quire_quantizations.packed_memory import PackedMemory
 HEAD = "lm_head"
 
 
-class PackedWeights(Quantization):
+class PackingMethod(Quantization):
     """Base class of the methods of this package.
-
-    Attributes:
-        weight_format: Format of the weights of linear layers.
-        head: Format of the weight of the LM head, and of an embedding that is tied to it.
 
     Args:
         may_round: Whether wider tensors may be stored as bfloat16.
     """
-
-    weight_format: ClassVar[Format]
-    head: ClassVar[Format]
 
     def __init__(self, may_round: bool = True) -> None:
         self.may_round = may_round
         self._memory = PackedMemory()
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> PackedWeights:
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Return the method, which takes no options.
 
         Raises:
@@ -58,9 +51,21 @@ class PackedWeights(Quantization):
             )
         return cls()
 
-    def lossless(self) -> PackedWeights:
+    def lossless(self) -> Self:
         """Return the method with wider formats for layers that need them."""
         return type(self)(may_round=False)
+
+
+class PackedWeights(PackingMethod):
+    """Base class of the methods that convert the weights of plain checkpoints.
+
+    Attributes:
+        weight_format: Format of the weights of linear layers.
+        head: Format of the weight of the LM head, and of an embedding that is tied to it.
+    """
+
+    weight_format: ClassVar[Format]
+    head: ClassVar[Format]
 
     def linear_method(self, module_name: str) -> LinearMethod:
         """Return the linear method of the named layer."""
@@ -138,7 +143,7 @@ class Int4Weights(PackedWeights):
     head = INT8
 
 
-class CheckpointCodes(PackedWeights):
+class CheckpointCodes(PackingMethod):
     """The codes and scales of a quantized checkpoint, with other weights as in a plain one.
 
     Attributes:
@@ -150,19 +155,18 @@ class CheckpointCodes(PackedWeights):
         inputs: Compute dtype.
     """
 
-    weight_format = head = BFLOAT16
     has_int8_inputs: ClassVar[bool] = False
 
     def __init__(self, may_round: bool = True, inputs: Inputs = "float32") -> None:
         super().__init__(may_round)
         self.inputs: Inputs = inputs
 
-    def for_dtype(self, dtype: str) -> CheckpointCodes:
+    def for_dtype(self, dtype: str) -> Self:
         """Return the method with inputs of products rounded to bfloat16."""
         del dtype
         return type(self)(self.may_round, "bfloat16")
 
-    def lossless(self) -> CheckpointCodes:
+    def lossless(self) -> Self:
         """Return the method with wider formats for layers that need them."""
         return type(self)(may_round=False, inputs=self.inputs)
 

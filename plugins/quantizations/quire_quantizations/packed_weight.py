@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from quire.native.recording import traceable
+from quire.native.tracing import traceable
 from quire_quantizations import linear_library as library
 from quire_quantizations.formats import Format
 from quire_quantizations.grouped_codes import GroupedCodes

@@ -25,7 +25,7 @@ from quire.errors import NativeUnavailableError, PluginLoadError, SettingsError
 from quire.native import compiled_cache, library
 from quire.native.availability import POOL_SOURCE, native_unavailable_reason
 from quire.native.library import NativeLibrary
-from quire.native.recording import trace_calls
+from quire.native.tracing import trace_calls
 
 pytestmark = NEEDS_COMPILER
 
@@ -328,7 +328,7 @@ TOGETHER = f"""
 import ctypes
 from pathlib import Path
 from quire.native.library import NativeLibrary
-from quire.native.recording import trace_calls
+from quire.native.tracing import trace_calls
 types = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 functions = NativeLibrary("doubling", Path({str(SOURCE)!r}), {{"twice": types}}).load()
 numbers = (ctypes.c_float * 1000)(*[1.0] * 1000)

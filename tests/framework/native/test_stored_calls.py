@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from quire.errors import PluginLoadError
 from quire.native.library import NativeLibrary
-from quire.native.recording import trace_calls, traceable
 from quire.native.stored_calls import letters_of
+from quire.native.tracing import trace_calls, traceable
 
 pytestmark = NEEDS_COMPILER
 

@@ -3,9 +3,8 @@
 Each error names sizes that would work.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from quire.compose.choices.choosing import AUTO, choose_named
 from quire.compose.composition import Choice, Composition
@@ -13,7 +12,6 @@ from quire.config import DEFAULT_EXECUTOR, GRID_EXECUTOR, ParallelSettings
 from quire.errors import CapacityError, RefusedError, SettingsError
 from quire.interfaces.executor import ExecutorCapabilities, WorkerGrid
 from quire.interfaces.model import ModelCapabilities, ModelDescription
-from quire.interfaces.quantization import QuantizationCapabilities
 from quire.machine.machine import Machine
 from quire.plugins.loading import Registries
 
@@ -115,7 +113,6 @@ def divided_sizes(description: ModelDescription, expert_parallel: bool) -> Model
 
 def check_shards(
     description: ModelDescription,
-    method: Choice | None,
     tp_size: int,
     check_specs: Callable[[int], object],
 ) -> None:
@@ -123,7 +120,6 @@ def check_shards(
 
     Args:
         description: Description of the model, of `divided_sizes`.
-        method: Quantization method of linear layers.
         tp_size: Number of devices that each layer is sharded over.
         check_specs: Function that raises a `SettingsError` if the KV-cache specs do not support a
             number of devices.
@@ -133,11 +129,7 @@ def check_shards(
     """
 
     def refusal(size: int) -> str | None:
-        return (
-            _size_refusal(description, size)
-            or _group_refusal(description, method, size)
-            or _specs_refusal(check_specs, size)
-        )
+        return _size_refusal(description, size) or _specs_refusal(check_specs, size)
 
     check_specs(1)  # what no number of devices changes is said as it is
     reason = refusal(tp_size)
@@ -206,38 +198,6 @@ def _size_refusal(description: ModelDescription, tp_size: int) -> str | None:
         if size % tp_size:
             return f"does not divide the model's {name} of {size}"
     return None
-
-
-def _group_refusal(
-    description: ModelDescription, method: Choice | None, tp_size: int
-) -> str | None:
-    """Return why the groups of a quantized checkpoint cannot be sharded: a scale is not divided."""
-    group_size = _group_size(description, method)
-    if method is None or group_size is None:
-        return None
-    for name, size in _sharded_inputs(description).items():
-        if size // tp_size % group_size:
-            return (
-                f"gives each device {size // tp_size} of the model's {name} of {size}, which is "
-                f"no multiple of the {group_size} inputs that share a scale of {method.name!r}"
-            )
-    return None
-
-
-def _group_size(description: ModelDescription, method: Choice | None) -> int | None:
-    """Return the number of inputs that share a scale; None: a shard may have any number."""
-    if method is None or description.quantization is None:
-        return None
-    capabilities: QuantizationCapabilities = method.entry.capabilities
-    given: Mapping[str, Any] = description.config.get("quantization_config") or {}
-    size = given.get(capabilities.group_size_key) if capabilities.group_size_key else None
-    return size if isinstance(size, int) and size > 0 else None
-
-
-def _sharded_inputs(description: ModelDescription) -> dict[str, int]:
-    """Return the widths of linear layers that are sharded by their inputs, by name for people."""
-    widths = {description.num_heads * layer.head_dim for layer in description.kv_layers}
-    return {"attention width": max(widths, default=0), **description.sharded_sizes}
 
 
 def _specs_refusal(check_specs: Callable[[int], object], tp_size: int) -> str | None:

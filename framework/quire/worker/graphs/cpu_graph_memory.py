@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire.machine.pages import own_pages
-from quire.native.recording import CallTrace
+from quire.native.tracing import CallTrace
 
 CHUNK_BYTES = 2**22
 ALIGNMENT = 64

@@ -40,7 +40,7 @@ from torch import Tensor
 from quire.interfaces.attention import KVBackend
 from quire.interfaces.model import ForwardBatch, StageTensors
 from quire.layers.parallel import TensorParallelGroup
-from quire.native.recording import CallTrace, trace_calls
+from quire.native.tracing import CallTrace, trace_calls
 from quire.worker.batch.host_inputs import HostInputs
 from quire.worker.batch.slots import SlotTables
 from quire.worker.graphs.agreement import all_agree

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PATIENCE_S = 2.0
 
@@ -43,7 +43,7 @@ def loading_progress(what: str, patience_s: float = PATIENCE_S) -> Iterator[Prog
                 show(done, total_bytes)
 
         yield note
-    LOG.info("loaded %s: %.1f MB in %.2f s", what, total / 1e6, time.perf_counter() - start)
+    logger.info("loaded %s: %.1f MB in %.2f s", what, total / 1e6, time.perf_counter() - start)
 
 
 @contextmanager

@@ -55,7 +55,7 @@ from quire_quantizations.checkpoints.weight_parts import (
     with_weights,
 )
 
-LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CODES, ZEROS, SCALES, GROUPS = ".qweight", ".qzeros", ".scales", ".g_idx"
 BIAS = ".bias"
@@ -195,7 +195,7 @@ class GPTQ(PreparedQuantization):
             return is_told
         if not self._has_warned:
             self._has_warned = True
-            LOG.warning(
+            logger.warning(
                 "config.json has the checkpoint_format %r, but the zero points of %s are stored "
                 "as in %r; each layer is read as its zero points are stored",
                 self.options.checkpoint_format, module, LESS_ONE if is_found else AS_THEY_ARE,

@@ -15,7 +15,6 @@ from quire.compose.choices.grid_choice import (
     divided_sizes,
 )
 from quire.compose.compose import compose
-from quire.compose.composition import Choice
 from quire.compose.sizes.layer_specs import kv_layer_indexes
 from quire.config import Settings
 from quire.errors import CapacityError, RefusedError, SettingsError
@@ -110,9 +109,9 @@ def test_a_state_that_is_not_divided_is_refused_by_its_spec(quire_registries):
         spec(STATE, 16, "float32", size)
 
     described = replace(composition.description, sharded_sizes={})
-    check_shards(described, None, 6, check_specs)
+    check_shards(described, 6, check_specs)
     with pytest.raises(SettingsError, match=r"\(6, 4\) of s .* this model: 1, 2, 3, 6$"):
-        check_shards(described, None, 4, check_specs)
+        check_shards(described, 4, check_specs)
 
 
 def divided(registries, expert_parallel, **sizes):
@@ -122,12 +121,12 @@ def divided(registries, expert_parallel, **sizes):
 
 def test_the_width_of_experts_is_divided_unless_the_experts_are(quire_registries):
     sizes = {"num_experts": 8, "expert_sizes": {"moe_intermediate_size": 9}}
-    check_shards(divided(quire_registries, True, **sizes), None, 2, lambda _: None)
-    check_shards(divided(quire_registries, False, **sizes), None, 3, lambda _: None)
+    check_shards(divided(quire_registries, True, **sizes), 2, lambda _: None)
+    check_shards(divided(quire_registries, False, **sizes), 3, lambda _: None)
     with pytest.raises(SettingsError, match=r"^tensor_parallel_size 3 does not .* 8 experts"):
-        check_shards(divided(quire_registries, True, **sizes), None, 3, lambda _: None)
+        check_shards(divided(quire_registries, True, **sizes), 3, lambda _: None)
     with pytest.raises(SettingsError, match=r"moe_intermediate_size of 9"):
-        check_shards(divided(quire_registries, False, **sizes), None, 2, lambda _: None)
+        check_shards(divided(quire_registries, False, **sizes), 2, lambda _: None)
 
 
 def test_a_model_without_experts_has_none_to_divide(quire_registries):
@@ -140,43 +139,7 @@ def test_a_layer_that_no_size_suits_is_not_blamed_on_the_size(quire_registries):
         raise SettingsError("no such layer")
 
     with pytest.raises(SettingsError, match=r"^no such layer$"):
-        check_shards(composed_grid(quire_registries).description, None, 2, check_specs)
-
-
-def quantized(registries, group_size, tp_size, key="group_size"):
-    """Check a checkpoint quantized in groups, with attention of 192 and an MLP of 384 wide."""
-    composition = composed_grid(registries, HEADS)
-    config = {"quantization_config": {"group_size": group_size}}
-    described = replace(
-        composition.description,
-        config=config,
-        quantization="acme",
-        sharded_sizes={"intermediate_size": 384},
-    )
-    entry = registries.quantizations.entry("int8")
-    entry = replace(
-        entry, name="acme", capabilities=replace(entry.capabilities, group_size_key=key)
-    )
-    check_shards(described, Choice("quantization", entry, ""), tp_size, lambda _: None)
-
-
-def test_groups_of_a_quantized_checkpoint_are_not_cut(quire_registries):
-    quantized(quire_registries, 32, 2)
-    quantized(quire_registries, 32, 6)
-    with pytest.raises(SettingsError) as caught:
-        quantized(quire_registries, 64, 2)
-    assert str(caught.value) == (
-        "tensor_parallel_size 2 gives each device 96 of the model's attention width of 192, which "
-        "is no multiple of the 64 inputs that share a scale of 'acme'; sizes that work for this "
-        "model: 1, 3"
-    )
-
-
-@pytest.mark.parametrize(
-    ("group_size", "key"), [(-1, "group_size"), (None, "group_size"), (64, None)]
-)
-def test_a_scale_for_a_whole_row_is_shared_by_any_shard(quire_registries, group_size, key):
-    quantized(quire_registries, group_size, 12, key)
+        check_shards(composed_grid(quire_registries).description, 2, check_specs)
 
 
 def test_a_model_that_does_not_support_the_grid_is_refused(quire_registries):

@@ -21,7 +21,7 @@ from torch import Tensor
 from quire.errors import CheckpointCorruptError, SettingsError
 from quire.layers import LayerContext, MoE, Routing, TensorParallelGroup
 from quire.layers.linear.row_tiles import same_bits
-from quire.native.recording import trace_calls
+from quire.native.tracing import trace_calls
 from quire.testing.model.threaded_ranks import RankThreads
 from quire.worker.graphs.cpu_graph_memory import GraphAllocator, GraphMemory, TracingMode
 from quire.worker.loading.weight_loading import held_weight_bytes, weight_targets

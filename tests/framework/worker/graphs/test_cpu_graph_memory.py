@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from quire.native.recording import CallTrace, trace_calls
+from quire.native.tracing import CallTrace, trace_calls
 from quire.worker.graphs.cpu_graph_memory import (
     ALIGNMENT,
     CHUNK_BYTES,
@@ -237,7 +237,7 @@ def test_tracing_does_not_load_torchs_compiler():
     """That takes a second and 140 MB; torch has no public option to prevent it."""
     code = (
         "import sys, torch\n"
-        "from quire.native.recording import trace_calls\n"
+        "from quire.native.tracing import trace_calls\n"
         "from quire.worker.graphs.cpu_graph_memory import GraphAllocator\n"
         "from quire.worker.graphs.cpu_graph_memory import GraphMemory, TracingMode\n"
         "with trace_calls() as calls, TracingMode(GraphAllocator(GraphMemory()), calls):\n"

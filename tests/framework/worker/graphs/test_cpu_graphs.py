@@ -18,7 +18,7 @@ from quire import LLM, SamplingParams
 from quire.interfaces.model import ForwardBatch, StageTensors
 from quire.layers import SingleDevice, TensorParallelGroup
 from quire.messages import ScheduledRequest
-from quire.native import recording
+from quire.native import tracing
 from quire.outputs import LoRARequest
 from quire.testing.checkpoints import write_checkpoint
 from quire.worker.batch.slots import SlotTables
@@ -446,7 +446,7 @@ def test_a_device_that_cannot_trace_tells_the_other_one(embedding):
 def test_a_step_that_fails_while_it_is_tried_with_others_is_an_error(embedding):
     def fails_untraced(ids: Tensor) -> Tensor:
         rows = embedding.rows(ids)
-        if recording._THREAD.trace is None:
+        if tracing._THREAD.trace is None:
             raise RuntimeError("no memory")
         return rows
 

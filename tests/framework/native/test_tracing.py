@@ -7,7 +7,7 @@ from pathlib import Path
 from cpp_compilers import NEEDS_COMPILER
 
 from quire.native.library import NativeLibrary
-from quire.native.recording import trace_calls, traceable
+from quire.native.tracing import trace_calls, traceable
 
 DOUBLING = Path(__file__).with_name("doubling.cpp")
 FUNCTIONS = {"twice": (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)}
