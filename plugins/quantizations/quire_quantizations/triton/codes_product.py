@@ -55,7 +55,7 @@ SHAPES = {  # by bytes of an element of x
     2: (
         TileShape(16, 16, 64, 4, 4),
         TileShape(64, 64, 64, 4, 3),
-        TileShape(ANY, 128, 128, 8, 3),
+        TileShape(ANY, 128, 128, 8, 2),  # with a third stage registers are spilled
     ),
     4: (TileShape(16, 16, 64, 4, 3), TileShape(ANY, 32, 64, 8, 2)),
 }
