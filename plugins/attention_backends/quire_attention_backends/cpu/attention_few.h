@@ -29,10 +29,11 @@ struct Run {
     const Element* row(long j) const {
         return rows + std::max(0L, std::min(j - skipped, count - 1)) * stride;
     }
+    template <int ROWS>
     void prefetch(const Element* address) const {
         if (distances.are_none()) return;
-        for (long bytes : distances.bytes)
-            __builtin_prefetch(reinterpret_cast<const char*>(address) + bytes, 0, 2);
+        for (int i = 0; i < prefetches(ROWS); i++)
+            __builtin_prefetch(reinterpret_cast<const char*>(address) + distances.bytes[i], 0, 2);
     }
 };
 
@@ -68,7 +69,7 @@ INLINE void multiply_keys(vf (&products)[LANES], int first,
     const long whole = D / SLOT * SLOT;
     for (long offset = 0; offset < whole; offset += SLOT) {
         if (starts_line<Kind>(offset))
-            for (int i = 0; i < KEYS; i++) run.prefetch(key[i] + offset);
+            for (int i = 0; i < KEYS; i++) run.template prefetch<ROWS>(key[i] + offset);
         add(q + offset / Multiply::STEP, offset);
     }
     if (whole < D) add(q + whole / Multiply::STEP, Slots<Kind>::offset(D, whole / SLOT));
@@ -121,8 +122,8 @@ INLINE void add_slots(float* sum, long sum_row, const typename Products<Kind>::W
 #pragma GCC unroll 16
         for (int i = 0; i < WIDTH; i++) {
             if (starts_line<Kind>(i * SLOT)) {
-                run.prefetch(from + i * SLOT);
-                if (STEP > 1) run.prefetch(also_from + i * SLOT);
+                run.template prefetch<ROWS>(from + i * SLOT);
+                if (STEP > 1) run.template prefetch<ROWS>(also_from + i * SLOT);
             }
             bool is_inner = i < WIDTH - 1;
             Multiply::read_rows(value[i], is_inner ? from + i * SLOT : first + last,

@@ -10,9 +10,11 @@
 constexpr long LINE_BYTES = 64;
 constexpr long AHEAD_BYTES = 32768;  // distance of the first prefetches
 constexpr long MAX_AHEAD = 32;  // the same in runs
-// Each line is prefetched at this distance, at half of it, and at a quarter: processors drop
-// prefetches while their buffers of misses are full.
-constexpr int PREFETCHES = 3;
+// Each line is prefetched at this distance, at half of it, at a quarter and so on: processors drop
+// prefetches while their buffers of misses are full. The fewer rows are multiplied by a key, the
+// faster lines are asked for, and the more prefetches are dropped.
+constexpr int PREFETCHES = 4;
+constexpr int prefetches(int rows) { return rows < 4 ? PREFETCHES : PREFETCHES - 1; }
 
 // The keys of a run, and its rows of the item's first head.
 struct BlockKeys {
