@@ -14,9 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from quire.compose.gguf.tensor_types import TYPES
+
 CODES = {"B": 0, "b": 1, "H": 2, "h": 3, "I": 4, "i": 5, "f": 6, "?": 7, "Q": 10, "q": 11, "d": 12}
 STRING, ARRAY = 8, 9
 F32 = 0
+NUMBERS = {kind.name: number for number, kind in TYPES.items()}  # of GGML's types
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,8 +50,10 @@ def bits_of_triton_codes(codes: WeightCodes | None, dtype: str) -> float | None:
     code_bits = NARROW if codes.num_bits <= NARROW else WIDE
     if codes.group_size is None:
         return code_bits
-    scale_bits = FLOAT_BITS if codes.values in (NF4, E4M3) else HALF_BITS  # as files have them
-    return code_bits + (scale_bits + ZERO_BITS * codes.has_offsets) / codes.group_size
+    is_wide = codes.has_wide_scales or codes.values in (NF4, E4M3)
+    scale_bits = FLOAT_BITS if is_wide else HALF_BITS  # as files have them
+    offset_bits = FLOAT_BITS if codes.has_wide_scales else ZERO_BITS
+    return code_bits + (scale_bits + offset_bits * codes.has_offsets) / codes.group_size
 
 
 def _formats(codes: WeightCodes) -> Iterator[tuple[int, Format]]:

@@ -120,7 +120,7 @@ def register_quantizations(registry: Registrar[type[Quantization]]) -> None:
     registry.add(
         "bitsandbytes", f"{readers}.bitsandbytes:BitsAndBytes", capabilities=_reader("bitsandbytes")
     )
-    registry.add("gguf", f"{readers}.gguf:GGUF", capabilities=_READ_ANYWHERE)
+    registry.add("gguf", f"{readers}.gguf:GGUF", capabilities=_reader("gguf"))
     fp8, mxfp4 = (replace(_reader(name), may_be_requantized=True) for name in ("fp8", "mxfp4"))
     registry.add("fp8", f"{readers}.block_fp8:BlockFP8", capabilities=fp8)
     registry.add("mxfp4", f"{readers}.mxfp4:MXFP4", capabilities=mxfp4)

@@ -6,10 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cpp_compilers import NEEDS_COMPILER
 from family_checkpoints import FamilyCase, write_family
+from gguf_checkpoints import folder_as_gguf
+from gguf_files import NUMBERS, Blocks
 from quantized_checkpoints import CheckpointKind, write_quantized
 from quantized_layers import (
     QuantizedLayer,
@@ -25,6 +28,7 @@ from quantized_weights import random_weight
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from quire.compose.gguf.tensor_types import TYPES
 from quire.config import Settings
 from quire.interfaces.weight_codes import E2M1, E4M3, INTEGERS, NF4, WeightCodes
 from quire.launch.composing import compose_engine
@@ -39,6 +43,9 @@ from quire_quantizations.checkpoints.awq import AWQ
 from quire_quantizations.checkpoints.bitsandbytes import BitsAndBytes
 from quire_quantizations.checkpoints.block_fp8 import BlockFP8
 from quire_quantizations.checkpoints.compressed_tensors import CompressedTensors
+from quire_quantizations.checkpoints.configs.auto_round_config import (
+    describe as describe_auto_round,
+)
 from quire_quantizations.checkpoints.configs.compressed_tensors_config import (
     describe as describe_compressed,
 )
@@ -227,6 +234,63 @@ def test_weights_that_are_dequantized_count_in_the_dtype_of_products(tmp_path, d
     kind = CheckpointKind(BlockFP8, config, partial(block_fp8, size=64))
     estimated, held = estimated_and_held(write(tmp_path, kind, stored), dtype=dtype)
     assert estimated == pytest.approx(held, rel=TOLERANCE)
+
+
+MIXES = {  # types by parts of names in GGUF files; the first that is in a name is its type
+    "Q4_0": {"": "Q4_0"},
+    "Q8_0, head": {"": "Q8_0"},
+    "Q4_K_M": {"attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q6_K", "": "Q4_K"},
+    "Q2_K, head": {"attn_v": "Q4_K", "output": "Q6_K", "ffn_down": "Q3_K", "": "Q2_K"},
+    "MXFP4 and F16": {"attn": "F16", "token_embd": "F16", "": "MXFP4"},
+    "F16 values": {"attn_v": "F16", "token_embd": "F16", "": "Q5_0"},
+    "IQ4_XS, head": {"token_embd": "Q5_K", "output.": "F16", "": "IQ4_XS"},
+}
+
+
+def in_blocks(types: dict[str, str], name: str, tensor: Tensor) -> Any:
+    """Return zeros of the type that a tensor's name has."""
+    number = NUMBERS[next(kind for part, kind in types.items() if part in name)]
+    kind, (rows, inputs) = TYPES[number], tensor.shape
+    if kind.name == "F16":
+        return tensor.half().numpy()
+    row_bytes = inputs // kind.block_size * kind.block_bytes
+    return Blocks(np.zeros((rows, row_bytes), np.uint8), number, (rows, inputs))
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("name", MIXES)
+def test_the_estimate_of_a_gguf_file_is_that_of_its_types(tmp_path, name):
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+    is_tied = "head" not in name
+    folder = write_checkpoint(
+        tmp_path / "plain", "Qwen3ForCausalLM", tie_word_embeddings=is_tied, **sizes
+    ).folder
+    file = folder_as_gguf(folder, tmp_path / "m.gguf", store=partial(in_blocks, MIXES[name]))
+    estimated, held = estimated_and_held(file)
+    assert estimated == pytest.approx(held, rel=TOLERANCE)
+
+
+def test_options_of_autorounds_layers_are_for_their_parts():
+    config = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True}
+    attention, mlp = frozenset({"attention"}), frozenset({"mlp"})
+    extra = {
+        "model.layers.1.mlp.down_proj": {"bits": 8},
+        "self_attn": {"bits": 16},  # the name of no layer
+        r".*self_attn\.[qkv]_proj$": {"group_size": 64},
+        "lm_head": {"bits": 4},
+    }
+    for packing in ("auto_gptq", "auto_awq"):
+        own = config | {"packing_format": f"auto_round:{packing}"}
+        has_zeros = packing == "auto_awq"
+        codes = partial(WeightCodes, INTEGERS, has_offsets=has_zeros)
+        assert describe_auto_round(own) == (codes(4, 128),)
+        assert set(describe_auto_round(own | {"extra_config": extra})) == {
+            codes(4, 128, parts=attention | mlp | {"head"}), codes(8, 128, parts=mlp),
+            codes(4, 64, parts=attention),
+        }  # fmt: skip
+        plain = {".*self_attn.*": {"bits": 16, "data_type": "float"}}
+        (left,) = describe_auto_round(own | {"extra_config": plain})
+        assert left.parts == mlp
 
 
 def test_a_weight_that_no_format_keeps_is_dequantized():

@@ -7,7 +7,7 @@ What the metadata sets beyond the known keys is refused: it may change what the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -17,6 +17,7 @@ from quire.compose.gguf.header import GgufTensor, StoredArray
 from quire.compose.gguf.model_values import ModelValues
 from quire.compose.gguf.rope_values import OWN_ROPE_KEYS, SCALING_KEYS, rope_scaling
 from quire.compose.gguf.split_files import GgufFiles
+from quire.compose.gguf.weight_types import weight_types
 from quire.errors import CheckpointCorruptError, UnsupportedModelError
 
 EMBEDDING, HEAD, TOKENS = "token_embd.weight", "output.weight", "tokenizer.ggml.tokens"
@@ -137,7 +138,7 @@ class _Reader:
             **self._own_values(),
             **self._windows(sizes["num_hidden_layers"]),
             **rope_scaling(values, family, rotary_dim, sizes["max_position_embeddings"]),
-            **_dtypes(values.files.tensors.values()),
+            **_dtypes(values.files.tensors),
         }
         if family.is_partly_rotated:
             config["partial_rotary_factor"] = rotary_dim / head_dim
@@ -256,13 +257,14 @@ class _Reader:
         return {"sliding_window": window, "layer_types": types}
 
 
-def _dtypes(tensors: Iterable[GgufTensor]) -> dict[str, Any]:
-    """Return the dtype of the weights, and whether some are quantized."""
+def _dtypes(tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+    """Return the dtype of the weights, and how they are quantized, if some are."""
     sizes = Counter[str]()
-    for tensor in tensors:
+    for tensor in tensors.values():
         sizes[tensor.type.name] += prod(tensor.shape)
         if tensor.type.is_quantized:
-            return {"torch_dtype": QUANTIZED_DTYPE, "quantization_config": QUANTIZATION}
+            own = QUANTIZATION | {"weight_types": weight_types(tensors)}
+            return {"torch_dtype": QUANTIZED_DTYPE, "quantization_config": own}
     (name, _), *_ = sizes.most_common(1)
     return {"torch_dtype": DTYPES[name]}
 

@@ -3,16 +3,16 @@
 All decoder layers count alike. With a quantization method, the embedding and other tables by token
 id count in the checkpoint's dtype. Other weights outside linear layers are small and count as
 linear layers. Of a quantized checkpoint, all layers of a part (attention, MLP, head) count as those
-with the largest codes.
+with the largest codes, unless the shares of its codes are known.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from quire.compose.composition import Composition
 from quire.interfaces.kv_cache import DTYPE_BYTES, KVSpecCapabilities
 from quire.interfaces.quantization import QuantizationCapabilities
-from quire.interfaces.weight_codes import ATTENTION, HEAD, MLP
+from quire.interfaces.weight_codes import ATTENTION, EMBEDDING, HEAD, MLP, WeightCodes
 from quire.plugins.registry import Entry, import_reference
 
 BITS = 8
@@ -68,8 +68,8 @@ def weight_sizes(composition: Composition, tp_size: int) -> WeightSizes:
     return WeightSizes(
         num_layers=num_layers,
         layer=round(inside_bits / (BITS * num_layers * tp_size)),
-        embedding=matrix * bits.embedding // BITS,
-        tables=-(-tables // tp_size) * bits.embedding // BITS,
+        embedding=round(matrix * bits.embedding / BITS),
+        tables=-(-tables // tp_size) * bits.tables // BITS,
         head=round((matrix * bits.head + description.hidden_size * bits.linear) / BITS),
         has_tied_head=description.has_tied_head,
     )
@@ -83,39 +83,60 @@ class _WeightBits:
         linear: Of linear layers.
         head: Of the LM head.
         embedding: Of the embedding.
+        tables: Of other tables by token id.
         attention: Of the projections of attention.
     """
 
     linear: float
     head: float
-    embedding: int
+    embedding: float
+    tables: int
     attention: float
 
 
 def _weight_bits(composition: Composition) -> _WeightBits:
     own = BITS * DTYPE_BYTES[composition.hidden_dtype]
     if (choice := composition.quantization.value) is None:
-        return _WeightBits(own, own, own, own)
+        return _WeightBits(own, own, own, own, own)
     method: QuantizationCapabilities = choice.entry.capabilities
     linear = own if method.weight_bits is None else method.weight_bits
     head = linear if method.head_bits is None else method.head_bits
-    embedding = min(own, BITS * DTYPE_BYTES.get(composition.description.checkpoint_dtype, own))
+    tables = min(own, BITS * DTYPE_BYTES.get(composition.description.checkpoint_dtype, own))
     if method.bits_of_codes is None:
-        return _WeightBits(linear, head, embedding, linear)
+        return _WeightBits(linear, head, tables, tables, linear)
     bits_of = _bits_of_codes(choice.entry, method.bits_of_codes)
     dtype, codes = composition.description.checkpoint_dtype, composition.checkpoint_codes
     is_rounded = composition.rounds_inputs  # and dense weights with them
     dense = BITS * DTYPE_BYTES[composition.dtype.value] if is_rounded else own
     ordinary = min(bits_of(None, dtype) or dense, dense)
     if codes is None:
-        return _WeightBits(linear, ordinary, embedding, linear)
+        return _WeightBits(linear, ordinary, tables, tables, linear)
 
-    def of_part(part: str) -> float:
-        sizes = (bits_of(each, dtype) or dense for each in codes if part in each.parts)
-        return max(sizes, default=ordinary)
+    def of_part(part: str, plain: float = ordinary) -> float:
+        sizes = [(each, bits_of(each, dtype) or dense) for each in codes if part in each.parts]
+        return _mean_or_largest(sizes, plain)
 
-    head = ordinary if composition.description.has_tied_head else of_part(HEAD)
-    return _WeightBits(of_part(MLP), head, embedding, of_part(ATTENTION))
+    is_tied = composition.description.has_tied_head
+    return _WeightBits(
+        of_part(MLP),
+        of_part(EMBEDDING if is_tied else HEAD),
+        of_part(EMBEDDING, tables),
+        tables,
+        of_part(ATTENTION),
+    )
+
+
+def _mean_or_largest(sizes: Sequence[tuple[WeightCodes, float]], plain: float) -> float:
+    """Return the bits of a part's weights on average, or the largest if shares are not known.
+
+    Args:
+        sizes: Codes of the part, each with the bits of a weight.
+        plain: Bits of a weight without codes.
+    """
+    shares = [(codes.share, bits) for codes, bits in sizes if codes.share is not None]
+    if len(shares) < len(sizes) or not sizes:
+        return max((bits for _, bits in sizes), default=plain)
+    return plain + sum(share * (bits - plain) for share, bits in shares)
 
 
 def _bits_of_codes(entry: Entry, reference: str) -> Callable[..., float | None]:

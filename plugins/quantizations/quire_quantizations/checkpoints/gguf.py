@@ -12,7 +12,7 @@ high ones those behind them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -24,12 +24,12 @@ from quire.errors import CheckpointCorruptError
 from quire.interfaces.checkpoint_tensors import CheckpointTensor, Read, StoredTensor, Tensors
 from quire.interfaces.quantization import PreparedQuantization
 from quire.interfaces.quantized_weight import QuantizedWeight
+from quire_quantizations.checkpoints.configs.gguf_config import BLOCK_TYPES
 from quire_quantizations.checkpoints.unpacking import unpacked
 from quire_quantizations.checkpoints.weight_parts import check_finite
 
 SCALE_BYTES = 12  # of the scales and minimums of a super-block
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-E2M1_VALUES = (0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6)
 E8M0_BIAS = 127
 
 Codes = tuple[Tensor, Tensor, Tensor | None]
@@ -57,14 +57,10 @@ class _Blocks:
 
     Attributes:
         num_bytes: Bytes of a block.
-        group_size: Elements that share a scale.
-        values: Value of each code.
         decode: Function from the bytes `[B, num_bytes]` of some blocks.
     """
 
     num_bytes: int
-    group_size: int
-    values: Sequence[float]
     decode: Callable[[Tensor], Codes]
 
 
@@ -101,14 +97,15 @@ def _numbers(rows: Tensor, stored: StoredTensor) -> Tensor:
 
 
 def _decoded(stored: Tensor, *, tensor: CheckpointTensor, blocks: _Blocks) -> QuantizedWeight:
+    kind = BLOCK_TYPES[tensor.stored[0].dtype]
     rows: Any = tensor.value(stored)  # uint8 [N, bytes of a row]
     codes, scales, offsets = blocks.decode(rows.reshape(-1, blocks.num_bytes))
     groups, name = (len(rows), -1), f"{tensor.stored[0].name} in {tensor.stored[0].file.name}"
     return QuantizedWeight(
         codes=codes.view(tensor.shape),
         scales=check_finite(scales, name).view(groups),
-        table=torch.tensor(blocks.values, dtype=torch.float32),
-        group_size=blocks.group_size,
+        table=torch.tensor(kind.values, dtype=torch.float32),
+        group_size=kind.group_size,
         offsets=None if offsets is None else check_finite(offsets, name).view(groups),
     )
 
@@ -242,17 +239,17 @@ def _shifts(bits: int, count: int) -> Tensor:
 
 
 BLOCKS: Mapping[str, _Blocks] = {
-    "Q4_0": _Blocks(18, 32, range(-8, 8), _q4_0),
-    "Q4_1": _Blocks(20, 32, range(16), _q4_1),
-    "Q5_0": _Blocks(22, 32, range(-16, 16), _q5_0),
-    "Q5_1": _Blocks(24, 32, range(32), _q5_1),
-    "Q8_0": _Blocks(34, 32, range(-128, 128), _q8_0),
-    "Q2_K": _Blocks(84, 16, range(4), _q2_k),
-    "Q3_K": _Blocks(110, 16, range(-4, 4), _q3_k),
-    "Q4_K": _Blocks(144, 32, range(16), _q4_k),
-    "Q5_K": _Blocks(176, 32, range(32), _q5_k),
-    "Q6_K": _Blocks(210, 16, range(-32, 32), _q6_k),
-    "IQ4_NL": _Blocks(18, 32, range(-128, 128), _iq4_nl),
-    "IQ4_XS": _Blocks(136, 32, range(-128, 128), _iq4_xs),
-    "MXFP4": _Blocks(17, 32, E2M1_VALUES, _mxfp4),
+    "Q4_0": _Blocks(18, _q4_0),
+    "Q4_1": _Blocks(20, _q4_1),
+    "Q5_0": _Blocks(22, _q5_0),
+    "Q5_1": _Blocks(24, _q5_1),
+    "Q8_0": _Blocks(34, _q8_0),
+    "Q2_K": _Blocks(84, _q2_k),
+    "Q3_K": _Blocks(110, _q3_k),
+    "Q4_K": _Blocks(144, _q4_k),
+    "Q5_K": _Blocks(176, _q5_k),
+    "Q6_K": _Blocks(210, _q6_k),
+    "IQ4_NL": _Blocks(18, _iq4_nl),
+    "IQ4_XS": _Blocks(136, _iq4_xs),
+    "MXFP4": _Blocks(17, _mxfp4),
 }

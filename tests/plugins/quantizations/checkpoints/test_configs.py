@@ -73,6 +73,12 @@ CASES = [
     *wrong(ROUND, "packing_format", "auto_round:marlin", None, 3),
     *wrong(ROUND, "data_type", "mx_fp"),
     *wrong(ROUND, "bits", 5),
+    *(
+        (ROUND | {"extra_config": {"a.b": {"bits": value}}}, "extra_config.a.b.bits", value)
+        for value in (5, 4.0, "8")
+    ),
+    (ROUND | {"extra_config": {"re(": {"bits": 16}}}, "extra_config", "re("),
+    (ROUND | {"extra_config": {"a": 8}}, "extra_config.a", 8),
     *wrong(BNB, "load_in_4bit", "yes"),
     *wrong(BNB, "load_in_8bit", True, "no"),
     *wrong(BNB, "bnb_4bit_quant_type", "nf3", 4),

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gguf_files import NUMBERS
 
-from quire.compose.gguf.tensor_types import BY_NAME
+from quire.compose.gguf.tensor_types import TYPES
 from quire.errors import CheckpointCorruptError
 from quire.interfaces.checkpoint_tensors import CheckpointTensor, StoredTensor
 from quire_quantizations.checkpoints.gguf import BLOCKS, GGUF
@@ -107,7 +108,7 @@ def element(kind, block, i):
 def random_blocks(kind, count, seed=0):
     """Random bytes, in which the float16 numbers are finite."""
     rng = np.random.default_rng(seed)
-    blocks = rng.integers(0, 256, (count, BY_NAME[kind].block_bytes), dtype=np.uint8)
+    blocks = rng.integers(0, 256, (count, TYPES[NUMBERS[kind]].block_bytes), dtype=np.uint8)
     for position in HALVES.get(kind, (0,)):
         blocks[:, position + 1] &= 0xBF  # the largest exponents
     if kind == "MXFP4":
@@ -122,7 +123,7 @@ def reading(kind, shape):
 
 
 def read(blocks, kind, rows=1):
-    shape = (rows, len(blocks) // rows * BY_NAME[kind].block_size)
+    shape = (rows, len(blocks) // rows * TYPES[NUMBERS[kind]].block_size)
     (tensor,) = reading(kind, shape).values()
     assert tensor.is_quantized
     weight = tensor.value(torch.from_numpy(blocks).view(rows, -1))
@@ -138,7 +139,7 @@ def same_bits(ours: np.ndarray, theirs: np.ndarray) -> bool:
 def test_each_element_has_the_bits_of_the_layouts_formula(kind):
     blocks = random_blocks(kind, 6)
     expected = [
-        [element(kind, block.tobytes(), i) for i in range(BY_NAME[kind].block_size)]
+        [element(kind, block.tobytes(), i) for i in range(TYPES[NUMBERS[kind]].block_size)]
         for block in blocks
     ]
     found = read(blocks, kind, rows=2).dequantized().numpy()
@@ -150,7 +151,10 @@ def test_llama_cpps_own_reader_gives_the_same_bits(kind):
     pytest.importorskip("gguf")
     gguf = import_module("gguf")
     number = gguf.GGMLQuantizationType[kind]
-    assert gguf.GGML_QUANT_SIZES[number] == (BY_NAME[kind].block_size, BY_NAME[kind].block_bytes)
+    assert gguf.GGML_QUANT_SIZES[number] == (
+        TYPES[NUMBERS[kind]].block_size,
+        TYPES[NUMBERS[kind]].block_bytes,
+    )
     blocks = random_blocks(kind, 500).reshape(5, -1)
     ours = read(blocks.reshape(500, -1), kind, rows=5).dequantized().numpy()
     assert same_bits(ours, gguf.dequantize(blocks, number))

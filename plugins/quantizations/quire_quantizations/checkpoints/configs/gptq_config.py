@@ -110,6 +110,17 @@ def describe(config: Mapping[str, Any]) -> tuple[WeightCodes, ...]:
     return GPTQConfig.read(config).codes
 
 
+def check_options(values: ConfigValues) -> None:
+    """Check the options of one layer.
+
+    Raises:
+        RefusedError: The number of bits is not supported.
+        UnsupportedModelError: An option is of another type than it must be.
+    """
+    _bits_of(values, BITS[0])
+    group_size_of(values)
+
+
 def _bits_of(values: ConfigValues, default: int | None = None) -> int:
     """Return the bits of a code.
 
@@ -136,9 +147,7 @@ def _dynamic(values: ConfigValues) -> Mapping[str, Any]:
         raise values.wrong("dynamic", pattern, f"an object of regular expressions ({wrong})")
     for pattern in dynamic:
         if not pattern.startswith(EXCLUDED):
-            own = values.nested("dynamic").nested(pattern)
-            _bits_of(own, BITS[0])
-            group_size_of(own)
+            check_options(values.nested("dynamic").nested(pattern))
     return dynamic
 
 

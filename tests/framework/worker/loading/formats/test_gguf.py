@@ -7,13 +7,13 @@ import pytest
 import torch
 from gguf_checkpoints import folder_as_gguf, model_metadata, model_tensors
 from gguf_families import CASES, metadata_of, tensors_of, write_case
-from gguf_files import Blocks, write_gguf
+from gguf_files import NUMBERS, Blocks, write_gguf
 from model_parts import make_model, random_tokens
 from safetensors.torch import load_file, save_file
 
 from quire.compose.gguf.model_config import config_of
 from quire.compose.gguf.split_files import read_files
-from quire.compose.gguf.tensor_types import BY_NAME, TYPES
+from quire.compose.gguf.tensor_types import TYPES
 from quire.errors import CheckpointCorruptError
 from quire.interfaces.checkpoint_tensors import CheckpointTensor, StoredTensor
 from quire.testing.checkpoints import write_checkpoint
@@ -23,13 +23,12 @@ from quire.worker.loading.weight_loading import load_weights
 from quire_quantizations.checkpoints.gguf import BLOCKS, GGUF
 
 ARCHITECTURES = ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
-NUMBERS = {kind.name: number for number, kind in TYPES.items()}
 WIDE = {"hidden_size": 256, "intermediate_size": 512}  # rows of whole super-blocks
 
 
 def random_blocks(kind, shape, rng):
     """Random codes with scales that give small numbers, and these numbers."""
-    layout = BY_NAME[kind]
+    layout = TYPES[NUMBERS[kind]]
     count = shape[0] * shape[1] // layout.block_size
     data = rng.integers(0, 256, (count, layout.block_bytes), dtype=np.uint8)
     if kind == "MXFP4":
