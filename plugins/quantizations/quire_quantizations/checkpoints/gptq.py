@@ -11,7 +11,8 @@ and `w = (q - z) * scale` (Frantar et al., 2022; the layout is that of AutoGPTQ)
 conventions: the format `gptq` stores `z - 1`, and `gptq_v2` stores `z`. As `checkpoint_format` in
 config.json is sometimes wrong, the convention is found from the data. Zero points of symmetric
 weights are all `2^(bits - 1)`. Otherwise, with up to 4 bits, the average weight of a layer is close
-to zero compared with its scale, so the average code is the average zero point.
+to zero compared with its scale, so the average code is the average zero point. Scales of 8 bits are
+too small for that: the config is believed, and a warning says if several layers contradict it.
 
 Bits and group sizes are those of the tensors. So a layer for which `dynamic` has other options is
 read by its own, and one that is not quantized stays. Some files have a bias of zeros for every
@@ -61,6 +62,7 @@ CODES, ZEROS, SCALES, GROUPS = ".qweight", ".qzeros", ".scales", ".g_idx"
 BIAS = ".bias"
 TELLING_BITS = 4  # at most so many, so that a scale is large compared with an average weight
 CLEAR = 0.25  # largest distance of an average zero point that tells the convention
+SUSPICIOUS_LAYERS = 8  # with more bits, whose average distance contradicts the config
 
 
 class GPTQ(PreparedQuantization):
@@ -73,6 +75,7 @@ class GPTQ(PreparedQuantization):
     def __init__(self, options: GPTQConfig) -> None:
         self.options = options
         self._has_warned = False
+        self._distances: list[float] = []  # of layers that do not tell the convention
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> GPTQ:
@@ -191,7 +194,10 @@ class GPTQ(PreparedQuantization):
         distance = float(mean - stored.float().mean())
         is_found = distance > 0.5
         doubt = abs(distance - is_found) + float(spread) / codes.numel() ** 0.5
-        if bits > TELLING_BITS or is_found == is_told or doubt > CLEAR:
+        if bits > TELLING_BITS:
+            self._suspect(distance, bits)
+            return is_told
+        if is_found == is_told or doubt > CLEAR:
             return is_told
         if not self._has_warned:
             self._has_warned = True
@@ -201,6 +207,23 @@ class GPTQ(PreparedQuantization):
                 self.options.checkpoint_format, module, LESS_ONE if is_found else AS_THEY_ARE,
             )  # fmt: skip
         return is_found
+
+    def _suspect(self, distance: float, bits: int) -> None:
+        """Warn if the zero points of several layers look as if the config is wrong about them."""
+        self._distances.append(distance)
+        is_told = self.options.checkpoint_format == LESS_ONE
+        mean = sum(self._distances) / len(self._distances)
+        if len(self._distances) < SUSPICIOUS_LAYERS or abs(mean - (not is_told)) > CLEAR:
+            return
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "config.json has the checkpoint_format %r, and the zero points of %d layers look "
+                "as if they are stored as in %r; with %d bits that is not certain, so the layers "
+                "are read as the config says: if completions are wrong, correct it",
+                self.options.checkpoint_format, len(self._distances),
+                AS_THEY_ARE if is_told else LESS_ONE, bits,
+            )  # fmt: skip
 
 
 def _groups(stored: Tensor | None, num_groups: int, group_size: int, name: str) -> Tensor | None:

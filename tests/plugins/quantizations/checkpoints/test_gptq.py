@@ -74,6 +74,22 @@ def test_bits_are_those_of_the_tensors_as_dynamic_options_may_differ(tmp_path):
     assert torch.equal(read_layer(tmp_path, config(), layer.tensors).dequantized(), layer.weight)
 
 
+@pytest.mark.parametrize("less_one", [True, False])
+@pytest.mark.parametrize("is_right", [True, False])
+def test_eight_bits_that_seem_to_contradict_the_config_are_warned_of(
+    tmp_path, caplog, less_one, is_right
+):
+    """Scales are so small that an average weight of one scale is possible: nothing is corrected."""
+    named = less_one if is_right else not less_one
+    method = config(bits=8, checkpoint_format="gptq" if named else "gptq_v2")
+    layer = gptq(weight(512, 512), 8, 128, symmetric=False, less_one=less_one)
+    for count in range(1, 13):
+        found = read_layer(tmp_path, method, layer.tensors)
+        assert torch.equal(found.dequantized(), layer.weight) == is_right
+        assert ("look as if they are stored" in caplog.text) == (not is_right and count >= 8)
+    assert caplog.text.count("checkpoint_format") == (not is_right)
+
+
 def test_without_zero_points_a_layer_is_symmetric(tmp_path):
     layer = gptq(weight())
     del layer.tensors["qzeros"]
