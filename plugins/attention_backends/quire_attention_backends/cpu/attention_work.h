@@ -17,7 +17,7 @@
 
 constexpr long FEW_ROWS = 16;  // up to this number of rows, K and V are read in place
 constexpr long FEW_KEYS = 64;  // keys of a tile for few rows
-constexpr long MANY_ROWS = 288;  // rows of a tile for many rows; whole register tiles
+constexpr long MANY_ROWS = 576;  // rows of a tile for many rows; whole register tiles
 constexpr long MANY_KEYS = 256;  // keys of a tile for many rows
 constexpr long CUT_KEYS = 32;  // items are cut at multiples
 constexpr long ITEM_ROWS = 32;  // rows of all heads of an item with few rows
