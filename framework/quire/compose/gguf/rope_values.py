@@ -7,11 +7,12 @@ scaling computed, and a long and a short one in those of Phi 3.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 from quire.compose.gguf.family import Family
-from quire.compose.gguf.model_values import ModelValues
-from quire.errors import UnsupportedModelError
+from quire.compose.gguf.model_values import COPY_AGAIN, ModelValues
+from quire.errors import CheckpointCorruptError, UnsupportedModelError
 
 ROPE_FACTORS = "rope_freqs.weight"
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
@@ -135,7 +136,12 @@ def _by_wavelength(
 
 
 def _factors(values: ModelValues, name: str, kind: str, rotary_dim: int) -> list[float]:
-    """Return the factor of each wavelength."""
+    """Return the factor of each wavelength.
+
+    Raises:
+        UnsupportedModelError: The tensor has another shape or type, or there is a scaling beside.
+        CheckpointCorruptError: Factors are not finite, or not above 0.
+    """
     tensor = values.tensor(name)
     if kind != "none" or tensor.shape != (rotary_dim // 2,) or tensor.type.name != "F32":
         raise UnsupportedModelError(
@@ -143,4 +149,11 @@ def _factors(values: ModelValues, name: str, kind: str, rotary_dim: int) -> list
             f"{tensor.type.name} beside a {values.key(SCALING)} of {kind!r}; quire reads "
             f"{rotary_dim // 2} factors of type F32 without any other scaling"
         )
-    return values.floats(tensor)
+    factors = values.floats(tensor)
+    wrong = [factor for factor in factors if not (isfinite(factor) and factor > 0)]
+    if wrong:
+        raise CheckpointCorruptError(
+            f"tensor {name} in {values.where} has {len(wrong)} factors that are not finite or not "
+            f"above 0, such as {wrong[0]}; {COPY_AGAIN}"
+        )
+    return factors

@@ -128,6 +128,15 @@ def test_factors_of_another_shape_are_refused(config, factors):
         config(TENSORS | {"rope_freqs.weight": factors})
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, 0.0, -1.0])
+def test_factors_that_are_none_are_named_with_the_file(config, wrong):
+    factors = np.array([1.0, 2.0, wrong, 4.0, 5.0, 6.0, 7.0, 8.0])
+    with pytest.raises(
+        CheckpointCorruptError, match=rf"rope_freqs\.weight in .*gguf.* has 1 .* such as {wrong}; "
+    ):
+        config(TENSORS | {"rope_freqs.weight": factors})
+
+
 def test_linear_and_yarn_scaling_are_read(config):
     linear = {"llama__rope__scaling__type": "linear", "llama__rope__scaling__factor": 4.0}
     assert config(**linear)["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
