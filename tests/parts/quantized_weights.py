@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from quire.interfaces.quantized_weight import QuantizedWeight
-from quire_quantizations.checkpoints.mxfp4 import e2m1_table
+from quire_quantizations.number_tables import e2m1_table
 
 NF4 = torch.tensor([
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,

@@ -13,16 +13,17 @@ from torch import Tensor
 from quire.interfaces.quantized_weight import QuantizedWeight
 from quire_quantizations.formats import E2M1, E4M3, NF4, NUMBERS_4, NUMBERS_8, Format
 from quire_quantizations.linear_library import CodesStruct
+from quire_quantizations.number_tables import (
+    E4M3_NAN,
+    e2m1_table,
+    float8_table,
+    has_magnitude,
+    nf4_table,
+    zero_of,
+)
+from quire_quantizations.weight_rows import concatenated, fit_together, offsets_of
 
-E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-NF4_VALUES = (
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
-    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
-    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
-    0.7229568362236023, 1.0,
-)  # fmt: skip
 NUMBERS = ((16, 8, NUMBERS_4), (256, 128, NUMBERS_8))  # codes, that of zero, formats
-NO_NUMBER = 0x7F  # of e4m3, with either sign
 
 
 class GroupedCodes:
@@ -56,24 +57,11 @@ def joined(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
 
     Numbers of different sizes or groups become numbers of 8 bits in groups that fit all.
     """
-    first = weights[0]
-    if len(weights) == 1:
-        return first
-    table = first.table.nan_to_num()  # e4m3 has codes that are NaN
-    tables_differ = any(not torch.equal(one.table.nan_to_num(), table) for one in weights)
-    groups = [one.group_indices() for one in weights]
-    if tables_differ or any(not torch.equal(one, groups[0]) for one in groups):
-        bytes_of = [_in_bytes(one, _common_group(weights)) for one in weights]
-        same = [one for one in bytes_of if one is not None]
-        return joined(same) if len(same) == len(weights) else None
-    has_offsets = any(one.offsets is not None for one in weights)
-    return replace(
-        first,
-        codes=torch.cat([one.codes for one in weights]),
-        scales=torch.cat([one.scales for one in weights]),
-        offsets=torch.cat([_offsets(one) for one in weights]) if has_offsets else None,
-        has_int8_inputs=all(one.has_int8_inputs for one in weights),
-    )
+    if all(fit_together(weights[0], one) for one in weights[1:]):
+        return concatenated(weights)
+    bytes_of = [_in_bytes(one, _common_group(weights)) for one in weights]
+    same = [one for one in bytes_of if one is not None]
+    return concatenated(same) if len(same) == len(weights) else None
 
 
 def in_a_format(weight: QuantizedWeight) -> tuple[GroupedCodes, Format] | None:
@@ -108,7 +96,7 @@ def _common_group(weights: Sequence[QuantizedWeight]) -> int:
 def _in_bytes(weight: QuantizedWeight, group_size: int) -> QuantizedWeight | None:
     """Return a weight of integers with codes of 8 bits and smaller groups; None: it is another."""
     num_codes, middle, _ = NUMBERS[-1]
-    zero = _zero_of(weight.table)
+    zero = zero_of(weight.table)
     if zero is None or weight.groups is not None or len(weight.table) > num_codes:
         return None
     weight = _shifted(weight, middle - zero, num_codes)
@@ -122,23 +110,17 @@ def _in_bytes(weight: QuantizedWeight, group_size: int) -> QuantizedWeight | Non
     )
 
 
-def _zero_of(table: Tensor) -> float | None:
-    """Return the code of 0 of a table of consecutive numbers; None: it has others."""
-    first = float(table[0]) if len(table) else 0.0
-    return -first if torch.equal(table, torch.arange(len(table)) + first) else None
-
-
 def _with_formats(weight: QuantizedWeight) -> tuple[QuantizedWeight, tuple[Format, ...]]:
     """Return a weight whose codes are those of some formats, and these formats."""
-    table, zero = weight.table, _zero_of(weight.table)
+    table, zero = weight.table, zero_of(weight.table)
     if zero is not None:
         return _centred(weight, zero)
-    if torch.equal(table, torch.tensor(NF4_VALUES)):
+    if torch.equal(table, nf4_table()):
         return weight, NF4
-    if torch.equal(table, torch.tensor([*E2M1_VALUES, *(-value for value in E2M1_VALUES)])):
+    if torch.equal(table, e2m1_table()):
         return weight, E2M1
-    e4m3 = torch.arange(256).byte().view(torch.float8_e4m3fn).float()
-    if torch.equal(table.nan_to_num(), e4m3.nan_to_num()) and not _has_nan(weight.codes):
+    is_e4m3 = torch.equal(table.nan_to_num(), float8_table().nan_to_num())
+    if is_e4m3 and not has_magnitude(weight.codes, E4M3_NAN):
         return weight, E4M3
     return weight, ()
 
@@ -161,7 +143,7 @@ def _shifted(weight: QuantizedWeight, shift: float, num_codes: int) -> Quantized
     if shift == int(shift) and 0 <= shift <= num_codes - len(weight.table):
         codes = weight.codes + int(shift) if shift else weight.codes
         return replace(weight, codes=codes)
-    return replace(weight, offsets=_offsets(weight) + shift * weight.scales)
+    return replace(weight, offsets=offsets_of(weight) + shift * weight.scales)
 
 
 def _in_order_of_groups(weight: QuantizedWeight) -> tuple[QuantizedWeight, Tensor | None]:
@@ -180,15 +162,5 @@ def _whole_groups(weight: QuantizedWeight, size: int) -> Tensor | None:
     return padded[:, 0] if bool((padded == padded[:, :1]).all()) else None
 
 
-def _offsets(weight: QuantizedWeight) -> Tensor:
-    return torch.zeros_like(weight.scales) if weight.offsets is None else weight.offsets
-
-
 def _contiguous(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.contiguous()
-
-
-def _has_nan(codes: Tensor) -> bool:
-    if not codes.numel():
-        return False
-    return int(codes.amax()) == 128 + NO_NUMBER or int(codes.view(torch.int8).amax()) == NO_NUMBER

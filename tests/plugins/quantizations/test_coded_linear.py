@@ -31,8 +31,8 @@ from quire_quantizations.formats import (
     NUMBERS_8,
     Format,
 )
-from quire_quantizations.grouped_codes import E2M1_VALUES, NF4_VALUES
 from quire_quantizations.methods import CheckpointCodes, CheckpointCodesInt8
+from quire_quantizations.number_tables import e2m1_table, nf4_table
 
 pytestmark = pytest.mark.skipif(
     native_unavailable_reason() is not None, reason=str(native_unavailable_reason())
@@ -49,8 +49,8 @@ TABLES = {
     "signed3": torch.arange(8.0) - 4,
     "signed8": torch.arange(256.0) - 128,
     "unsigned8": torch.arange(256.0),
-    "nf4": torch.tensor(NF4_VALUES),
-    "e2m1": torch.tensor([*E2M1_VALUES, *(-value for value in E2M1_VALUES)]),
+    "nf4": nf4_table(),
+    "e2m1": e2m1_table(),
     "e4m3": E4M3_VALUES,
 }
 

@@ -31,6 +31,7 @@ from quire_quantizations.checkpoints.weight_parts import (
     part,
     with_weights,
 )
+from quire_quantizations.number_tables import float8_table
 
 SCALE, OTHER_SCALE = "_scale_inv", "_scale"
 ACTIVATION_SCALES = (".activation_scale", ".input_scale")  # of a product in float8
@@ -137,11 +138,6 @@ def decoded(
         group_size=columns,
     )
     return check_scaled(found, names[0])
-
-
-def float8_table(dtype: torch.dtype) -> Tensor:  # [256]
-    """Return the values of a type of 8 bits."""
-    return torch.arange(256, dtype=torch.uint8).view(dtype).float()
 
 
 def _stack(weight: Tensor, scale: Tensor, block: Block, names: tuple[str, str]) -> Tensor:

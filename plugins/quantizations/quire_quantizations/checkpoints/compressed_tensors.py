@@ -30,14 +30,13 @@ from quire.errors import CheckpointCorruptError
 from quire.interfaces.checkpoint_tensors import CheckpointTensor, Read, Tensors
 from quire.interfaces.quantization import PreparedQuantization
 from quire.interfaces.quantized_weight import QuantizedWeight
-from quire_quantizations.checkpoints.block_fp8 import float8_table
 from quire_quantizations.checkpoints.configs.compressed_tensors_config import (
     METHOD,
     PACK_QUANTIZED,
     CompressedTensorsConfig,
     Scheme,
 )
-from quire_quantizations.checkpoints.mxfp4 import e2m1_table, powers_of_two
+from quire_quantizations.checkpoints.mxfp4 import checked_scales
 from quire_quantizations.checkpoints.unpacking import WORD_BITS, unpacked, unpacked_words
 from quire_quantizations.checkpoints.weight_parts import (
     FLOATS,
@@ -54,6 +53,7 @@ from quire_quantizations.checkpoints.weight_parts import (
     with_weights,
     without,
 )
+from quire_quantizations.number_tables import e2m1_table, float8_table
 
 PACKED, SCALES, ZEROS = ".weight_packed", ".weight_scale", ".weight_zero_point"
 SHAPE, GROUPS, WHOLE = ".weight_shape", ".weight_g_idx", ".weight_global_scale"
@@ -280,7 +280,7 @@ class _Parts:
 
     def _floats(self, scales: Tensor) -> Tensor:
         if self.scales.stored[0].dtype == POWERS:
-            return powers_of_two(scales, in_file(self.scales))
+            return checked_scales(scales, in_file(self.scales))
         is_float = self.scheme.is_float
         return (check_positive if is_float else check_finite)(scales, in_file(self.scales))
 

@@ -24,13 +24,13 @@ from quire.errors import CheckpointCorruptError
 from quire.interfaces.checkpoint_tensors import CheckpointTensor, Read, StoredTensor, Tensors
 from quire.interfaces.quantization import PreparedQuantization
 from quire.interfaces.quantized_weight import QuantizedWeight
-from quire_quantizations.checkpoints.configs.gguf_config import BLOCK_TYPES
+from quire_quantizations.checkpoints.configs.gguf_config import BLOCK_TYPES, BlockType
 from quire_quantizations.checkpoints.unpacking import unpacked
 from quire_quantizations.checkpoints.weight_parts import check_finite
+from quire_quantizations.number_tables import e2m1_table, powers_of_two
 
 SCALE_BYTES = 12  # of the scales and minimums of a super-block
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-E8M0_BIAS = 127
 
 Codes = tuple[Tensor, Tensor, Tensor | None]
 """Codes uint8 `[B, elements]`, scales `[B, groups]` and offsets `[B, groups]` of B blocks."""
@@ -104,10 +104,16 @@ def _decoded(stored: Tensor, *, tensor: CheckpointTensor, blocks: _Blocks) -> Qu
     return QuantizedWeight(
         codes=codes.view(tensor.shape),
         scales=check_finite(scales, name).view(groups),
-        table=torch.tensor(kind.values, dtype=torch.float32),
+        table=_table(kind),
         group_size=kind.group_size,
         offsets=None if offsets is None else check_finite(offsets, name).view(groups),
     )
+
+
+def _table(kind: BlockType) -> Tensor:
+    if isinstance(kind.values, range):
+        return torch.tensor(kind.values, dtype=torch.float32)
+    return e2m1_table().add_(0.0)  # whose zero has no sign in llama.cpp
 
 
 def _q4_0(blocks: Tensor) -> Codes:
@@ -186,8 +192,7 @@ def _iq4_xs(blocks: Tensor) -> Codes:
 
 def _mxfp4(blocks: Tensor) -> Codes:
     exponent, codes = _parts(blocks, 1, 16)
-    scale = torch.ldexp(torch.ones(exponent.shape), exponent.int() - E8M0_BIAS)
-    return _nibbles(codes), scale, None
+    return _nibbles(codes), powers_of_two(exponent), None
 
 
 def _scales_and_offsets(

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from quire.errors import CheckpointCorruptError
@@ -26,10 +25,9 @@ from quire_quantizations.checkpoints.weight_parts import (
     part,
     with_weights,
 )
+from quire_quantizations.number_tables import E8M0_NAN, e2m1_table, powers_of_two
 
 BLOCKS, SCALES = "_blocks", "_scales"
-MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # e2m1; the fourth bit is the sign
-EXPONENT_BIAS, NO_NUMBER = 127, 255
 BLOCK, BLOCK_BYTES = 32, 16
 
 
@@ -54,12 +52,7 @@ class MXFP4(PreparedQuantization):
         return with_weights(tensors, parts, weights, "mxfp4")
 
 
-def e2m1_table() -> Tensor:  # [16]
-    """Return the values of 4-bit floats."""
-    return torch.tensor([*MAGNITUDES, *(-value for value in MAGNITUDES)])
-
-
-def powers_of_two(
+def checked_scales(
     exponents: Tensor,  # uint8
     name: str,
 ) -> Tensor:
@@ -68,11 +61,11 @@ def powers_of_two(
     Raises:
         CheckpointCorruptError: One is NaN.
     """
-    if (exponents == NO_NUMBER).any():
+    if (exponents == E8M0_NAN).any():
         raise CheckpointCorruptError(
-            f"tensor {name} has scales that are NaN ({NO_NUMBER}); {GET_ANOTHER}"
+            f"tensor {name} has scales that are NaN ({E8M0_NAN}); {GET_ANOTHER}"
         )
-    return torch.ldexp(torch.ones(exponents.shape), exponents.int() - EXPONENT_BIAS)
+    return powers_of_two(exponents)
 
 
 def _weights(base: str, tensors: Tensors) -> CheckpointTensor:
@@ -101,7 +94,7 @@ def _stack(blocks: Tensor, scales: Tensor, name: str) -> QuantizedStack:
     def decode(expert: int) -> QuantizedWeight:
         return QuantizedWeight(
             codes=unpacked(blocks[expert].flatten(1), 4),
-            scales=powers_of_two(scales[expert], name),
+            scales=checked_scales(scales[expert], name),
             table=e2m1_table(),
             group_size=BLOCK,
         )

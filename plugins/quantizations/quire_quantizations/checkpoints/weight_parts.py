@@ -10,11 +10,11 @@ from torch import Tensor
 from quire.errors import CheckpointCorruptError
 from quire.interfaces.checkpoint_tensors import CheckpointTensor, Tensors
 from quire.interfaces.quantized_weight import QuantizedWeight
+from quire_quantizations.number_tables import SIGN, has_magnitude
 
 FLOATS = ("F16", "BF16", "F32")
 WEIGHT = ".weight"
 GET_ANOTHER = "download the checkpoint again, or use another one"
-HIGHEST_MAGNITUDE = 127  # of a code of float8, whose highest bit is the sign
 
 
 def modules_with(tensors: Tensors, suffix: str) -> Iterator[str]:
@@ -161,8 +161,8 @@ def check_scaled(weight: QuantizedWeight, name: str) -> QuantizedWeight:
         CheckpointCorruptError: Codes are infinite or NaN, or have scales of 0.
     """
     wrong = (~weight.table.isfinite()).nonzero().flatten()
-    if len(wrong) and weight.codes.numel() and _has_magnitude(weight.codes, int(wrong[0])):
-        num_wrong = int((weight.codes & HIGHEST_MAGNITUDE >= wrong[0]).sum())
+    if len(wrong) and has_magnitude(weight.codes, int(wrong[0])):
+        num_wrong = int((weight.codes & ~SIGN >= wrong[0]).sum())
         raise CheckpointCorruptError(
             f"tensor {name} has {num_wrong} values that are infinite or NaN; {GET_ANOTHER}"
         )
@@ -172,15 +172,6 @@ def check_scaled(weight: QuantizedWeight, name: str) -> QuantizedWeight:
             f"tensor {name} has numbers other than 0 whose scales are 0; {GET_ANOTHER}"
         )
     return weight
-
-
-def _has_magnitude(codes: Tensor, magnitude: int) -> bool:
-    """Return whether a code of float8 is at least this one, without its sign.
-
-    Codes with the sign are the highest bytes, and those without it the highest signed bytes.
-    """
-    highest = int(codes.amax()) - HIGHEST_MAGNITUDE - 1, int(codes.view(torch.int8).amax())
-    return max(highest) >= magnitude
 
 
 def check_groups(groups: Tensor, num_groups: int, name: str) -> Tensor:

@@ -26,6 +26,7 @@ from quire.interfaces.quantization import (
 from quire.interfaces.quantized_weight import QuantizedWeight
 from quire_quantizations.triton.codes_product import LARGEST_UNIT, grouped_product, product
 from quire_quantizations.triton.packed_codes import PackedCodes, of_expert, packed, stacked
+from quire_quantizations.weight_rows import concatenated, fit_together
 
 FLOAT8_CAPABILITY = (8, 9)  # from which on a GPU converts e4m3 by an instruction
 
@@ -171,7 +172,7 @@ class CodesLinear(LinearMethod):
             torch.cuda.get_device_capability(settings.device) >= FLOAT8_CAPABILITY
         )
         largest = LARGEST_UNIT[settings.dtype.itemsize]
-        return packed(_joined(weights), has_float8=has_float8, largest_unit=largest)
+        return packed(concatenated(weights), has_float8=has_float8, largest_unit=largest)
 
     def _register(self, layer: nn.Module) -> None:
         """Register the tensors as buffers, so that their memory is counted."""
@@ -250,18 +251,5 @@ def _have_one_format(one: QuantizedWeight, other: QuantizedWeight) -> bool:
     return (
         one.scales.shape[1] == other.scales.shape[1]
         and (one.offsets is None) == (other.offsets is None)
-        and torch.equal(one.table.nan_to_num(), other.table.nan_to_num())
-        and torch.equal(one.group_indices(), other.group_indices())
-    )
-
-
-def _joined(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    if len(weights) == 1:
-        return weights[0]
-    offsets = [weight.offsets for weight in weights if weight.offsets is not None]
-    return replace(
-        weights[0],
-        codes=torch.cat([weight.codes for weight in weights]),
-        scales=torch.cat([weight.scales for weight in weights]),
-        offsets=torch.cat(offsets) if offsets else None,
+        and fit_together(one, other)
     )

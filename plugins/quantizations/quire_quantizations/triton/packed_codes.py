@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from quire.interfaces.quantized_weight import QuantizedWeight
+from quire_quantizations.number_tables import e2m1_table, float8_table, zero_of
 
 PANEL = 64  # outputs
 SMALLEST_UNIT = 16  # inputs of the smallest product of 16-bit numbers
@@ -38,7 +39,6 @@ HALF_BYTE_VALUES = 16
 LARGEST_ZERO = {1: 255, 2: 127}  # that the kernel subtracts exactly, by codes in a byte
 
 INTEGER, E2M1, E4M3, FLOAT8, TABLE = "integer", "e2m1", "e4m3", "float8", "table"
-E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -216,13 +216,12 @@ def _unit(group_size: int, per_byte: int, largest: int) -> int:
 def _decoding(table: Tensor, *, has_float8: bool) -> tuple[str, int]:
     """Return how codes become numbers, and the zero point of integers."""
     values = table.cpu()
-    zero = -int(values[0]) if values[0] == values[0].round() else 0
-    integers = torch.arange(len(values), dtype=torch.float32) - zero
-    if 0 <= zero <= LARGEST_ZERO[2] + 1 and torch.equal(values, integers):
-        return INTEGER, zero
-    if torch.equal(values, E2M1_TABLE):
+    zero = zero_of(values)
+    if zero is not None and 0 <= zero <= LARGEST_ZERO[2] + 1 and zero == int(zero):
+        return INTEGER, int(zero)
+    if torch.equal(values, e2m1_table()):
         return E2M1, 0
-    if torch.equal(values.nan_to_num(), E4M3_TABLE):
+    if torch.equal(values.nan_to_num(), float8_table().nan_to_num()):
         return (FLOAT8 if has_float8 else E4M3), 0
     return TABLE, 0
 
@@ -265,7 +264,3 @@ def _narrowed(scales: Tensor) -> Tensor:
         if torch.equal(scales.to(dtype).float(), scales):
             return scales.to(dtype)
     return scales
-
-
-E2M1_TABLE = torch.tensor([*E2M1_MAGNITUDES, *(-value for value in E2M1_MAGNITUDES)])
-E4M3_TABLE = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().nan_to_num()

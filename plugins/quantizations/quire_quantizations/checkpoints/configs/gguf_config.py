@@ -10,28 +10,25 @@ from typing import Any
 from quire.interfaces.weight_codes import E2M1, INTEGERS, WeightCodes
 from quire_quantizations.checkpoints.configs.values import values_of
 
-Values = range | tuple[float, ...]
-
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
     """What the codes of a type of blocks stand for.
 
     Attributes:
-        values: Value of each code; numbers that are not consecutive are floats of 4 bits.
+        values: Value of each code, or the name of their table.
         group_size: Elements that share a scale.
         has_offsets: Whether they share an offset, too.
         has_wide_scales: Whether scales and offsets have more than 16 bits.
     """
 
-    values: Values
+    values: range | str
     group_size: int = 32
     has_offsets: bool = False
     has_wide_scales: bool = False
 
 
-BYTES = range(-128, 128)
-FLOATS_4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+BYTES, E2M1_BITS = range(-128, 128), 4
 BLOCK_TYPES: Mapping[str, BlockType] = {
     "Q4_0": BlockType(range(-8, 8)),
     "Q4_1": BlockType(range(16), has_offsets=True, has_wide_scales=True),
@@ -45,7 +42,7 @@ BLOCK_TYPES: Mapping[str, BlockType] = {
     "Q6_K": BlockType(range(-32, 32), 16, has_wide_scales=True),
     "IQ4_NL": BlockType(BYTES),
     "IQ4_XS": BlockType(BYTES, has_wide_scales=True),
-    "MXFP4": BlockType(FLOATS_4),
+    "MXFP4": BlockType(E2M1),
 }
 
 
@@ -78,13 +75,17 @@ def _codes_of(types: Collection[str]) -> WeightCodes | None:
     if len(kinds) < len(types) or not kinds:
         return None
     are_same = len({(kind.values, kind.group_size) for kind in kinds}) == 1
-    are_integers = all(isinstance(kind.values, range) for kind in kinds)
-    if not are_same and not are_integers:
+    numbers = [kind.values for kind in kinds if isinstance(kind.values, range)]
+    if not are_same and len(numbers) < len(kinds):
         return None
     return WeightCodes(
-        INTEGERS if are_integers else E2M1,
-        (len(kinds[0].values if are_same else BYTES) - 1).bit_length(),
+        INTEGERS if numbers else E2M1,
+        _bits_of(numbers[0] if are_same else BYTES) if numbers else E2M1_BITS,
         gcd(*(kind.group_size for kind in kinds)),
         has_offsets=any(kind.has_offsets for kind in kinds),
         has_wide_scales=any(kind.has_wide_scales for kind in kinds),
     )
+
+
+def _bits_of(numbers: range) -> int:
+    return (len(numbers) - 1).bit_length()
