@@ -125,10 +125,14 @@ class PreparedPages:
                     begun = time.thread_time()
                     ctypes.memset(start + done, 0, size)
                     took = time.thread_time() - begun
-                    if self._small_from is None and took >= self._slow_s and has_huge_pages():
-                        self._small_from = done + size
-                        memory.madvise(mmap.MADV_NOHUGEPAGE, self._small_from)
+                    if took >= self._slow_s:
+                        self._take_small_pages(memory, done + size)
             done += size
+
+    def _take_small_pages(self, memory: mmap.mmap, begin: int) -> None:
+        if self._small_from is None and begin < len(memory) and has_huge_pages():
+            self._small_from = begin
+            memory.madvise(mmap.MADV_NOHUGEPAGE, begin)
 
     def _merge(self, memory: mmap.mmap, begin: int, end: int) -> None:
         """Merge small pages, one huge page at a time; what cannot be merged stays as it is."""

@@ -137,6 +137,19 @@ def test_where_huge_pages_are_slow_small_ones_come_first_and_are_merged_later():
     assert prepared.take(1) is None
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("num_bytes", [100, HUGE_BYTES, 2 * HUGE_BYTES + 1])
+def test_memory_of_any_size_may_have_slow_pages(num_bytes):
+    prepared = PreparedPages(slow_s=0.0, merge_delay_s=0.0)
+    prepared.prepare(num_bytes)
+    prepared._thread.join()
+    part = prepared.take(num_bytes)
+    prepared.close()
+    if prepared._merging is not None:
+        prepared._merging.join()
+    assert set(part) == {0}
+
+
 @needs_huge_pages
 def test_where_huge_pages_are_fast_nothing_is_merged():
     prepared = PreparedPages(slow_s=1e9)
