@@ -20,6 +20,7 @@ from quire.config import PluginSettings
 from quire.interfaces.quantization import LayerSettings, LinearMethod
 from quire.interfaces.quantized_weight import QuantizedWeight
 from quire.plugins.loading import load_plugins
+from quire_quantizations.number_tables import e2m1_table, float8_table
 
 KeptLayer = tuple[LinearMethod, nn.Module]
 
@@ -28,7 +29,6 @@ SHAPES = {"gate_up_proj": (28_672, 4096), "down_proj": (4096, 14_336)}
 ROWS = (1, 8, 16, 64, 512, 4096)
 MIN_READ_BYTES = 2**29  # by one replay: several times a device's last cache
 NUM_FINITE = 126  # codes of float8 from 0 on
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,8 @@ FORMATS = {
     "int4, groups of 128": Format(range(-8, 8), 128),
     "int4, groups of 128, zero points": Format(range(16), 128, has_zeros=True),
     "int4, groups of 32": Format(range(-8, 8), 32),
-    "mxfp4": Format((*E2M1, *(-value for value in E2M1)), 32),
-    "fp8, blocks of 128": Format(
-        torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().tolist(), 128
-    ),
+    "mxfp4": Format(e2m1_table().tolist(), 32),
+    "fp8, blocks of 128": Format(float8_table().tolist(), 128),
     "int8, one scale an output": Format(range(-128, 128), 0),
 }
 

@@ -312,14 +312,16 @@ def test_a_weight_that_no_format_keeps_is_dequantized():
         ("nf4", WeightCodes(NF4, 4, 64)),
         ("e4m3", WeightCodes(E4M3, 8, 128)),
         ("int4", WeightCodes(INTEGERS, 4)),
+        ("int4", WeightCodes(INTEGERS, 4, 32, has_wide_scales=True)),
+        ("uint4", WeightCodes(INTEGERS, 4, 32, has_offsets=True, has_wide_scales=True)),
     ],
 )
 def test_triton_kernels_take_the_estimated_bits(table, codes):
     inputs = 512
     zeros = "integers" if codes.has_offsets else "none"
     weight = random_weight(table, (128, inputs), codes.group_size or inputs, zeros=zeros)
-    if codes.values in (NF4, E4M3):
-        weight.scales.mul_(1.0001)  # in float32, as bitsandbytes and DeepSeek have them
+    if codes.values in (NF4, E4M3) or codes.has_wide_scales:
+        weight.scales.mul_(1.0001)  # in float32, as bitsandbytes, DeepSeek and GGUF files have them
     held = packed(weight, has_float8=False, largest_unit=64).tensors()
     num_bytes = sum(tensor.nbytes for tensor in held.values())
     estimated = bits_of_triton_codes(codes, "bfloat16")
