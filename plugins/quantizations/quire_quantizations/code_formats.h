@@ -219,6 +219,9 @@ void with_codes(int64_t format, const Work& work) {
         case 7: return work(Codes8<ByteFloats, 128>());
         case 8: return work(Codes8<SignedBytes, 16>());
         case 9: return work(Codes8<SignedBytes, 16, true>());
+        case 10: return work(Codes4<SignedNumbers, 32>());
+        case 11: return work(Codes8<SignedBytes, 128>());
+        case 12: return work(Codes8<SignedBytes, 32>());
     }
 }
 

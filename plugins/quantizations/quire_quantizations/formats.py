@@ -41,12 +41,15 @@ INT4_DOT = replace(INT4, inputs="int8")
 NUMBERS_4 = (
     Format(0, group_size=128),
     Format(1, group_size=128, has_offsets=True),
+    Format(10, group_size=32),
     Format(2, group_size=32, has_offsets=True),
 )
 NF4 = (Format(3, group_size=32),)
 E2M1 = (Format(4, group_size=32),)
 NUMBERS_8 = (
+    Format(11, group_size=128),
     Format(5, group_size=128, has_offsets=True),
+    Format(12, group_size=32),
     Format(6, group_size=32, has_offsets=True),
     Format(8, group_size=16),
     Format(9, group_size=16, has_offsets=True),

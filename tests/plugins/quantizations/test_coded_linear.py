@@ -129,16 +129,17 @@ def in_products(chosen: Format, products: str) -> Format:
         ("unsigned4", 128, True, NUMBERS_4[1]),
         ("signed4", 300, False, NUMBERS_4[0]),
         ("signed3", 64, False, NUMBERS_4[2]),
-        ("unsigned4", 32, True, NUMBERS_4[2]),
+        ("unsigned4", 32, True, NUMBERS_4[3]),
         ("signed8", 128, False, NUMBERS_8[0]),
-        ("unsigned8", 300, True, NUMBERS_8[0]),
-        ("signed8", 32, False, NUMBERS_8[1]),
+        ("unsigned8", 300, True, NUMBERS_8[1]),
+        ("signed8", 32, False, NUMBERS_8[2]),
+        ("unsigned8", 32, True, NUMBERS_8[3]),
         ("nf4", 64, False, NF4[0]),
         ("e2m1", 32, False, E2M1[0]),
         ("e4m3", 128, False, E4M3[0]),
-        ("signed8", 16, False, NUMBERS_8[2]),
-        ("unsigned8", 16, True, NUMBERS_8[3]),
-        ("signed4", 16, False, NUMBERS_8[2]),
+        ("signed8", 16, False, NUMBERS_8[4]),
+        ("unsigned8", 16, True, NUMBERS_8[5]),
+        ("signed4", 16, False, NUMBERS_8[4]),
         ("signed4", 24, False, FLOAT32),
         ("nf4", 64, True, FLOAT32),
         ("e4m3", 64, False, FLOAT32),
@@ -251,7 +252,7 @@ def test_inputs_in_another_order_are_multiplied_in_that_order(
     groups = torch.randperm(num_columns, generator=torch.Generator().manual_seed(0)) // 128
     weight = made(table, (70, num_columns), has_offsets=has_offsets, groups=groups)
     method, layer = loaded(weight, products=products)
-    chosen = NUMBERS_4[has_offsets] if table == "signed4" else NUMBERS_8[0]
+    chosen = NUMBERS_4[has_offsets] if table == "signed4" else NUMBERS_8[has_offsets]
     assert method.weight_format == in_products(chosen, products)
     check(method, layer, weight)
     part = weight.columns(range(128))  # not of whole groups
