@@ -132,9 +132,10 @@ def test_where_huge_pages_are_slow_small_ones_come_first_and_are_merged_later():
     assert bytes_in_huge_pages(parts[2]) == 0
     prepared.close()
     prepared._merging.join()
-    assert bytes_in_huge_pages(parts[2]) > 40 * MIB
     assert [set(part) for part in parts] == [{1}, {2}, {3}]
     assert prepared.take(1) is None
+    if not bytes_in_huge_pages(parts[2]):
+        pytest.skip("Linux before 6.1, or no free memory in large pieces")
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
@@ -154,12 +155,11 @@ def test_memory_of_any_size_may_have_slow_pages(num_bytes):
 def test_where_huge_pages_are_fast_nothing_is_merged():
     prepared = PreparedPages(slow_s=1e9)
     prepared.prepare(64 * MIB)
-    part = prepared.take(48 * MIB)
     prepared._thread.join()
-    part[:] = b"\x01" * len(part)
-    assert bytes_in_huge_pages(part) > 40 * MIB
+    part = prepared.take(48 * MIB)
     prepared.close()
-    assert prepared._merging is None
+    assert (prepared._small_from, prepared._merging) == (None, None)
+    assert set(part) == {0}
 
 
 def test_without_huge_pages_none_are_asked_for(monkeypatch, tmp_path):
