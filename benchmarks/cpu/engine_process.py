@@ -78,12 +78,11 @@ class Configuration:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the description for the report, without paths of this machine."""
-        environment = {name: without_paths(value) for name, value in self.environment.items()}
         return {
             "engine": self.engine,
             "name": self.name,
-            "options": dict(self.options),
-            "environment": environment,
+            "options": _without_paths(self.options),
+            "environment": _without_paths(self.environment),
         }
 
 
@@ -249,6 +248,15 @@ def dropped_variables() -> dict[str, str]:
 def without_paths(text: str) -> str:
     """Return a text for the report, with folders of this machine replaced."""
     return SEVERAL_NAMES.sub(lambda found: f"PATH/{Path(found[0]).name}", text)
+
+
+def _without_paths(value: Any) -> Any:
+    """Return the same for all texts inside a value."""
+    if isinstance(value, str):
+        return without_paths(value)
+    if isinstance(value, Mapping):
+        return {key: _without_paths(each) for key, each in value.items()}
+    return [_without_paths(each) for each in value] if isinstance(value, list) else value
 
 
 def _group(leader: int) -> list[int]:

@@ -345,8 +345,17 @@ def test_results_of_a_stage_grow_unless_they_replace(benchmark):
 
 
 def test_folders_of_the_machine_are_not_in_the_report(benchmark):
-    without_paths = benchmark("engine_process").without_paths
+    process = benchmark("engine_process")
+    without_paths = process.without_paths
     assert without_paths("no /srv/models/x.gguf here, 3/4") == "no PATH/x.gguf here, 3/4"
+    options = {"properties": {"CACHE_DIR": "/srv/kept/model"}, "flags": ["/srv/x/y", 3, True]}
+    shown = process.Configuration("openvino", "", options, environment={"HOME": "/srv/x/z"})
+    assert shown.as_dict() == {
+        "engine": "openvino",
+        "name": "",
+        "options": {"properties": {"CACHE_DIR": "PATH/model"}, "flags": ["PATH/y", 3, True]},
+        "environment": {"HOME": "PATH/z"},
+    }
 
 
 def test_an_engine_is_stopped_while_others_run_and_reports_its_errors(benchmark, tmp_path):

@@ -6,6 +6,8 @@ config.json on the right.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from quire.compose.gguf.family import (
     EXPERT_COUNT,
     KV_HEADS,
@@ -102,6 +104,16 @@ DEEPSEEK3 = Family(
     ignored=LATENT_SIZES,
     is_latent=True,
 )
+QWEN3_MOE = Family(
+    "qwen3moe",
+    "Qwen3MoeForCausalLM",
+    "qwen3_moe",
+    keys=EXPERTS | OWN_WIDTH | NORMALIZED | {EXPERT_COUNT: Key("num_experts")},
+    flags={"attention_bias": QUERY_BIAS},
+    constants={"use_sliding_window": False, "norm_topk_prob": True},
+    usual=SOFTMAX,
+)
+
 ROWS = (
     Family(
         "llama",
@@ -154,25 +166,8 @@ ROWS = (
         constants={"use_sliding_window": False, "norm_topk_prob": False},
         usual=SOFTMAX,
     ),
-    Family(
-        "qwen3moe",
-        "Qwen3MoeForCausalLM",
-        "qwen3_moe",
-        keys=EXPERTS | OWN_WIDTH | NORMALIZED | {EXPERT_COUNT: Key("num_experts")},
-        flags={"attention_bias": QUERY_BIAS},
-        constants={"use_sliding_window": False, "norm_topk_prob": True},
-        usual=SOFTMAX,
-    ),
-    Family(
-        "qwen3vlmoe",
-        "Qwen3MoeForCausalLM",
-        "qwen3_moe",
-        keys=EXPERTS | OWN_WIDTH | NORMALIZED | {EXPERT_COUNT: Key("num_experts")},
-        flags={"attention_bias": QUERY_BIAS},
-        constants={"use_sliding_window": False, "norm_topk_prob": True},
-        usual=SOFTMAX,
-        ignored=SECTIONS,
-    ),
+    QWEN3_MOE,
+    replace(QWEN3_MOE, name="qwen3vlmoe", ignored=SECTIONS),
     Family(
         "mistral3",
         "MistralForCausalLM",
